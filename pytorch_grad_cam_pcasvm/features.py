@@ -1,0 +1,172 @@
+"""Features: the output of a layer of the backbone, flattened, for one batch or for a whole data loader."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+
+def extract_features(
+    backbone: nn.Module,
+    loader: Iterable[Any],
+    layer: str | nn.Module | None = None,
+    *,
+    as_numpy: bool = True,
+    progress: bool = True,
+) -> tuple[Any, Any]:
+    """Run a backbone over a data loader and collect what a scikit-learn head is fitted on.
+
+    The backbone runs in evaluation mode without gradients on the device of its parameters; its training flags are put
+    back afterwards. What follows ``layer`` is not run.
+
+    Args:
+        backbone: the network.
+        loader: gives ``(images, labels)`` batches, or ``images`` alone; images of shape (N, ...).
+        layer: dotted name of a module of the backbone, or the module itself; None: the backbone's own output.
+        as_numpy: numpy arrays; otherwise tensors on the backbone's device.
+        progress: show a progress bar.
+
+    Returns:
+        Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
+        gives none.
+
+    Raises:
+        ValueError: the loader is empty, or the backbone has no such layer.
+    """
+    name = layer_name(backbone, layer)
+    device = device_of(backbone)
+    features: list[Tensor] = []
+    labels: list[Any] = []
+    with evaluating(backbone), torch.no_grad():
+        for batch in tqdm(loader, desc="features", unit="batch", disable=not progress):
+            images, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+            output = features_of(backbone, name, images.to(device))
+            output = output.to(torch.promote_types(output.dtype, torch.float32))
+            features.append(output.cpu() if as_numpy else output)
+            labels.extend(rest[:1])
+    if not features:
+        raise ValueError("the loader gave no batch: there is nothing to extract features from")
+    stacked = torch.cat(features)
+    if as_numpy:
+        return stacked.numpy(), np.concatenate([np.asarray(label) for label in labels]) if labels else None
+    return stacked, torch.cat([torch.as_tensor(label, device=device) for label in labels]) if labels else None
+
+
+def features_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Tensor:
+    """Return the output of ``layer`` for a batch, flattened from dim 1; what follows the layer is not run.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of one of its modules; None: its own output.
+        x: input, shape (N, ...).
+
+    Returns:
+        Features, shape (N, D).
+
+    Raises:
+        ValueError: the layer does not run in a forward pass.
+    """
+    if layer is None:
+        return flatten(backbone(x))
+    thread = threading.get_ident()
+
+    def stop(module: nn.Module, args: Any, output: Any) -> None:
+        # Another thread may be running the same backbone: leave its pass alone.
+        if threading.get_ident() == thread:
+            raise _Reached(output)
+
+    handle = backbone.get_submodule(layer).register_forward_hook(stop)
+    try:
+        backbone(x)
+    except _Reached as reached:
+        return flatten(reached.output)
+    finally:
+        handle.remove()
+    raise ValueError(f"the layer {layer!r} does not run in a forward pass of {type(backbone).__name__}")
+
+
+class _Reached(Exception):  # noqa: N818 - no error: the way out of a forward pass
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+
+def flatten(output: Any) -> Tensor:
+    """Return a layer's output as rows of features, shape (N, D).
+
+    Args:
+        output: shape (N, ...).
+
+    Returns:
+        The output, flattened from dim 1.
+
+    Raises:
+        TypeError: it is not a tensor.
+    """
+    if not isinstance(output, Tensor):
+        raise TypeError(f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer")
+    return output.flatten(1)
+
+
+def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
+    """Return the dotted name of a layer of the backbone.
+
+    Args:
+        backbone: the network.
+        layer: a dotted name, a module of the backbone, or None.
+
+    Returns:
+        The name, or None for the backbone's own output.
+
+    Raises:
+        ValueError: the backbone has no such layer.
+    """
+    modules = dict(backbone.named_modules())
+    if isinstance(layer, nn.Module):
+        names = [name for name, module in modules.items() if module is layer]
+        if not names:
+            raise ValueError(f"the layer {type(layer).__name__} is not a module of this {type(backbone).__name__}")
+        layer = names[0]
+    if layer is None or layer == "":
+        return None
+    if layer not in modules:
+        last = ", ".join(list(modules)[-8:])
+        raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; its last layers are: {last}")
+    return layer
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's first parameter or buffer (the CPU if it has none)."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+_evaluating: "WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]]" = WeakKeyDictionary()
+_evaluating_lock = threading.Lock()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and every one of its modules back as it was when the last user leaves."""
+    with _evaluating_lock:
+        users, training = _evaluating.get(model, (0, []))
+        training = training or [module for module in model.modules() if module.training]
+        _evaluating[model] = (users + 1, training)
+        for module in training:
+            module.training = False
+    try:
+        yield
+    finally:
+        with _evaluating_lock:
+            users, training = _evaluating.pop(model)
+            if users > 1:
+                _evaluating[model] = (users - 1, training)
+            else:
+                for module in training:
+                    module.training = True

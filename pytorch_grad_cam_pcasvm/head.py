@@ -1,0 +1,172 @@
+"""The head: the fitted stages behind the features, as one differentiable module with a closed-form pullback."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.converters import stages_of
+from pytorch_grad_cam_pcasvm.stages import Stage
+from pytorch_grad_cam_pcasvm.svm import Decision, Rule
+
+
+class Head(nn.Module):
+    """The fitted scikit-learn estimators behind a backbone, in float64 (float32 where the device has no float64).
+
+    The head computes a list of *values*: ``values[0]`` are the features, ``values[i]`` the output of stage i - 1. Levels
+    (``component_level``, ``decision_level``) are positions in that list.
+
+    Args:
+        stages: the stages in order: at most one decision, at the end, and a reduction (PCA) or a decision at least.
+
+    Raises:
+        ValueError: no stages, nothing in them to explain, or stages behind a decision.
+    """
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        super().__init__()
+        stages = list(stages)
+        reductions = [level for level, stage in enumerate(stages, 1) if stage.reduces]
+        decisions = [level for level, stage in enumerate(stages, 1) if isinstance(stage, Decision)]
+        if not stages:
+            raise ValueError("the head is empty: pass a fitted estimator, e.g. a Pipeline with a PCA and an SVC")
+        if not reductions and not decisions:
+            names = ", ".join(type(stage).__name__ for stage in stages)
+            raise ValueError(f"the head has neither a reduction (PCA) nor a classifier (SVC), only: {names}")
+        if decisions and decisions != [len(stages)]:
+            raise ValueError("the head must end with its only classifier: nothing can follow its decision")
+        self.stages = nn.ModuleList(stages)
+        self.component_level = reductions[-1] if reductions else None
+        self.decision_level = decisions[-1] if decisions else None
+
+    @classmethod
+    def of(cls, fitted: Any) -> "Head":
+        """Return the head of a fitted estimator, pipeline, search object or list of these (a ``Head`` as it is).
+
+        Args:
+            fitted: what was fitted on the backbone's features.
+
+        Returns:
+            The head, on the CPU.
+        """
+        return fitted if isinstance(fitted, Head) else cls(stages_of(fitted))
+
+    @property
+    def n_features(self) -> int | None:
+        """Length of a feature vector, or None where any length will do."""
+        return self.stages[0].n_inputs
+
+    @property
+    def classes_(self) -> np.ndarray | None:
+        """Class labels in the estimator's order, or None without a classifier."""
+        decision = self._decision()
+        return None if decision is None or decision.classes is None else np.asarray(decision.classes)
+
+    @property
+    def rule(self) -> Rule:
+        """How decision values become classes.
+
+        Raises:
+            ValueError: the head has no classifier.
+        """
+        decision = self._decision()
+        if decision is None:
+            raise ValueError("the head has no SVM: use PCATarget, or put a fitted SVC behind the PCA")
+        return decision.rule
+
+    def _decision(self) -> Decision | None:
+        last = self.stages[-1]
+        return last if isinstance(last, Decision) else None
+
+    def forward(self, features: Tensor) -> list[Tensor]:
+        """Return the features and the output of every stage.
+
+        Args:
+            features: shape (N, D), any floating dtype.
+
+        Returns:
+            The values, in the head's precision: features (N, D), then one tensor (N, ...) per stage.
+
+        Raises:
+            ValueError: D is not the number of features that the head was fitted on.
+        """
+        if self.n_features not in (None, features.shape[-1]):
+            raise ValueError(
+                f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}: "
+                "name the layer that the features came from, PCASVMNet(backbone, head, layer=...)"
+            )
+        # A head is small and exact: autocast would put it in half precision.
+        with torch.autocast(features.device.type, enabled=False):
+            values = [features.to(next(self.buffers()).dtype)]
+            for stage in self.stages:
+                values.append(stage(values[-1]))
+        return values
+
+    def scores(self, values: list[Tensor]) -> Tensor:
+        """Return the scores, shape (N, C): scikit-learn's ``decision_function``, or the components without an SVM."""
+        return values[-1] if self.decision_level is None else self.rule.scores(values[-1])
+
+    def labels(self, values: list[Tensor]) -> np.ndarray:
+        """Return what ``predict`` of the fitted estimator gives, shape (N,).
+
+        Args:
+            values: as ``forward`` gives them.
+
+        Returns:
+            Class labels, or numbers for a regressor.
+        """
+        if self.classes_ is None:
+            return values[-1].detach().squeeze(-1).cpu().numpy()
+        return self.classes_[self.rule.predicted(values[-1].detach()).cpu().numpy()]
+
+    def class_index(self, label: Any) -> int:
+        """Return the position of a class label.
+
+        Args:
+            label: one of ``classes_``.
+
+        Returns:
+            Its index.
+
+        Raises:
+            ValueError: no such class, or no classes at all.
+        """
+        if self.classes_ is None:
+            raise ValueError(f"the head has no classes, so {label!r} is none: use SVMTarget() for a regressor")
+        labels = self.classes_.tolist()
+        label = label.item() if isinstance(label, np.generic | Tensor) else label
+        if label not in labels:
+            raise ValueError(f"{label!r} is not a class of this head: choose one of {labels}")
+        return labels.index(label)
+
+    def pullback(self, values: list[Tensor], seeds: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the derivative of K targets with respect to the features, in closed form.
+
+        Args:
+            values: as ``forward`` gives them, N rows.
+            seeds: by level, the targets' derivatives with respect to ``values[level]``, shape (N, K, .), or (1, K, .)
+                where they are the same for every image.
+
+        Returns:
+            The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or (1, K).
+        """
+        grad: Tensor | None = None
+        log_scale: Tensor | None = None
+        for level in range(len(self.stages), -1, -1):
+            if level in seeds:
+                if grad is not None and log_scale is not None:
+                    # Terms of different size meet: only their true values can be added.
+                    grad, log_scale = grad * log_scale.exp().unsqueeze(-1), None
+                grad = seeds[level] if grad is None else grad + seeds[level]
+            if level == 0 or grad is None:
+                continue
+            stage = self.stages[level - 1]
+            if isinstance(stage, Decision):
+                grad, log_scale = stage.pullback_scaled(values[level - 1], grad)
+            else:
+                grad = stage.pullback(values[level - 1], grad)
+        if grad is None:
+            raise ValueError("no seeds were given")
+        return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale

@@ -1,0 +1,141 @@
+"""The kernels of support vector machines: their values and, beside them, their gradients.
+
+Every kernel has two methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
+
+- ``value(x, points)``: ``K(p_i, x)``, shape (N, I);
+- ``pullback(x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I), as a pair:
+  the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it, shape (N, K).
+
+The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
+``exp(-gamma d^2)`` underflows although the direction is well defined: there the largest term is factored out.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+# exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
+_REPRESENTABLE = -30.0
+
+
+class Kernel(Protocol):
+    """What a kernel has to offer (see the module's text for shapes)."""
+
+    def value(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``K(p_i, x)``, shape (N, I)."""
+
+    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i dK(p_i, x)/dx``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``K(p_i, x) = <p_i, x>``, gradient ``p_i``."""
+
+    def value(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``K(p_i, x)``, shape (N, I)."""
+        return x @ points.T
+
+    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
+        return coefficients @ points, coefficients.new_zeros(coefficients.shape[:2])
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """``K(p_i, x) = z^degree`` with ``z = gamma <p_i, x> + coef0``, gradient ``degree gamma z^(degree-1) p_i``."""
+
+    gamma: float
+    degree: int
+    coef0: float
+
+    def value(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``K(p_i, x)``, shape (N, I)."""
+        return (self.gamma * (x @ points.T) + self.coef0).pow(self.degree)
+
+    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i degree gamma z^(degree-1) p_i``, shape (N, K, B), and zeros, shape (N, K)."""
+        if self.degree == 0:
+            return Linear().pullback(x, points, torch.zeros_like(coefficients))
+        slope = self.degree * self.gamma * (self.gamma * (x @ points.T) + self.coef0).pow(self.degree - 1)
+        return Linear().pullback(x, points, coefficients * slope.unsqueeze(1))
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """``K(p_i, x) = tanh(z)`` with ``z = gamma <p_i, x> + coef0``, gradient ``gamma sech(z)^2 p_i``."""
+
+    gamma: float
+    coef0: float
+
+    def value(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``K(p_i, x)``, shape (N, I)."""
+        return torch.tanh(self.gamma * (x @ points.T) + self.coef0)
+
+    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
+        z = (self.gamma * (x @ points.T) + self.coef0).abs()
+        # log sech(z)^2 = log 4 - 2 |z| - 2 log(1 + exp(-2 |z|)): 1 - tanh(z)^2 cancels where tanh saturates.
+        log_slope = torch.log(z.new_tensor(4.0)) - 2 * z - 2 * torch.log1p(torch.exp(-2 * z))
+        scaled, log_scale = _times_exp(self.gamma * coefficients, log_slope)
+        return scaled @ points, log_scale
+
+
+@dataclass(frozen=True)
+class RBF:
+    """``K(p_i, x) = exp(-gamma d_i^2)`` with ``d_i = |p_i - x|``, gradient ``2 gamma K(p_i, x) (p_i - x)``."""
+
+    gamma: float
+
+    def value(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``K(p_i, x)``, shape (N, I)."""
+        return torch.exp(-self.gamma * squared_distances(x, points))
+
+    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, shape (N, K, B), and the logarithm of its factor, (N, K)."""
+        scaled, log_scale = _times_exp(coefficients, -self.gamma * squared_distances(x, points))
+        towards = scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1)
+        return 2 * self.gamma * towards, log_scale
+
+
+def squared_distances(x: Tensor, points: Tensor) -> Tensor:
+    """Return ``|x - p_i|^2`` of x (N, B) to points (I, B), shape (N, I), from differences: nothing cancels."""
+    return _SquaredDistances.apply(x, points)
+
+
+class _SquaredDistances(torch.autograd.Function):
+    """``torch.cdist`` squared, with a backward pass that can itself be differentiated (cdist's cannot)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, points: Tensor) -> Tensor:
+        return torch.cdist(x, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, points = ctx.saved_tensors
+        return 2 * (grad.sum(-1, keepdim=True) * x - grad @ points), None
+
+
+def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``coefficients * exp(exponents)`` with the largest term factored out where it would underflow.
+
+    Args:
+        coefficients: shape (N, K, I).
+        exponents: shape (N, I).
+
+    Returns:
+        The products, shape (N, K, I), divided by ``exp(log_scale)``, and ``log_scale``, shape (N, K).
+    """
+    logarithms = coefficients.abs().log() + exponents.unsqueeze(1)
+    largest = logarithms.amax(-1)
+    far = (largest < _REPRESENTABLE) & largest.isfinite()
+    log_scale = torch.where(far, largest, 0.0)
+    return coefficients.sign() * torch.exp(logarithms - log_scale.unsqueeze(-1)), log_scale

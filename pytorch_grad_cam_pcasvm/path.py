@@ -1,0 +1,546 @@
+"""Stem and path: a network split at its target layer.
+
+The *stem* takes the input to the target layer's activations, the *path* takes these to the features. ``Path`` reads both
+from a ``torch.fx`` trace and pulls gradients back through the path in closed form; ``AutogradPath`` does the same with
+hooks and autograd, for networks that cannot be traced or whose path has a layer without a rule.
+"""
+
+import inspect
+import math
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torchvision
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
+
+from pytorch_grad_cam_pcasvm import layers
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.features import features_of, flatten
+
+
+class Pass(Protocol):
+    """One forward pass, ready for pullbacks."""
+
+    activations: list[Tensor]
+    features: Tensor
+
+    def pullback(self, grad: Tensor, target: int) -> Tensor:
+        """Return the derivative with respect to ``activations[target]``.
+
+        Args:
+            grad: derivative of K targets with respect to the features, shape (N, K, D).
+            target: position of the target layer.
+
+        Returns:
+            The derivative, shape (N, K, *activations.shape[1:]).
+        """
+
+    def weights(self, grad: Tensor, target: int) -> Tensor:
+        """Return the sum of ``pullback`` over the positions of every channel, shape (N, K, T)."""
+
+    def bytes_per_target(self) -> int:
+        """Return about how much memory one target takes for the batch."""
+
+
+class Path:
+    """The closed-form path from one or more target layers to the features.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        targets: dotted names of the target layers.
+
+    Raises:
+        NoClosedFormError: the network cannot be traced, a layer has no rule, or there is a way around a target layer.
+        ValueError: a target layer is not on the way to the features.
+    """
+
+    def __init__(self, backbone: nn.Module, layer: str | None, targets: Sequence[str]) -> None:
+        self._backbone, self._layer, self._targets = backbone, layer, list(targets)
+        tracer = _Tracer(backbone, layer)
+        graph = tracer.trace_backbone()
+        self.modules = dict(backbone.named_modules())
+        features = graph.output_node().args[0] if layer is None else tracer.node(layer)
+        if not isinstance(features, fx.Node):
+            raise NoClosedFormError(_advice("the network's output is not one tensor", "name a layer"))
+        self.features = features
+        needed = _ancestors([features])
+        order = [node for node in graph.nodes if node in needed]
+        self.targets = [self._target_node(tracer, name, needed) for name in self._targets]
+        first = min(self.targets, key=order.index)
+
+        sizes = _size_nodes(order)
+        dynamic = _descendants([node for node in order if node.op == "placeholder"], order) - sizes
+        self.paths = [_descendants([target], order) - sizes for target in self.targets]
+        for name, target, path in zip(self._targets, self.targets, self.paths, strict=True):
+            for node in order:
+                if node in path and node is not target:
+                    self._check(name, node, path, dynamic)
+
+        # Sizes that were read off the input may be needed behind the target layer.
+        behind = _descendants([first], order)
+        read = [node for node in order if node in sizes and node not in behind]
+        self._stem_outputs = [first, *read]
+        self._stem = _subgraph(backbone, graph, self._stem_outputs)
+        stem = _ancestors(self._stem_outputs)
+        self.rest = [node for node in order if node not in stem]
+        self._constants = tracer.take_constants()
+        attributes = [str(node.target) for node in order if node.op == "get_attr"]
+        self._attributes = [name for name in attributes if name not in self._constants]
+        self._identity = self._current_identity()
+        self.presummed: dict[fx.Node, _Presummed] = {}
+        self._verified = False
+
+    def stale(self) -> bool:
+        """Return whether modules or tensors of the network were replaced since it was traced."""
+        return self._identity != self._current_identity()
+
+    def _current_identity(self) -> list[int]:
+        tensors = [operator.attrgetter(name)(self._backbone) for name in self._attributes]
+        return [id(item) for item in (*self._backbone.modules(), *tensors)]
+
+    def _target_node(self, tracer: "_Tracer", name: str, needed: set[fx.Node]) -> fx.Node:
+        node = tracer.node(name)
+        if node not in needed:
+            where = "the network's output" if self._layer is None else f"the features, {self._layer!r}"
+            raise ValueError(f"the target layer {name!r} does not lead to {where}: choose a layer before them")
+        return node
+
+    def _check(self, name: str, node: fx.Node, path: set[fx.Node], dynamic: set[fx.Node]) -> None:
+        """Refuse a node of the path that has no rule, or that joins in something else than the target layer."""
+        kind = self._without_rule(node)
+        if kind is not None:
+            register = f"register its Jacobian with @register_jacobian({kind})" if node.op == "call_module" else None
+            raise NoClosedFormError(
+                _advice(
+                    f"the path from {name!r} to the features goes through {node.target!s} ({kind}), "
+                    "which has no closed-form rule",
+                    "choose a later target layer",
+                    register,
+                )
+            )
+        around = [arg for arg in node.all_input_nodes if arg in dynamic and arg not in path]
+        if around:
+            raise NoClosedFormError(
+                _advice(
+                    f"the target layer {name!r} is not the only way to the features: {around[0].target!s} goes around "
+                    f"it and joins at {node.name}",
+                    "choose the block that contains the join",
+                )
+            )
+
+    def _without_rule(self, node: fx.Node) -> str | None:
+        """Return the name of what a node calls if it has no rule, else None."""
+        if node.op == "call_module":
+            kind = type(self.modules[str(node.target)])
+            return None if layers.rule_kind(kind) else kind.__name__
+        if node.op == "get_attr" or layers.reading_of(node.target) is not None:
+            return None
+        return getattr(node.target, "__name__", str(node.target))
+
+    def run(self, x: Tensor) -> "ClosedFormPass":
+        """Run the network once, up to the features.
+
+        Args:
+            x: input, shape (N, ...).
+
+        Returns:
+            The pass.
+
+        Raises:
+            NoClosedFormError: the traced path does not give the network's own features.
+        """
+        if not self._verified:
+            self._verify(x[:1])
+        return self._run(x)
+
+    def _run(self, x: Tensor) -> "ClosedFormPass":
+        env: dict[fx.Node, Any] = dict(zip(self._stem_outputs, self._stem(x), strict=True))
+        for node in self.rest:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+            if _is_inplace(node, self.modules):
+                # What it would overwrite is needed again: by the maps, or by a rule.
+                args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+            env[node] = self._call(node, args, kwargs)
+        return ClosedFormPass(self, env)
+
+    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        match node.op:
+            case "call_module":
+                return self.modules[str(node.target)](*args, **kwargs)
+            case "call_function":
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+            case "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            case "get_attr":
+                name = str(node.target)
+                return self._constants[name] if name in self._constants else operator.attrgetter(name)(self._backbone)
+            case op:
+                raise NoClosedFormError(_advice(f"the path contains {op} {node.target!s}"))
+
+    def _verify(self, x: Tensor) -> None:
+        """Hold the path against the network and autograd, once: a hook or a branch on the input escapes a trace."""
+        reference = AutogradPath(self._backbone, self._layer, self._targets).run(x)
+        actual = self._run(x)
+        if not _close(actual.features, reference.features):
+            raise NoClosedFormError(
+                _advice("the traced path does not give the network's own features (a hook, or a branch on the input?)")
+            )
+        seed = torch.linspace(-1, 1, actual.features.numel(), device=x.device).reshape(1, 1, -1)
+        seed = seed.to(torch.promote_types(actual.features.dtype, torch.float32))
+        for target, name in enumerate(self._targets):
+            pulled = actual.pullback(seed, target)
+            try:
+                expected = reference.pullback(seed, target)
+            except RuntimeError:
+                continue  # a layer that autograd cannot differentiate: its registered rule is all there is
+            if not _close(pulled, expected, reference.features.dtype):
+                raise NoClosedFormError(
+                    _advice(
+                        f"the Jacobian of the path from {name!r} differs from autograd's (a hook, or a wrong rule in "
+                        "@register_jacobian?)"
+                    )
+                )
+        self._verified = True
+
+
+def _close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether two tensors agree up to the rounding of a dtype (default: their own)."""
+    tolerance = torch.finfo(dtype or expected.dtype).eps ** 0.5
+    difference = (actual - expected).to(torch.float32).norm()
+    return actual.shape == expected.shape and bool(difference <= tolerance * expected.to(torch.float32).norm())
+
+
+class ClosedFormPass:
+    """One forward pass of a :class:`Path` with the values its rules need."""
+
+    def __init__(self, path: Path, env: dict[fx.Node, Any]) -> None:
+        self._path, self._env = path, env
+        self.activations: list[Tensor] = [env[node] for node in path.targets]
+        self.features: Tensor = flatten(env[path.features])
+
+    def pullback(self, grad: Tensor, target: int) -> Tensor:
+        """Return the derivative with respect to ``activations[target]``, shape (N, K, *activations.shape[1:])."""
+        return self._pullback(grad, self._path.targets[target], self._path.paths[target])
+
+    def _pullback(self, grad: Tensor, until: fx.Node, path: set[fx.Node]) -> Tensor:
+        """Pull ``grad`` (N, K, D) back from the features to the output of the node ``until``."""
+        last = self._path.features
+        grads = {last: grad.unflatten(2, self._env[last].shape[1:])}
+        for node in reversed(self._path.rest):
+            if node is until:
+                break
+            if node not in grads or node not in path:
+                continue
+            kind, layer, inputs = self._read(node, path)
+            values = tuple(self._value(item) for item in inputs)
+            x = values if len(values) > 1 else values[0]
+            pulled = layers.rule_of(kind)(layer, x, self._env[node], grads.pop(node))
+            for item, part in zip(inputs, pulled if len(values) > 1 else (pulled,), strict=True):
+                if isinstance(item, fx.Node):
+                    grads[item] = grads[item] + part if item in grads else part
+        return grads[until]
+
+    def weights(self, grad: Tensor, target: int) -> Tensor:
+        """Return the sum of the pullback over the positions of every channel, shape (N, K, T).
+
+        Layers that keep such sums (flatten, dropout, pooling) are passed without a pullback, and the sum moves into the
+        weight of a first dense layer: W1 (D1, T H W) becomes (D1, T).
+        """
+        path, node = self._path.paths[target], self._path.targets[target]
+        channels = self._env[node].shape[1]
+        while (user := self._only_user(node, path)) is not None:
+            kind, layer, _ = self._read(user, path)
+            if kind is nn.Linear and self._env[node].dim() == 2:
+                summed = self._presummed(user, layer.weight, channels, grad.dtype)
+                return self._pullback(grad, user, path) @ summed
+            if not layers.keeps_sums(kind, layer, self._env[node], self._env[user]):
+                break
+            node = user
+        pulled = self._pullback(grad, node, path)
+        return pulled.reshape(*pulled.shape[:2], channels, -1).sum(-1)
+
+    def _presummed(self, node: fx.Node, weight: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+        cache = self._path.presummed
+        summed = cache.get(node)
+        if summed is None or not summed.serves(weight, channels, dtype):
+            cache[node] = summed = _Presummed.of(weight, channels, dtype)
+        return summed.sums
+
+    def _only_user(self, node: fx.Node, path: set[fx.Node]) -> fx.Node | None:
+        users = [user for user in node.users if user in path]
+        return users[0] if len(users) == 1 and node is not self._path.features else None
+
+    def _read(self, node: fx.Node, path: set[fx.Node]) -> tuple[type, Any, tuple[Any, ...]]:
+        """Return a node's registered class, the layer, and its inputs: nodes of the path, or values beside it."""
+        if node.op == "call_module":
+            module = self._path.modules[str(node.target)]
+            kind = layers.rule_kind(type(module))
+            assert kind is not None
+            return kind, module, tuple(node.all_input_nodes)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg if arg in path else self._env[arg])
+        if "input" in kwargs:
+            args = (kwargs["input"], *args)
+            kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+        reading = layers.reading_of(node.target)
+        assert reading is not None
+        return reading(*args, **kwargs)
+
+    def _value(self, item: Any) -> Any:
+        return self._env[item] if isinstance(item, fx.Node) else item
+
+    def bytes_per_target(self) -> int:
+        """Return about how much memory one target takes for the batch: a few times the widest value of the path."""
+        tensors = [value for value in self._env.values() if isinstance(value, Tensor)]
+        return 4 * 4 * max(value.numel() for value in tensors)
+
+
+@dataclass(frozen=True)
+class _Presummed:
+    """A dense layer's weight (D1, T P) summed over the P positions of every channel, (D1, T), and what it came from."""
+
+    sums: Tensor
+    version: tuple[Any, ...]
+    sample: Tensor
+
+    # Below this size summing anew costs nothing; above it, the sum is kept and compared by version and by sample.
+    _SMALL = 1 << 20
+
+    @staticmethod
+    def of(weight: Tensor, channels: int, dtype: torch.dtype) -> "_Presummed":
+        sums = weight.detach().unflatten(1, (channels, -1)).to(dtype).sum(-1)
+        return _Presummed(sums, _Presummed._version(weight, channels, dtype), _Presummed._sample(weight).clone())
+
+    def serves(self, weight: Tensor, channels: int, dtype: torch.dtype) -> bool:
+        # On an accelerator the sum is quick, and a comparison would wait for the device.
+        if weight.numel() < self._SMALL or weight.device.type != "cpu" or weight.is_inference():
+            return False
+        same = self.version == self._version(weight, channels, dtype)
+        # weight.data.copy_(...) leaves the version as it was.
+        return same and torch.equal(self.sample, self._sample(weight))
+
+    @staticmethod
+    def _version(weight: Tensor, channels: int, dtype: torch.dtype) -> tuple[Any, ...]:
+        version = None if weight.is_inference() else weight._version
+        return weight.data_ptr(), version, weight.shape, weight.dtype, channels, dtype
+
+    @staticmethod
+    def _sample(weight: Tensor) -> Tensor:
+        flat = weight.detach().reshape(-1)
+        return flat[:: max(1, flat.numel() // 4096)]
+
+
+class AutogradPath:
+    """The path by autograd: the stem runs without a graph, what follows the first target layer with one.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        targets: dotted names of the target layers.
+    """
+
+    def __init__(self, backbone: nn.Module, layer: str | None, targets: Sequence[str]) -> None:
+        self._backbone, self._layer, self._targets = backbone, layer, list(targets)
+
+    def run(self, x: Tensor) -> "AutogradPass":
+        """Run the network once, up to the features.
+
+        Args:
+            x: input, shape (N, ...).
+
+        Returns:
+            The pass.
+
+        Raises:
+            ValueError: a target layer does not run, or not before the features.
+        """
+        activations: dict[str, Tensor] = {}
+        thread = threading.get_ident()
+
+        def split(name: str) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: Any, output: Any) -> Any:
+                if threading.get_ident() != thread:
+                    return None
+                if not isinstance(output, Tensor):
+                    raise TypeError(f"the target layer {name!r} gives a {type(output).__name__}, not a tensor")
+                if name in activations:
+                    raise ValueError(f"the target layer {name!r} runs more than once: choose the block around it")
+                torch.set_grad_enabled(True)
+                # A leaf of its own for the first target, and never the tensor that an in-place layer will overwrite.
+                leaf = output.clone() if output.requires_grad else output.detach().clone().requires_grad_()
+                activations[name] = leaf
+                return leaf.clone()
+
+            return hook
+
+        handles = [self._backbone.get_submodule(name).register_forward_hook(split(name)) for name in self._targets]
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                features = features_of(self._backbone, self._layer, x.clone() if x.is_inference() else x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        missing = [name for name in self._targets if name not in activations]
+        if missing:
+            raise ValueError(f"the target layer {missing[0]!r} does not run before the features: choose a layer before them")
+        return AutogradPass([activations[name] for name in self._targets], features)
+
+
+@dataclass
+class AutogradPass:
+    """One forward pass of an :class:`AutogradPath`."""
+
+    activations: list[Tensor]
+    features: Tensor
+    _graph: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Keep the graph apart from what is shown."""
+        self._graph = self.features
+        self._leaves, self.activations = self.activations, [leaf.detach() for leaf in self.activations]
+        self.features = self.features.detach()
+        if not self._graph.requires_grad:
+            raise ValueError("the features do not depend on the target layer (a detach, or no gradient on the way?)")
+
+    def pullback(self, grad: Tensor, target: int) -> Tensor:
+        """Return the derivative with respect to ``activations[target]``, shape (N, K, *activations.shape[1:])."""
+        leaf = self._leaves[target]
+        with torch.inference_mode(False):
+            pulled = [
+                torch.autograd.grad(self._graph, leaf, row.clone(), retain_graph=True, allow_unused=True)[0]
+                for row in grad.to(self._graph.dtype).unbind(1)
+            ]
+        return torch.stack([torch.zeros_like(leaf) if part is None else part for part in pulled], 1).to(grad.dtype)
+
+    def weights(self, grad: Tensor, target: int) -> Tensor:
+        """Return the sum of the pullback over the positions of every channel, shape (N, K, T)."""
+        return self.pullback(grad, target).flatten(3).sum(-1)
+
+    def bytes_per_target(self) -> int:
+        """Return about how much memory one target takes for the batch."""
+        return 4 * 4 * max(leaf.numel() for leaf in self._leaves)
+
+
+class _Tracer(fx.Tracer):
+    """A tracer that remembers every module's outputs and stops behind the feature layer."""
+
+    def __init__(self, backbone: nn.Module, layer: str | None) -> None:
+        super().__init__(autowrap_modules=(math, torchvision.ops.stochastic_depth))
+        self._backbone = backbone
+        self._last = None if layer is None else backbone.get_submodule(layer)
+        self._outputs: dict[int, list[Any]] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return super().is_leaf_module(m, module_qualified_name) or layers.rule_kind(type(m)) is not None
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        output = super().call_module(m, forward, args, kwargs)
+        self._outputs.setdefault(id(m), []).append(output)
+        if m is self._last:
+            raise _Traced
+        return output
+
+    def trace_backbone(self) -> fx.Graph:
+        """Return the graph of the backbone up to the feature layer."""
+        self._attributes = set(vars(self._backbone))
+        parameters = list(inspect.signature(self._backbone.forward).parameters.values())
+        defaults = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
+        try:
+            return self.trace(self._backbone, concrete_args=defaults or None)
+        except _Traced:
+            return self.graph
+        except Exception as error:
+            raise NoClosedFormError(
+                _advice(f"{type(self._backbone).__name__} cannot be traced by torch.fx ({error})")
+            ) from error
+
+    def take_constants(self) -> dict[str, Any]:
+        """Return the tensor constants that tracing left on the backbone as attributes, and take them off it."""
+        names = set(vars(self._backbone)) - self._attributes
+        return {name: vars(self._backbone).pop(name) for name in names}
+
+    def node(self, name: str) -> fx.Node:
+        """Return the node of a module's output."""
+        outputs = self._outputs.get(id(self._backbone.get_submodule(name)), [])
+        if not outputs:
+            raise ValueError(f"the layer {name!r} does not run before the features: choose a layer before them")
+        if len(outputs) > 1:
+            raise ValueError(f"the layer {name!r} runs {len(outputs)} times in a forward pass: choose the block around it")
+        if not isinstance(outputs[0], fx.Proxy):
+            raise NoClosedFormError(_advice(f"the layer {name!r} gives a {type(outputs[0]).__name__}, not a tensor"))
+        return outputs[0].node
+
+
+class _Traced(Exception):  # noqa: N818 - no error: the end of a trace
+    pass
+
+
+def _advice(problem: str, *ways_out: str | None) -> str:
+    ways = [*(way for way in ways_out if way), "or pass jacobian='auto' to use autograd on the path"]
+    return f"{problem}: {', '.join(ways)}"
+
+
+def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def _descendants(roots: Sequence[fx.Node], order: Sequence[fx.Node]) -> set[fx.Node]:
+    found = set(roots)
+    for node in order:
+        if any(arg in found for arg in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _size_nodes(order: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that are sizes, not tensors: they carry no gradient."""
+    found: set[fx.Node] = set()
+    for node in order:
+        inputs = node.all_input_nodes
+        if (
+            (node.op == "call_method" and node.target in ("size", "dim", "numel", "ndimension", "nelement"))
+            or (node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype"))
+            or (node.op == "call_function" and inputs and all(arg in found for arg in inputs))
+        ):
+            found.add(node)
+    return found
+
+
+def _subgraph(backbone: nn.Module, graph: fx.Graph, outputs: Sequence[fx.Node]) -> fx.GraphModule:
+    """Return the part of a graph that computes some of its nodes, over the backbone's own modules."""
+    needed = _ancestors(outputs)
+    part = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node in needed or node.op == "placeholder":
+            copies[node] = part.node_copy(node, copies.__getitem__)
+    part.output(tuple(copies[node] for node in outputs))
+    return fx.GraphModule(backbone, part)
+
+
+def _is_inplace(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    if node.target in (operator.iadd, operator.isub, operator.imul) or getattr(node.target, "__name__", "").endswith("_"):
+        return True
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False  # a builtin: its in-place twin has a name of its own
+    return bool(bound.arguments.get("inplace", False))

@@ -1,0 +1,276 @@
+"""Decision stages: support vector machines and linear decisions, and how decision values become classes.
+
+A decision stage maps the components p, shape (N, B), to ``decision``, shape (N, P): the values the fitted estimator is
+made of (one per pair of classes for one-vs-one, one per class for one-vs-rest, a single one for two classes or a
+regressor). A *rule* turns them into per-class margins, scores and predictions; margins are linear in the decision values,
+so the gradient of a target is a row vector over them, its *seed*.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.kernels import Kernel
+from pytorch_grad_cam_pcasvm.stages import Stage
+
+
+class Rule(ABC):
+    """How P decision values of an image become margins and scores of C classes."""
+
+    n_classes: int
+
+    @abstractmethod
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return what is explained of each class: (..., P) to (..., C), linear."""
+
+    @abstractmethod
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return the derivative of a class's margin, or of its decision against ``versus``, by the decision values.
+
+        Args:
+            category: class indices, shape (...).
+            versus: class indices, shape (...), or None.
+            decision: decision values, shape (..., P), for dtype and device.
+
+        Returns:
+            Seeds, shape (..., P).
+        """
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return what scikit-learn's ``decision_function`` gives, with columns [-a, a] for two classes."""
+        return self.margins(decision)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return per-class values, shape (..., C), whose order is that of the classes."""
+        return self.margins(decision)
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return the index of the predicted class, shape (...)."""
+        return self.ranking(decision).argmax(-1)
+
+
+class Single(Rule):
+    """A regressor or a one-class machine: one value and no classes."""
+
+    n_classes = 1
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the value itself."""
+        return decision
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return ones."""
+        return torch.ones_like(decision)
+
+
+class Binary(Rule):
+    """Two classes, one value a: positive for the second class."""
+
+    n_classes = 2
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return [-a, a]."""
+        return torch.cat([-decision, decision], -1)
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return 1 for the second class and -1 for the first: each is also its decision against the other."""
+        return (2 * category - 1).to(decision.dtype).unsqueeze(-1)
+
+
+class OneVsRest(Rule):
+    """One value per class; the decision between two classes is their difference."""
+
+    def __init__(self, n_classes: int) -> None:
+        self.n_classes = n_classes
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the values themselves."""
+        return decision
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return e_c, or e_c - e_d for class c against d."""
+        seed = _one_hot(category, decision)
+        return seed if versus is None else seed - _one_hot(versus, decision)
+
+
+class OneVsOne(Rule):
+    """One value per pair of classes i < j, positive for i (the order of libsvm).
+
+    Args:
+        n_classes: number of classes C.
+        pairwise_scores: scores are the pairwise values (``decision_function_shape="ovo"``).
+        break_ties: the largest score wins (``break_ties=True``), not the lowest of the classes with most votes.
+    """
+
+    def __init__(self, n_classes: int, *, pairwise_scores: bool = False, break_ties: bool = False) -> None:
+        self.n_classes = n_classes
+        self.pairwise_scores = pairwise_scores
+        self.break_ties = break_ties
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the sum of each class's signed pairwise values."""
+        return self._tally(decision, -decision)
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return +1 where c is the pair's first class, -1 where it is the second; only the pair {c, d} against d."""
+        first, second = pairs(self.n_classes, decision.device)
+        c = category.unsqueeze(-1)
+        wins, loses = c == first, c == second
+        if versus is not None:
+            d = versus.unsqueeze(-1)
+            wins, loses = wins & (d == second), loses & (d == first)
+        return wins.to(decision.dtype) - loses.to(decision.dtype)
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return the pairwise values, or votes plus the squashed margins ``s / (3 (|s| + 1))``, as scikit-learn does."""
+        return decision if self.pairwise_scores else self.ranking(decision)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return votes plus squashed margins, shape (..., C)."""
+        margins = self.margins(decision)
+        votes = self._tally((decision >= 0).to(decision.dtype), (decision < 0).to(decision.dtype))
+        return votes + margins / (3 * (margins.abs() + 1))
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return the class with most votes, the lowest index among equals; with ``break_ties`` the best score."""
+        if self.break_ties:
+            return self.ranking(decision).argmax(-1)
+        # libsvm gives a value of exactly 0 to the second class, decision_function to the first.
+        wins = decision > 0
+        return self._tally(wins.to(decision.dtype), (~wins).to(decision.dtype)).argmax(-1)
+
+    def _tally(self, for_first: Tensor, for_second: Tensor) -> Tensor:
+        """Add up pairwise values (..., P) per class (..., C)."""
+        first, second = pairs(self.n_classes, for_first.device)
+        total = for_first.new_zeros(*for_first.shape[:-1], self.n_classes)
+        return total.index_add(-1, first, for_first).index_add(-1, second, for_second)
+
+
+def pairs(n_classes: int, device: torch.device) -> Tensor:
+    """Return the classes i < j of each pair in the order of libsvm, shape (2, C (C - 1) / 2)."""
+    return torch.triu_indices(n_classes, n_classes, 1, device=device)
+
+
+def _one_hot(index: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter(-1, index.unsqueeze(-1), 1.0)
+
+
+class Decision(Stage):
+    """A stage that ends a head: components (N, B) to decision values (N, P).
+
+    Args:
+        rule: how decision values become classes.
+        classes: class labels in the estimator's order, or None for a regressor.
+    """
+
+    def __init__(self, rule: Rule, classes: Sequence[Any] | None) -> None:
+        super().__init__()
+        self.rule = rule
+        self.classes = classes
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pullback, shape (N, K, B), and the logarithm of a factor taken out of it, shape (N, K)."""
+        grad = self.pullback(x, grad)
+        return grad, grad.new_zeros(grad.shape[:2])
+
+
+class LinearDecision(Decision):
+    """``a(p) = w p + g``: LinearSVC and every other linear decision.
+
+    Args:
+        weight: shape (P, B).
+        bias: shape (P,).
+        rule: how decision values become classes.
+        classes: class labels, or None for a regressor.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, rule: Rule, classes: Sequence[Any] | None) -> None:
+        super().__init__(rule, classes)
+        self.n_inputs = weight.shape[1]
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the decision values, shape (N, P)."""
+        return x @ self.weight.T + self.bias
+
+    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return ``grad w``."""
+        return grad @ self.weight
+
+
+class KernelSVM(Decision):
+    """``a(p) = sum_i alpha_i c_i K(p_i, p) + g`` for every pair of classes (the SVM layer of the paper).
+
+    The machines share their support vectors: vector i of class c takes part in the C - 1 decisions of c, with the
+    coefficients of its column in ``dual_coef`` (scikit-learn's layout). One machine alone has a single row.
+
+    Args:
+        kernel: the kernel K.
+        support_vectors: p_i, shape (I, B), grouped by class.
+        dual_coef: alpha_i c_i, shape (C - 1, I), or (1, I) for a single machine.
+        intercept: g, shape (P,).
+        n_support: support vectors per class, C numbers.
+        rule: how decision values become classes.
+        classes: class labels, or None for a regressor.
+    """
+
+    support_vectors: Tensor
+    dual_coef: Tensor
+    intercept: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        support_vectors: Tensor,
+        dual_coef: Tensor,
+        intercept: Tensor,
+        n_support: Sequence[int],
+        rule: Rule,
+        classes: Sequence[Any] | None,
+    ) -> None:
+        super().__init__(rule, classes)
+        self.kernel = kernel
+        self.n_inputs = support_vectors.shape[1]
+        self.n_support = [int(n) for n in n_support]
+        self.register_buffer("support_vectors", support_vectors)
+        self.register_buffer("dual_coef", dual_coef)
+        self.register_buffer("intercept", intercept)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the decision values, shape (N, P)."""
+        values = self.kernel.value(x, self.support_vectors)
+        if len(self.dual_coef) == 1:
+            return values @ self.dual_coef.T + self.intercept
+        blocks = zip(values.split(self.n_support, 1), self.dual_coef.split(self.n_support, 1), strict=True)
+        # parts[:, c, r]: what the vectors of class c give to its r-th decision, that against class r or r + 1.
+        parts = torch.stack([value @ coef.T for value, coef in blocks], 1)
+        first, second = pairs(len(self.n_support), x.device)
+        return parts[:, first, second - 1] + parts[:, second, first] + self.intercept
+
+    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return ``grad da/dp``, which underflows to 0 far from every support vector: see ``pullback_scaled``."""
+        scaled, log_scale = self.pullback_scaled(x, grad)
+        return scaled * log_scale.exp().unsqueeze(-1)
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``grad da/dp / exp(log_scale)``, shape (N, K, B), and ``log_scale``, shape (N, K)."""
+        return self.kernel.pullback(x, self.support_vectors, self._coefficients(grad).expand(len(x), -1, -1))
+
+    def _coefficients(self, grad: Tensor) -> Tensor:
+        """Return the coefficient of every support vector, shape (N, K, I), for seeds of shape (N, K, P)."""
+        if len(self.dual_coef) == 1:
+            return grad @ self.dual_coef
+        n_classes = len(self.n_support)
+        first, second = pairs(n_classes, grad.device)
+        parts = grad.new_zeros(*grad.shape[:2], n_classes, n_classes - 1)
+        parts[..., first, second - 1] = grad
+        parts[..., second, first] = grad
+        blocks = zip(parts.unbind(2), self.dual_coef.split(self.n_support, 1), strict=True)
+        return torch.cat([part @ coef for part, coef in blocks], -1)
