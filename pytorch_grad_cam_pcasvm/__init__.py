@@ -11,8 +11,6 @@ from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.version import __version__
 
-
-
 __all__ = [
     "AutogradFallbackWarning",
     "BlankMapWarning",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.features import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, largest, signed_maps, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, divided, largest, signed_maps, upsampled, warn_of_blanks
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.targets import (
@@ -30,17 +30,17 @@ from pytorch_grad_cam_pcasvm.targets import (
 class ClosedFormGradCAM(GradCAM):
     """Grad-CAM through PCA and SVM, for a whole batch, from one forward pass and no backward pass.
 
-    ``cam(input_tensor, targets)`` is the host's call; :meth:`explain` gives every component and decision at once as signed
-    maps, :meth:`jacobians` the full Jacobians. The model runs in evaluation mode; its training flags are put back, and its
-    gradients and hooks are left alone.
+    ``cam(input_tensor, targets)`` is the host's call; :meth:`explain` gives every component and decision at once as
+    signed maps, :meth:`jacobians` the full Jacobians. The model runs in evaluation mode; its training flags are put
+    back, and its gradients and hooks are left alone.
 
     Args:
         model: a :class:`PCASVMNet`, or any classifier with a dense end: then the host's Grad-CAM.
         target_layers: layers whose activations become maps, as in the host; their outputs are (N, T, H, W) or
             (N, T, D, H, W), if need be after ``reshape_transform``.
         reshape_transform: brings activations to (N, T, H, W), as in the host.
-        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path alone, with
-            one warning; ``"autograd"``: always do that.
+        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path
+            alone, with one warning; ``"autograd"``: always do that.
         max_bytes: bound on the temporary memory of a call; targets are taken in chunks. None: all at once.
 
     Raises:
@@ -92,18 +92,19 @@ class ClosedFormGradCAM(GradCAM):
 
         Args:
             input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
-            targets: one per image; a single target (not in a list) is taken for all; None: each image's predicted class.
+            targets: one per image; a single target (not in a list) is taken for all; None: each image's predicted
+                class.
             aug_smooth: average over the host's test-time augmentations.
             eigen_smooth: first principal component of the weighted activations, as in the host.
 
         Returns:
-            Maps, float32, shape (N, H, W), in [0, 1]: for a PCATarget P_b^+ (sign "-": P_b^-) divided by nu_b, for every
-            other target scaled as the host does.
+            Maps, float32, shape (N, H, W), in [0, 1]: for a PCATarget P_b^+ (sign "-": P_b^-) divided by nu_b, for
+            every other target scaled as the host does.
 
         Raises:
             TypeError: the input is no floating-point tensor, or a target not callable.
-            ValueError: an empty batch, NaN or infinite values, a number of targets unlike the batch, or a target that the
-                head does not know.
+            ValueError: an empty batch, NaN or infinite values, a number of targets unlike the batch, or a target that
+                the head does not know.
         """
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
@@ -119,8 +120,8 @@ class ClosedFormGradCAM(GradCAM):
 
         Raises:
             TypeError: the input is no floating-point tensor, or a target not callable.
-            ValueError: an empty batch, NaN or infinite values, no targets, several target layers, or a target that the head
-                does not know.
+            ValueError: an empty batch, NaN or infinite values, no targets, several target layers, or a target that
+                the head does not know.
         """
         x = self._checked(input_tensor)
         with self._running(x):
@@ -137,7 +138,7 @@ class ClosedFormGradCAM(GradCAM):
             maps = signed_maps(weight, self._activations(passed, self._only_layer()))
         if maps.device.type == "cpu":
             _check_finite(maps)
-            warn_of_blanks(maps, maps, targets)
+            warn_of_blanks(maps, maps, lambda image, k: targets[k])
         return SignedMaps(maps, weight, torch.cat(values, 1), largest(maps), torch.cat(log_scales, 1), targets, output)
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
@@ -181,7 +182,8 @@ class ClosedFormGradCAM(GradCAM):
         shared = np.mean(np.concatenate(layers, axis=1), axis=1)
         # The host's last step would stretch every map to [0, 1] and take P^+ and P^- off their shared scale.
         scaled = shared if by_nu.all() else self.aggregate_multi_layers(layers)
-        return np.where(by_nu.reshape(-1, *[1] * (shared.ndim - 1)), shared, scaled)
+        scaled[by_nu] = shared[by_nu]
+        return scaled
 
     def compute_cam_per_layer(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
@@ -272,9 +274,7 @@ class ClosedFormGradCAM(GradCAM):
         with torch.autocast(grad.device.type, enabled=False):
             return passed.weights(grad, layer)
 
-    def _jacobian(
-        self, passed: Pass, output: Tensor, targets: Sequence[Target]
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _jacobian(self, passed: Pass, output: Tensor, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
         if not targets:
             return None, None
         dtype = torch.promote_types(passed.features.dtype, torch.float32)
@@ -365,18 +365,20 @@ def _one_per_image(
     if eigen_smooth:
         weighted = weights[:, 0].unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
         smooth = torch.from_numpy(get_2d_projection(weighted.cpu().numpy())).to(maps).unsqueeze(1)
+        # An SVD has no sign of its own, and P^+ and P^- must not come out the same; the host's maps keep the host's.
         along = (smooth * maps).flatten(1).sum(1) >= 0
-        by_nu = torch.tensor([isinstance(target, PCATarget) for target in targets], device=maps.device)
-        # An SVD has no sign of its own: P^+ and P^- must not come out the same.
-        flip = torch.where(along | ~by_nu, 1.0, -1.0)
-        maps = smooth * flip.reshape(-1, *[1] * (maps.dim() - 1))
-    result = scale_cam_image(np.maximum(maps[:, 0].cpu().numpy(), 0), size)
+        signs = [
+            1.0 if same or not isinstance(t, PCATarget) else -1.0
+            for same, t in zip(along.tolist(), targets, strict=True)
+        ]
+        maps = smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
+    positive = maps.relu()
+    warn_of_blanks(positive, maps, lambda image, k: targets[image])
+    result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
     rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
     if rows:
-        chosen = maps[rows]
-        nu = largest(chosen)
-        signed = SignedMaps(chosen, weights, nu, nu, torch.zeros_like(nu), [], nu)
-        result[rows] = signed.positive(shape)[:, 0].cpu().numpy()
+        by_nu = upsampled(divided(positive[rows], largest(maps[rows])), shape)
+        result[rows] = by_nu[:, 0].cpu().numpy()
     return result[:, None]
 
 

@@ -68,7 +68,7 @@ def stage_for(estimator: Any) -> Stage:
     Raises:
         NoClosedFormError: no stage is registered for its type.
         TypeError: it is not an estimator at all.
-    """
+    """  # noqa: DOC202 - the registered functions return it
     if not isinstance(estimator, BaseEstimator):
         raise TypeError(
             f"the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
@@ -98,7 +98,7 @@ def _standard_scaler(estimator: StandardScaler) -> Stage:
 @stage_for.register(MinMaxScaler)
 def _min_max_scaler(estimator: MinMaxScaler) -> Stage:
     scale = tensor(estimator.scale_)
-    limits = tuple(map(float, estimator.feature_range)) if estimator.clip else None
+    limits = (float(estimator.feature_range[0]), float(estimator.feature_range[1])) if estimator.clip else None
     return Scale(torch.zeros_like(scale), 1 / scale, tensor(estimator.min_), limits)
 
 

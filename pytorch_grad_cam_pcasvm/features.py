@@ -109,7 +109,9 @@ def flatten(output: Any) -> Tensor:
         TypeError: it is not a tensor.
     """
     if not isinstance(output, Tensor):
-        raise TypeError(f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer")
+        raise TypeError(
+            f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer"
+        )
     return output.flatten(1)
 
 
@@ -127,17 +129,15 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
         ValueError: the backbone has no such layer.
     """
     modules = dict(backbone.named_modules())
+    name = layer
     if isinstance(layer, nn.Module):
-        names = [name for name, module in modules.items() if module is layer]
-        if not names:
-            raise ValueError(f"the layer {type(layer).__name__} is not a module of this {type(backbone).__name__}")
-        layer = names[0]
-    if layer is None or layer == "":
+        name = next((name for name, module in modules.items() if module is layer), type(layer).__name__)
+    if name is None or name == "":
         return None
-    if layer not in modules:
+    if name not in modules or (isinstance(layer, nn.Module) and modules[name] is not layer):
         last = ", ".join(list(modules)[-8:])
-        raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; its last layers are: {last}")
-    return layer
+        raise ValueError(f"{type(backbone).__name__} has no layer {name!r}; its last layers are: {last}")
+    return str(name)
 
 
 def device_of(module: nn.Module) -> torch.device:

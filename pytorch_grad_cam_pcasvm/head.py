@@ -15,8 +15,8 @@ from pytorch_grad_cam_pcasvm.svm import Decision, Rule
 class Head(nn.Module):
     """The fitted scikit-learn estimators behind a backbone, in float64 (float32 where the device has no float64).
 
-    The head computes a list of *values*: ``values[0]`` are the features, ``values[i]`` the output of stage i - 1. Levels
-    (``component_level``, ``decision_level``) are positions in that list.
+    The head computes a list of *values*: ``values[0]`` are the features, ``values[i]`` the output of stage i - 1.
+    Levels (``component_level``, ``decision_level``) are positions in that list.
 
     Args:
         stages: the stages in order: at most one decision, at the end, and a reduction (PCA) or a decision at least.
@@ -56,7 +56,7 @@ class Head(nn.Module):
     @property
     def n_features(self) -> int | None:
         """Length of a feature vector, or None where any length will do."""
-        return self.stages[0].n_inputs
+        return self._stages()[0].n_inputs
 
     @property
     def classes_(self) -> np.ndarray | None:
@@ -75,6 +75,9 @@ class Head(nn.Module):
         if decision is None:
             raise ValueError("the head has no SVM: use PCATarget, or put a fitted SVC behind the PCA")
         return decision.rule
+
+    def _stages(self) -> list[Stage]:
+        return list(self.stages)  # type: ignore[arg-type]
 
     def _decision(self) -> Decision | None:
         last = self.stages[-1]
@@ -150,7 +153,8 @@ class Head(nn.Module):
                 where they are the same for every image.
 
         Returns:
-            The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or (1, K).
+            The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
+            (1, K).
         """
         grad: Tensor | None = None
         log_scale: Tensor | None = None
@@ -162,11 +166,10 @@ class Head(nn.Module):
                 grad = seeds[level] if grad is None else grad + seeds[level]
             if level == 0 or grad is None:
                 continue
-            stage = self.stages[level - 1]
+            stage = self._stages()[level - 1]
             if isinstance(stage, Decision):
                 grad, log_scale = stage.pullback_scaled(values[level - 1], grad)
             else:
                 grad = stage.pullback(values[level - 1], grad)
-        if grad is None:
-            raise ValueError("no seeds were given")
+        assert grad is not None, "no seeds were given"
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale

@@ -94,7 +94,7 @@ class RBF:
         return torch.exp(-self.gamma * squared_distances(x, points))
 
     def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, shape (N, K, B), and the logarithm of its factor, (N, K)."""
+        """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, (N, K, B), and the logarithm of its factor, (N, K)."""
         scaled, log_scale = _times_exp(coefficients, -self.gamma * squared_distances(x, points))
         towards = scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1)
         return 2 * self.gamma * towards, log_scale

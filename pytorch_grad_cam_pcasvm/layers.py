@@ -1,9 +1,9 @@
 """Closed-form Jacobians of torch layers: one short rule per layer.
 
-A rule takes ``(layer, x, y, grad)``: the module, its input x (N, ...), its output y (N, ...) and ``grad``, the derivative
-of K targets with respect to y, of shape (N, K, *y.shape[1:]). It returns the derivative with respect to x, of shape
-(N, K, *x.shape[1:]), that is ``grad @ dy/dx``. Where a layer joins several tensors (add, cat), x is a tuple of them and so
-is the result. ``register_jacobian`` adds a rule::
+A rule takes ``(layer, x, y, grad)``: the module, its input x (N, ...), its output y (N, ...) and ``grad``, the
+derivative of K targets with respect to y, of shape (N, K, *y.shape[1:]). It returns the derivative with respect to x,
+of shape (N, K, *x.shape[1:]), that is ``grad @ dy/dx``. Where a layer joins several tensors (add, cat), x is a tuple
+of them and so is the result. ``register_jacobian`` adds a rule::
 
     class Swish(nn.Module):
         def forward(self, x):
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.nn import grad as nn_grad
 from torchvision.ops import Permute as TorchvisionPermute
 from torchvision.ops import StochasticDepth
 from torchvision.ops.stochastic_depth import stochastic_depth
@@ -101,7 +102,7 @@ def _always(layer: Any, x: Tensor, y: Tensor) -> bool:
     return True
 
 
-# --- elementwise: y_i = f(x_i), so the Jacobian is diag(f'(x)) ---------------------------------------------------------
+# --- elementwise: y_i = f(x_i), so the Jacobian is diag(f'(x)) ------------------------------------------------------
 
 
 def _elementwise(
@@ -178,14 +179,16 @@ def _hardswish(layer: Any, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x >= 3, 1.0, torch.where(x <= -3, 0.0, x / 3 + 0.5))
 
 
-# --- the same numbers in another shape ---------------------------------------------------------------------------------
+# --- the same numbers in another shape ------------------------------------------------------------------------------
 
 
 class _Reshape(nn.Module):
     """Any change of shape that keeps the order of the numbers and the batch dimension first."""
 
 
-@register_jacobian(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, keeps_sums=_always)
+@register_jacobian(
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, keeps_sums=_always
+)
 @register_jacobian(nn.FeatureAlphaDropout, StochasticDepth, keeps_sums=_always)
 def _identity(layer: Any, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
     return grad
@@ -243,7 +246,7 @@ def _read_transpose(x: Any, dim0: int, dim1: int) -> tuple[type, Any, tuple[Any,
     return _Transpose, SimpleNamespace(dim0=dim0, dim1=dim1), (x,)
 
 
-# --- affine layers -----------------------------------------------------------------------------------------------------
+# --- affine layers --------------------------------------------------------------------------------------------------
 
 
 @register_jacobian(nn.Linear)
@@ -268,7 +271,7 @@ def _conv(layer: Any, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
         padding = [t // 2 for t in total]
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         raise NoClosedFormError(f"a convolution with {layer.padding_mode!r} padding has no rule")
-    inputs = {3: nn.grad.conv1d_input, 4: nn.grad.conv2d_input, 5: nn.grad.conv3d_input}[x.dim()]
+    inputs = {3: nn_grad.conv1d_input, 4: nn_grad.conv2d_input, 5: nn_grad.conv3d_input}[x.dim()]
     flat = inputs(
         (grad.shape[0] * grad.shape[1], *x.shape[1:]),
         layer.weight.to(grad.dtype),
@@ -325,7 +328,7 @@ def _read_layer_norm(
     return nn.LayerNorm, SimpleNamespace(normalized_shape=normalized_shape, weight=weight, eps=eps), (x,)
 
 
-# --- pooling -----------------------------------------------------------------------------------------------------------
+# --- pooling --------------------------------------------------------------------------------------------------------
 
 
 class _Mean(nn.Module):
@@ -444,7 +447,7 @@ _read_as(nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
 _read_as(nn.MaxPool3d, F.max_pool3d, torch.max_pool3d)
 
 
-# --- joins of several tensors ------------------------------------------------------------------------------------------
+# --- joins of several tensors ---------------------------------------------------------------------------------------
 
 
 class _Add(nn.Module):

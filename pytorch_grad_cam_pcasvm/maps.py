@@ -1,7 +1,7 @@
 """Signed maps: weights times activations, their signs, their shared scale, and their upsampling."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,8 @@ class SignedMaps:
 
         Args:
             size: (H, W) to upsample to (bilinear, as the host does); None: the resolution of the maps.
-            scale: ``"map"``: divided by nu of that image and target; ``"target"``: by the largest nu of that target in the
-                batch, so that images compare; ``"none"``: raw.
+            scale: ``"map"``: divided by nu of that image and target; ``"target"``: by the largest nu of that target
+                in the batch, so that images compare; ``"none"``: raw.
 
         Returns:
             Maps, shape (N, K, *size), in [0, 1] unless raw. P^+ and P^- share their scale.
@@ -93,18 +93,14 @@ class SignedMaps:
             raise ValueError(f"size must have {spatial} numbers for these maps, got {tuple(size)}")
         part = torch.relu(sign * self.maps)
         if self.maps.device.type == "cpu":
-            warn_of_blanks(part, self.maps, self.targets)
+            warn_of_blanks(part, self.maps, lambda image, k: self.targets[k])
         if scale != "none":
-            # x / x is exactly 1, so the larger of P^+ and P^- reaches 1; a map of zeros stays zero.
-            part = part / _per_map(torch.where(self.nu > 0, self.nu, 1.0), part)
+            part = divided(part, self.nu)
         if scale == "target":
             size_of_map = self.nu.log() + self.log_scale
             largest = size_of_map.amax(0, keepdim=True)
             part = part * _per_map(torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0), part)
-        if size is None:
-            return part
-        mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[spatial]
-        return F.interpolate(part, tuple(size), mode=mode, align_corners=False)
+        return part if size is None else upsampled(part, size)
 
 
 @dataclass(frozen=True)
@@ -146,13 +142,25 @@ def largest(maps: Tensor) -> Tensor:
     return maps.flatten(2).abs().amax(-1)
 
 
-def warn_of_blanks(shown: Tensor, maps: Tensor, targets: Sequence[Any]) -> None:
+def divided(maps: Tensor, nu: Tensor) -> Tensor:
+    """Return maps (N, K, ...) divided by nu (N, K); a map of zeros stays zero."""
+    # A division, not a product with 1 / nu: x / x is exactly 1.
+    return maps / _per_map(torch.where(nu > 0, nu, 1.0), maps)
+
+
+def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, as the host's ``cv2.resize`` does in 2-D."""
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
+
+
+def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any]) -> None:
     """Warn of maps that are zero everywhere, and say why.
 
     Args:
         shown: what is shown, shape (N, K, ...).
         maps: the signed maps it comes from, shape (N, K, ...).
-        targets: the K targets.
+        target_of: the target of map k of image n, given (n, k).
     """
     blank = ~shown.flatten(2).any(-1)
     if not bool(blank.any()):
@@ -160,8 +168,8 @@ def warn_of_blanks(shown: Tensor, maps: Tensor, targets: Sequence[Any]) -> None:
     dead = blank & ~maps.flatten(2).any(-1)
     reasons = []
     for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
-        for image, target in kind.nonzero().tolist():
-            reasons.append(f"image {image}, {targets[target]}: {reason}")
+        for image, k in kind.nonzero().tolist():
+            reasons.append(f"image {image}, {target_of(image, k)}: {reason}")
     shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
     warnings.warn(f"blank map: {shortened}", BlankMapWarning, stacklevel=3)
 

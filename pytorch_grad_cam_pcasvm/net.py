@@ -14,16 +14,16 @@ from pytorch_grad_cam_pcasvm.head import Head
 class HeadOutput(Tensor):
     """The scores of a :class:`PCASVMNet`, shape (N, C), with what else the head computed on the way.
 
-    Iteration and integer indexing give rows (shape (C,)) that keep their own extras, so that a target can be called on a
-    row or on the batch; every other operation gives a plain tensor.
+    Iteration and integer indexing give rows (shape (C,)) that keep their own extras, so that a target can be called
+    on a row or on the batch; every other operation gives a plain tensor.
 
     Attributes:
         head: the head that computed it.
-        values: the head's values: features, then the output of every stage, each of shape (N, ...), rows (...).
+        levels: the values of the head: features, then the output of every stage, each of shape (N, ...), rows (...).
     """
 
     head: Head
-    values: list[Tensor]
+    levels: list[Tensor]
 
     @staticmethod
     def of(head: Head, values: list[Tensor]) -> "HeadOutput":
@@ -41,23 +41,23 @@ class HeadOutput(Tensor):
     @staticmethod
     def _with(scores: Tensor, head: Head, values: list[Tensor]) -> "HeadOutput":
         output = scores.as_subclass(HeadOutput)
-        output.head, output.values = head, values
+        output.head, output.levels = head, values
         return output
 
     @property
     def features(self) -> Tensor:
         """The features q, shape (N, D), in the head's precision."""
-        return self.values[0]
+        return self.levels[0]
 
     @property
     def components(self) -> Tensor | None:
         """The components p, shape (N, B), or None without a reduction."""
-        return None if self.head.component_level is None else self.values[self.head.component_level]
+        return None if self.head.component_level is None else self.levels[self.head.component_level]
 
     @property
     def decision(self) -> Tensor | None:
         """The decision values, shape (N, P), or None without an SVM."""
-        return None if self.head.decision_level is None else self.values[self.head.decision_level]
+        return None if self.head.decision_level is None else self.levels[self.head.decision_level]
 
     @property
     def margins(self) -> Tensor | None:
@@ -70,7 +70,7 @@ class HeadOutput(Tensor):
     def rows(self, index: Any) -> "HeadOutput":
         """Return some rows, with their extras."""
         with torch._C.DisableTorchFunctionSubclass():
-            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, [value[index] for value in self.values])
+            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, [value[index] for value in self.levels])
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return one row with its extras for an integer, otherwise a plain tensor."""
@@ -89,7 +89,7 @@ class HeadOutput(Tensor):
             result = func(*args, **(kwargs or {}))
         if func in _SOFTMAX and isinstance(args[0], HeadOutput):
             # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
-            result.head, result.values = args[0].head, args[0].values
+            result.head, result.levels = args[0].head, args[0].levels
         return result
 
 
@@ -99,15 +99,15 @@ _SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
 class PCASVMNet(nn.Module):
     """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
 
-    The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works, and what follows ``layer``
-    is not run.
+    The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works, and what follows
+    ``layer`` is not run.
 
     Args:
         backbone: the network that the features came from.
-        head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted estimators in
-            order, or a :class:`Head`.
-        layer: dotted name of a module of the backbone, or the module itself, whose output, flattened from dim 1, is what
-            the head was fitted on; None: the backbone's own output.
+        head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted
+            estimators in order, or a :class:`Head`.
+        layer: dotted name of a module of the backbone, or the module itself, whose output, flattened from dim 1, is
+            what the head was fitted on; None: the backbone's own output.
 
     Raises:
         TypeError: the backbone is not a module, or the head not made of estimators.

@@ -1,8 +1,8 @@
 """Stem and path: a network split at its target layer.
 
-The *stem* takes the input to the target layer's activations, the *path* takes these to the features. ``Path`` reads both
-from a ``torch.fx`` trace and pulls gradients back through the path in closed form; ``AutogradPath`` does the same with
-hooks and autograd, for networks that cannot be traced or whose path has a layer without a rule.
+The *stem* takes the input to the target layer's activations, the *path* takes these to the features. ``Path`` reads
+both from a ``torch.fx`` trace and pulls gradients back through the path in closed form; ``AutogradPath`` does the
+same with hooks and autograd, for networks that cannot be traced or whose path has a layer without a rule.
 """
 
 import inspect
@@ -387,7 +387,9 @@ class AutogradPath:
                 handle.remove()
         missing = [name for name in self._targets if name not in activations]
         if missing:
-            raise ValueError(f"the target layer {missing[0]!r} does not run before the features: choose a layer before them")
+            raise ValueError(
+                f"the target layer {missing[0]!r} does not run before the features: choose a layer before them"
+            )
         return AutogradPass([activations[name] for name in self._targets], features)
 
 
@@ -470,7 +472,9 @@ class _Tracer(fx.Tracer):
         if not outputs:
             raise ValueError(f"the layer {name!r} does not run before the features: choose a layer before them")
         if len(outputs) > 1:
-            raise ValueError(f"the layer {name!r} runs {len(outputs)} times in a forward pass: choose the block around it")
+            raise ValueError(
+                f"the layer {name!r} runs {len(outputs)} times in a forward pass: choose the block around it"
+            )
         if not isinstance(outputs[0], fx.Proxy):
             raise NoClosedFormError(_advice(f"the layer {name!r} gives a {type(outputs[0]).__name__}, not a tensor"))
         return outputs[0].node
@@ -537,7 +541,9 @@ def _is_inplace(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     if node.op != "call_function":
         return False
-    if node.target in (operator.iadd, operator.isub, operator.imul) or getattr(node.target, "__name__", "").endswith("_"):
+    if node.target in (operator.iadd, operator.isub, operator.imul) or getattr(node.target, "__name__", "").endswith(
+        "_"
+    ):
         return True
     try:
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """The stages of a head: each one's forward and, beside it, its pullback (vector-Jacobian product in closed form).
 
-A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, the derivative of K targets with respect to
-the stage's output, of shape (N, K, out) or (1, K, out) where it is the same for every image, and gives the derivative with
-respect to its input, (N, K, in) or (1, K, in): ``grad @ d stage(x)/dx``.
+A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, the derivative of K targets with respect
+to the stage's output, of shape (N, K, out) or (1, K, out) where it is the same for every image, and gives the
+derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ d stage(x)/dx``.
 """
 
 import torch
@@ -64,7 +64,9 @@ class Scale(Stage):
     divisor: Tensor
     offset: Tensor
 
-    def __init__(self, shift: Tensor, divisor: Tensor, offset: Tensor, limits: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, shift: Tensor, divisor: Tensor, offset: Tensor, limits: tuple[float, float] | None = None
+    ) -> None:
         super().__init__()
         self.n_inputs = len(shift)
         self.register_buffer("shift", shift)

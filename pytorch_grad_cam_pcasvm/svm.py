@@ -2,8 +2,8 @@
 
 A decision stage maps the components p, shape (N, B), to ``decision``, shape (N, P): the values the fitted estimator is
 made of (one per pair of classes for one-vs-one, one per class for one-vs-rest, a single one for two classes or a
-regressor). A *rule* turns them into per-class margins, scores and predictions; margins are linear in the decision values,
-so the gradient of a target is a row vector over them, its *seed*.
+regressor). A *rule* turns them into per-class margins, scores and predictions; margins are linear in the decision
+values, so the gradient of a target is a row vector over them, its *seed*.
 """
 
 from abc import ABC, abstractmethod
@@ -125,7 +125,7 @@ class OneVsOne(Rule):
         return wins.to(decision.dtype) - loses.to(decision.dtype)
 
     def scores(self, decision: Tensor) -> Tensor:
-        """Return the pairwise values, or votes plus the squashed margins ``s / (3 (|s| + 1))``, as scikit-learn does."""
+        """Return the pairwise values, or votes plus squashed margins ``s / (3 (|s| + 1))``, as scikit-learn does."""
         return decision if self.pairwise_scores else self.ranking(decision)
 
     def ranking(self, decision: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class PCATarget(ClosedFormTarget):
         head = _head_of(output, self)
         if head.component_level is None:
             raise ValueError(f"{self} needs a head with a PCA, and this one has none: use SVMTarget")
-        components = output.values[head.component_level]
+        components = output.levels[head.component_level]
         if self.component >= components.shape[-1]:
             raise ValueError(f"{self}: the head has {components.shape[-1]} components, numbered from 0")
         return components
@@ -115,7 +115,7 @@ class SVMTarget(ClosedFormTarget):
         head = _head_of(output, self)
         if head.decision_level is None:
             raise ValueError(f"{self} needs a head with an SVM, and this one has none: use PCATarget")
-        return output.values[head.decision_level]
+        return output.levels[head.decision_level]
 
     def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
         head, rule = output.head, output.head.rule
@@ -174,7 +174,7 @@ def feature_gradients(output: Tensor, targets: Sequence[Any], dtype: torch.dtype
         members = [k for k, (_, seeds) in enumerate(pairs) if frozenset(seeds) == levels]
         stacked = {level: _stack([pairs[k][1][level] for k in members]) for level in levels}
         if isinstance(output, HeadOutput):
-            grad, log_scale = output.head.pullback(output.values, stacked)
+            grad, log_scale = output.head.pullback(output.levels, stacked)
         else:
             grad, log_scale = stacked[0], stacked[0].new_zeros(stacked[0].shape[:2])
         grad, log_scale = grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1)
@@ -241,8 +241,8 @@ def _by_autograd(targets: Sequence[Target], output: Tensor) -> tuple[Tensor, Map
         if isinstance(output, HeadOutput):
             head = output.head
             levels = [level for level in (0, head.component_level, head.decision_level) if level is not None]
-            leaves = {level: output.values[level].detach().clone().requires_grad_() for level in levels}
-            copies = [leaves.get(level, value) for level, value in enumerate(output.values)]
+            leaves = {level: output.levels[level].detach().clone().requires_grad_() for level in levels}
+            copies = [leaves.get(level, value) for level, value in enumerate(output.levels)]
             rows = list(HeadOutput.of(head, copies))
         else:
             leaves = {0: output.detach().clone().requires_grad_()}
@@ -274,7 +274,9 @@ def _head_of(output: Any, target: ClosedFormTarget) -> Any:
     # Not isinstance: softmax of a HeadOutput carries the head along too.
     head = getattr(output, "head", None)
     if head is None:
-        raise ValueError(f"{target} needs the output of a PCASVMNet; for an ordinary classifier use ClassifierOutputTarget")
+        raise ValueError(
+            f"{target} needs the output of a PCASVMNet; for an ordinary classifier use ClassifierOutputTarget"
+        )
     return head
 
 

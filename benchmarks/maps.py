@@ -1,0 +1,210 @@
+"""Time and memory of all signed maps of a batch, against the bare forward pass and against the host's GradCAM.
+
+    python benchmarks/maps.py [--device cuda] [--repeats 7] [--json FILE]
+
+Every ratio is measured in one run: the contestants take turns, and medians are compared. Before anything is timed, the
+maps are compared with the host's. The *floor* is the backbone alone up to the feature layer, in inference mode.
+"""
+
+import argparse
+import ctypes
+import gc
+import itertools
+import json
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from pytorch_grad_cam import GradCAM
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.features import features_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """A backbone, the layer its features come from, the layer its maps come from, and the number of components."""
+
+    name: str
+    backbone: Callable[[], nn.Module]
+    layer: str
+    target: str
+    components: int
+    size: int
+    goal: float
+
+
+def vgg16_small_dense() -> nn.Module:
+    """Return the network of the paper: VGG16 with dense layers of 40, 30, 20 and 10 behind its 6x6 maps."""
+    net = torchvision.models.vgg16(weights=None)
+    net.avgpool = nn.Identity()
+    sizes = [512 * 6 * 6, 40, 30, 20]
+    dense = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    net.classifier = nn.Sequential(*dense, nn.Linear(20, 10))
+    return net
+
+
+CASES = [
+    Case("VGG16, dense 40-30-20, B=3", vgg16_small_dense, "classifier.3", "features.30", 3, 200, 1.05),
+    Case("VGG16, classifier.4, B=64", torchvision.models.vgg16, "classifier.4", "features.30", 64, 224, 1.10),
+    Case("ResNet-50, pooled, B=64", torchvision.models.resnet50, "avgpool", "layer4.2", 64, 224, 1.10),
+]
+
+
+def fitted_head(features: Tensor, components: int) -> Any:
+    """Return scaler, PCA and RBF SVM fitted around a batch's features: speed does not depend on what they learned."""
+    rng = np.random.default_rng(0)
+    real = features.double().cpu().numpy()
+    samples = real[rng.integers(len(real), size=max(200, 2 * components))]
+    samples = samples + 0.3 * real.std(0) * rng.normal(size=samples.shape)
+    labels = np.where((samples - samples.mean(0)) @ rng.normal(size=real.shape[1]) > 0, "left", "right")
+    return make_pipeline(StandardScaler(), PCA(components), SVC()).fit(samples, labels)
+
+
+def timed(function: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds of one call."""
+    synchronise(device)
+    start = time.perf_counter()
+    function()
+    synchronise(device)
+    return time.perf_counter() - start
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for an accelerator."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
+    """Return the most memory that one call held on top of what was held before it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = resident("VmRSS")
+    function()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> int:
+    """Return a field of /proc/self/status in bytes.
+
+    Args:
+        field: its name.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        RuntimeError: there is no such field.
+    """
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no {field} in /proc/self/status: memory is measured on Linux only")
+
+
+def run(case: Case, batch: int, device: torch.device, repeats: int) -> dict[str, Any]:
+    """Measure one case."""
+    torch.manual_seed(0)
+    backbone = case.backbone().to(device).eval()
+    x = torch.randn(batch, 3, case.size, case.size, device=device)
+    with torch.no_grad():
+        head = fitted_head(features_of(backbone, case.layer, x), case.components)
+    net = PCASVMNet(backbone, head, layer=case.layer)
+    target_layers = [backbone.get_submodule(case.target)]
+    cam, host = ClosedFormGradCAM(net, target_layers), GradCAM(net.eval(), target_layers)
+    signed = [PCATarget(b, sign) for b in range(case.components) for sign in ("+", "-")] + [SVMTarget()]
+    size = tuple(x.shape[2:])
+
+    def floor() -> Tensor:
+        with torch.inference_mode():
+            return features_of(backbone, case.layer, x)
+
+    def explain() -> Any:
+        maps = cam.explain(x)
+        return maps.positive(), maps.negative()
+
+    def upsampled() -> Any:
+        maps = cam.explain(x)
+        return maps.positive(size).cpu().numpy(), maps.negative(size).cpu().numpy()
+
+    def of_host(targets: list[Any]) -> Any:
+        return [host(x, [target] * batch) for target in targets]
+
+    sample = signed if len(signed) < 10 else [signed[0], signed[-1]]
+    difference = float(np.abs(cam(x, SVMTarget()) - host(x, [SVMTarget()] * batch)).max())
+    contestants = {"floor": floor, "explain": explain, "upsampled": upsampled, "host": lambda: of_host(sample)}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for name in contestants:
+        timed(contestants[name], device)
+    for _ in range(repeats):
+        for name, function in contestants.items():
+            seconds[name].append(timed(function, device))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians["host"] *= len(signed) / len(sample)
+    held = cam.explain(x)
+    map_bytes = 2 * held.maps.numel() * held.maps.element_size()
+    del held
+    peaks = {
+        name: statistics.median(peak_bytes(contestants[name], device) for _ in range(3))
+        for name in ("floor", "explain")
+    }
+    return {
+        "case": case.name,
+        "batch": batch,
+        "maps": len(signed),
+        "difference to host": difference,
+        "floor s": medians["floor"],
+        "explain / floor": medians["explain"] / medians["floor"],
+        "goal": case.goal,
+        "upsampled numpy / floor": medians["upsampled"] / medians["floor"],
+        "host / explain": medians["host"] / medians["explain"],
+        "floor MB": peaks["floor"] / 1e6,
+        "(explain - maps) / floor memory": (peaks["explain"] - map_bytes) / peaks["floor"],
+    }
+
+
+def main() -> None:
+    """Run every case and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write the rows to this file, too")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", BlankMapWarning)
+    device = torch.device(arguments.device)
+    hardware = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    )
+    print(f"torch {torch.__version__}, {hardware}, {torch.get_num_threads()} threads, median of {arguments.repeats}\n")
+    rows = [run(case, arguments.batch, device, arguments.repeats) for case in CASES]
+    columns = list(rows[0])
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    for row in rows:
+        print("| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()

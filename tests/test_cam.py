@@ -1,0 +1,221 @@
+"""Exactness: weights, maps and Jacobians against autograd and against the paper's closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from problems import TABLE, Backbone, Problem
+from reference import jacobian_by_autograd, jacobians_by_paper, relative
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import (
+    AutogradFallbackWarning,
+    BlankMapWarning,
+    ClosedFormGradCAM,
+    NoClosedFormError,
+    PCASVMNet,
+    PCATarget,
+    SVMTarget,
+)
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+PROBLEMS = [
+    Problem(activation, kernel, classes, dtype=dtype)
+    for dtype in (torch.float64, torch.float32)
+    for activation in ("relu", "sigmoid")
+    for kernel in ("linear", "rbf", "poly", "sigmoid")
+    for classes in (2, 4)
+]
+
+
+def both(output):
+    return torch.cat([output.components, output.margins], 1)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_jacobians_equal_autograd(problem):
+    expected = jacobian_by_autograd(problem.net, problem.target_layer, problem.x, both).flatten(3).transpose(1, 2)
+    jacobians = ClosedFormGradCAM(problem.net, [problem.target_layer]).jacobians(problem.x)
+    assert jacobians.components.shape == (problem.n, 5, problem.components, 16)
+    assert jacobians.margins.shape == (problem.n, 5, problem.classes, 16)
+    assert not jacobians.log_scale.any()
+    tolerance = TOLERANCE[problem.dtype]
+    assert relative(jacobians.components, expected[:, :, : problem.components]) < tolerance
+    assert relative(jacobians.margins, expected[:, :, problem.components :]) < tolerance
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_weights_and_maps_equal_autograd(problem):
+    targets = [PCATarget(b) for b in range(problem.components)] + [SVMTarget(label) for label in problem.labels]
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, targets)
+    weights = jacobian_by_autograd(problem.net, problem.target_layer, problem.x, both).sum((3, 4))
+    with torch.no_grad():
+        activations, output = problem.backbone.features(problem.x), problem.net(problem.x)
+    tolerance = TOLERANCE[problem.dtype]
+    assert relative(maps.weights, weights) < tolerance
+    assert relative(maps.maps, torch.einsum("nkt,nthw->nkhw", weights, activations)) < tolerance
+    assert relative(maps.values, both(output)) < tolerance
+    assert relative(maps.nu, maps.maps.abs().amax((2, 3))) == 0
+    assert maps.maps.dtype == problem.dtype
+
+
+@pytest.mark.parametrize("problem", TABLE, ids=str)
+def test_jacobians_equal_the_table_of_the_paper(problem):
+    components, decision = jacobians_by_paper(problem.net, problem.head, problem.x)
+    jacobians = ClosedFormGradCAM(problem.net, [problem.target_layer]).jacobians(problem.x)
+    assert relative(jacobians.components, components.transpose(0, 2, 1, 3)) < 1e-10
+    # a > 0 speaks for the second class, so its margin is a and that of the first -a.
+    assert relative(jacobians.margins[:, :, 1], decision) < 1e-10
+    assert relative(jacobians.margins[:, :, 0], -decision) < 1e-10
+
+
+@pytest.mark.parametrize("problem", TABLE, ids=str)
+def test_maps_equal_algorithm_2(problem):
+    components, decision = jacobians_by_paper(problem.net, problem.head, problem.x)
+    with torch.no_grad():
+        activations = problem.backbone.features(problem.x).numpy()
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(
+        problem.x, [*(PCATarget(b) for b in range(problem.components)), SVMTarget(problem.labels[1])]
+    )
+    e_b = components.sum(-1)
+    s = decision.sum(-1)
+    assert relative(maps.weights, np.concatenate([e_b, s[:, None]], 1)) < 1e-10
+    expected = np.einsum("nkt,nthw->nkhw", np.concatenate([e_b, s[:, None]], 1), activations)
+    assert relative(maps.maps, expected) < 1e-10
+
+
+@pytest.mark.parametrize("versus", ["dog", "runner-up"])
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_pairwise_decision_equals_autograd(kernel, versus):
+    problem = Problem(kernel=kernel, classes=4)
+    target = SVMTarget("bee", versus=versus)
+    expected = jacobian_by_autograd(problem.net, problem.target_layer, problem.x, lambda out: target(out).unsqueeze(1))
+    weights = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [target]).weights
+    assert relative(weights, expected.sum((3, 4))) < 1e-10
+
+
+def test_default_targets_are_all_components_and_the_predicted_class():
+    problem = Problem()
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    assert maps.targets == [PCATarget(0), PCATarget(1), PCATarget(2), PCATarget(3), SVMTarget()]
+    assert list(problem.labels[maps.output.margins.argmax(-1)]) == list(problem.net.predict(problem.x))
+    assert relative(maps.values[:, -1], maps.output.margins.amax(-1)) < 1e-12
+
+
+def test_output_of_explain_is_that_of_the_network():
+    problem = Problem()
+    output = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).output
+    with torch.no_grad():
+        expected = problem.net(problem.x)
+    assert relative(output, expected) == 0
+    assert relative(output.components, expected.components) == 0
+    assert relative(output[2].margins, expected.margins[2]) == 0
+
+
+def test_any_callable_is_a_target():
+    problem = Problem()
+
+    def target(row):
+        return row[0] * row[1] + row.components[2] ** 2 + row.features.sum() + row.margins[1].tanh()
+
+    def of_batch(out):
+        columns = torch.stack([
+            out[:, 0] * out[:, 1],
+            out.components[:, 2] ** 2,
+            out.features.sum(1),
+            out.margins[:, 1].tanh(),
+        ])
+        return columns.sum(0).unsqueeze(1)
+
+    expected = jacobian_by_autograd(problem.net, problem.target_layer, problem.x, of_batch)
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [PCATarget(0), target])
+    assert relative(maps.weights[:, 1:], expected.sum((3, 4))) < 1e-10
+    assert relative(maps.values[:, 1], of_batch(problem.net(problem.x))[:, 0]) < 1e-12
+
+
+def test_all_components_of_a_batch_take_one_forward_pass_and_no_backward_pass():
+    problem = Problem(seed=3)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    cam.explain(problem.x)
+    calls = []
+    handles = [
+        module.register_forward_hook(lambda module, args, output: calls.append((module, output.grad_fn)))
+        for module in problem.backbone.modules()
+        if not list(module.children())
+    ]
+    cam.explain(problem.x)
+    for handle in handles:
+        handle.remove()
+    names = {module: name for name, module in problem.backbone.named_modules()}
+    assert [names[module] for module, _ in calls] == [
+        *("features.0", "features.1", "features.2", "features.3", "flatten"),
+        *("classifier.0", "classifier.1", "classifier.2", "classifier.3", "classifier.4"),
+    ]
+    assert all(grad_fn is None for _, grad_fn in calls)
+
+
+@pytest.mark.parametrize("jacobian", ["closed_form", "auto", "autograd"])
+@pytest.mark.parametrize("max_bytes", [None, 1, 30_000])
+def test_chunks_and_fallbacks_give_the_same_maps(jacobian, max_bytes):
+    problem = Problem(classes=4)
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian, max_bytes=max_bytes)
+    actual, jacobians = cam.explain(problem.x), cam.jacobians(problem.x)
+    assert relative(actual.maps, expected.maps) < 1e-12
+    assert relative(actual.weights, expected.weights) < 1e-12
+    assert relative(jacobians.components.sum(-1).transpose(1, 2), expected.weights[:, :4]) < 1e-12
+
+
+class Untraceable(nn.Module):
+    """A backbone with a branch on its input."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > -1e9 else self.inner(-x)
+
+
+class Normalise(nn.Module):
+    """A layer without a rule."""
+
+    def forward(self, x):
+        return torch.nn.functional.normalize(x)
+
+
+@pytest.mark.parametrize("reason", ["untraceable", "no rule"])
+def test_auto_falls_back_to_autograd_with_one_warning(reason):
+    problem = Problem()
+    if reason == "untraceable":
+        backbone, layer = Untraceable(problem.backbone), "inner.classifier.4"
+    else:
+        torch.manual_seed(0)
+        backbone, layer = Backbone().double(), "classifier.4"
+        backbone.classifier[2] = Normalise()
+    net = PCASVMNet(backbone, problem.head, layer=layer)
+    target = problem.target_layer if reason == "untraceable" else backbone.features[-1]
+    with pytest.raises(NoClosedFormError, match="jacobian='auto'"):
+        ClosedFormGradCAM(net, [target])
+    with pytest.warns(AutogradFallbackWarning):
+        cam = ClosedFormGradCAM(net, [target], jacobian="auto")
+    first = cam.explain(problem.x)  # a second warning would be an error
+    expected = jacobian_by_autograd(net.eval(), target, problem.x, lambda out: out.components)
+    assert relative(first.weights[:, :4], expected.sum((3, 4))) < 1e-10
+
+
+def test_no_gradient_at_all_is_said():
+    problem = Problem(kernel="rbf")
+    dead = Backbone().double()
+    dead.load_state_dict(problem.backbone.state_dict())
+    with torch.no_grad():
+        dead.classifier[0].bias.fill_(-1e6)
+    cam = ClosedFormGradCAM(PCASVMNet(dead, problem.head, layer="classifier.4"), [dead.features[-1]])
+    with pytest.warns(
+        BlankMapWarning, match=r"image 0, PCATarget\(component=0, sign='\+'\): there is no gradient at all"
+    ):
+        maps = cam.explain(problem.x)
+    assert not maps.maps.any()
+    with pytest.warns(BlankMapWarning):
+        assert not cam(problem.x, PCATarget(0)).any()
+    with pytest.warns(BlankMapWarning):
+        assert not maps.positive().any()
