@@ -37,6 +37,7 @@ def extract_features(
         gives none.
 
     Raises:
+        TypeError: the loader gives something else than tensors as images.
         ValueError: the loader is empty, or the backbone has no such layer.
     """
     name = layer_name(backbone, layer)
@@ -46,6 +47,8 @@ def extract_features(
     with evaluating(backbone), torch.no_grad():
         for batch in tqdm(loader, desc="features", unit="batch", disable=not progress):
             images, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+            if not isinstance(images, Tensor):
+                raise TypeError(f"images must be a torch.Tensor, got {type(images).__name__}: use a DataLoader")
             output = features_of(backbone, name, images.to(device))
             output = output.to(torch.promote_types(output.dtype, torch.float32))
             features.append(output.cpu() if as_numpy else output)

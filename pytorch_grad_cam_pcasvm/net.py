@@ -87,6 +87,8 @@ class HeadOutput(Tensor):
         """Give plain tensors for every operation."""
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
+            if isinstance(result, HeadOutput):  # .cpu() where there is nothing to do
+                result = result.as_subclass(Tensor)
         if func in _SOFTMAX and isinstance(args[0], HeadOutput):
             # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
             result.head, result.levels = args[0].head, args[0].levels

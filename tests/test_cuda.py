@@ -1,0 +1,84 @@
+"""CUDA: the same numbers as on the CPU, and nothing that waits for the device. Skipped without CUDA."""
+
+import pytest
+import torch
+
+from problems import Problem
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCATarget, extract_features
+from reference import relative
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def pair(dtype=torch.float64, **options):
+    return Problem(dtype=dtype, **options), Problem(dtype=dtype, device="cuda", **options)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "poly", "sigmoid"])
+def test_cuda_equals_the_cpu(kernel, dtype, tolerance):
+    cpu, cuda = pair(dtype, kernel=kernel, classes=4)
+    cuda.__dict__["head"] = cpu.head  # one fit for both
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    on_cpu, on_cuda = (ClosedFormGradCAM(p.net, [p.target_layer]) for p in (cpu, cuda))
+    expected, actual = on_cpu.explain(cpu.x), on_cuda.explain(cuda.x)
+    assert actual.maps.device.type == "cuda"
+    for field in ("maps", "weights", "values", "nu"):
+        assert relative(getattr(actual, field), getattr(expected, field)) < tolerance
+    assert relative(on_cuda.jacobians(cuda.x).margins, on_cpu.jacobians(cpu.x).margins) < tolerance
+    assert relative(on_cuda(cuda.x, PCATarget(0)), on_cpu(cpu.x, PCATarget(0))) < max(tolerance, 1e-6)
+    assert cuda.net.predict(cuda.x).tolist() == cpu.net.predict(cpu.x).tolist()
+
+
+def test_nothing_waits_for_the_device():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    cam.explain(problem.x)  # the first call checks the path
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        maps = cam.explain(problem.x)
+        maps.positive(size=(12, 12))
+        maps.negative(scale="target")
+        cam.jacobians(problem.x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_autocast_on_cuda():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = cam.explain(problem.x)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        actual = cam.explain(problem.x)
+    assert actual.weights.dtype == torch.float32
+    assert relative(actual.maps[:, :4], expected.maps[:, :4]) < 0.1
+
+
+def test_a_network_moved_after_it_was_traced():
+    problem = Problem(dtype=torch.float32)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = cam.explain(problem.x).maps
+    problem.net.cuda()
+    actual = cam.explain(problem.x)  # the input is moved to the network
+    assert actual.maps.device.type == "cuda"
+    assert relative(actual.maps, expected) < 1e-4
+
+
+def test_values_that_are_not_finite_are_found_when_numpy_is_asked_for():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    x = problem.x.clone()
+    x[0, 0, 0, 0] = torch.nan
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(x)
+    with pytest.raises(ValueError, match="not finite"):
+        maps.numpy()
+
+
+def test_features_stay_on_the_device():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    features, labels = extract_features(
+        problem.backbone, [(problem.x, torch.arange(5))], "classifier.4", as_numpy=False, progress=False
+    )
+    assert features.device.type == labels.device.type == "cuda"

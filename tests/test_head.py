@@ -1,0 +1,274 @@
+"""Heads against scikit-learn: decision values, predictions, and closed-form gradients."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from reference import relative
+from sklearn.decomposition import PCA
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.svm import SVC, LinearSVC, NuSVC
+
+from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
+from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.stages import Scale
+from pytorch_grad_cam_pcasvm.targets import feature_gradients
+
+RNG = np.random.default_rng(0)
+WIDTH = 12
+
+
+def samples(classes):
+    labels = np.arange(40 * classes) % classes
+    centres = 1.5 * RNG.normal(size=(classes, WIDTH))
+    return centres[labels] + RNG.normal(size=(len(labels), WIDTH)) + 3, labels
+
+
+DATA = {classes: samples(classes) for classes in (2, 3, 5)}
+QUERY = RNG.normal(size=(30, WIDTH)) * 2 + 3
+
+
+def machines():
+    for kernel in ("linear", "rbf", "poly", "sigmoid"):
+        yield f"SVC {kernel}", SVC(kernel=kernel, coef0=0.3)
+        yield f"NuSVC {kernel}", NuSVC(kernel=kernel, nu=0.3, coef0=0.3)
+    yield "SVC gamma auto", SVC(gamma="auto", class_weight="balanced")
+    yield "SVC ovo", SVC(decision_function_shape="ovo")
+    yield "SVC break_ties", SVC(break_ties=True)
+    yield "SVC degree 4", SVC(kernel="poly", degree=4, gamma=0.1)
+    yield "LinearSVC", LinearSVC()
+    yield "LinearSVC without intercept", LinearSVC(fit_intercept=False)
+
+
+def fronts():
+    yield "bare", []
+    yield "StandardScaler, PCA", [StandardScaler(), PCA(4)]
+    yield "whitened", [PCA(4, whiten=True)]
+    yield "MinMaxScaler(clip)", [MinMaxScaler((-1, 2), clip=True), PCA(5)]
+    yield "two scalers", [StandardScaler(with_std=False), MinMaxScaler(), PCA(3), StandardScaler(with_mean=False)]
+
+
+def fitted(front, machine, classes, labels=None):
+    x, y = DATA[classes]
+    y = y if labels is None else np.asarray(labels)[y]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_pipeline(*copy.deepcopy(front), copy.deepcopy(machine)).fit(x, y)
+
+
+def expected_scores(pipeline, x):
+    scores = pipeline.decision_function(x)
+    return np.stack([-scores, scores], 1) if scores.ndim == 1 else scores
+
+
+def read(head, x):
+    with torch.no_grad():
+        return HeadOutput.of(head, head(torch.as_tensor(x)))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize(("front_name", "front"), list(fronts()), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("name", "machine"), list(machines()), ids=lambda v: v if isinstance(v, str) else "")
+def test_head_computes_what_scikit_learn_computes(name, machine, front_name, front, classes):
+    pipeline = fitted(front, machine, classes)
+    head = Head.of(pipeline)
+    output = read(head, QUERY)
+    assert relative(output, expected_scores(pipeline, QUERY)) < 1e-10
+    assert head.labels(output.levels).tolist() == pipeline.predict(QUERY).tolist()
+    if front:
+        # The components are those of the last reduction, also where a scaler follows it.
+        last = max(i for i, step in enumerate(front) if isinstance(step, PCA))
+        assert relative(output.components, pipeline[: last + 1].transform(QUERY)) < 1e-10
+    else:
+        assert output.components is None
+    assert output.margins.shape == (30, classes)
+    if name != "LinearSVC" and "ovo" not in name and classes > 2 and "without" not in name:
+        pairwise = copy.deepcopy(pipeline)
+        pairwise[-1].decision_function_shape, pairwise[-1].break_ties = "ovo", False
+        decisions = pairwise.decision_function(QUERY)
+        pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
+        margins = np.zeros((30, classes))
+        for (i, j), decision in zip(pairs, decisions.T, strict=True):
+            margins[:, i] += decision
+            margins[:, j] -= decision
+        assert relative(output.margins, margins) < 1e-10
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize(("front_name", "front"), list(fronts()), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("name", "machine"), list(machines()), ids=lambda v: v if isinstance(v, str) else "")
+def test_gradients_equal_autograd(name, machine, front_name, front, classes):
+    head = Head.of(fitted(front, machine, classes))
+    targets = [SVMTarget(label) for label in range(classes)] + [SVMTarget(0, versus=classes - 1), SVMTarget()]
+    targets += [SVMTarget(versus="runner-up"), SVMTarget(1, sign="-")] + (
+        [PCATarget(2), PCATarget(0, "-")] if front else []
+    )
+    x = torch.tensor(QUERY).requires_grad_()
+    output = HeadOutput.of(head, head(x))
+    expected = torch.stack([torch.autograd.grad(t(output).sum(), x, retain_graph=True)[0] for t in targets], 1)
+    with torch.no_grad():
+        grads, log_scale, values = feature_gradients(read(head, QUERY), targets, torch.float64)
+    assert not log_scale.any()
+    assert relative(grads, expected) < 1e-10
+    assert relative(values, torch.stack([t(output) for t in targets], 1)) < 1e-12
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "poly", "sigmoid", "linear"])
+def test_gradients_equal_differences_of_scikit_learns_own_decision(kernel):
+    pipeline = fitted([StandardScaler(), PCA(4, whiten=True)], SVC(kernel=kernel, decision_function_shape="ovo"), 3)
+    grads, _, _ = feature_gradients(
+        read(Head.of(pipeline), QUERY[:4]), [SVMTarget(0, versus=1), SVMTarget(1, versus=2)], torch.float64
+    )
+    step = 1e-5
+    for d in range(WIDTH):
+        ahead, behind = QUERY[:4].copy(), QUERY[:4].copy()
+        ahead[:, d] += step
+        behind[:, d] -= step
+        difference = (pipeline.decision_function(ahead) - pipeline.decision_function(behind)) / (2 * step)
+        assert np.abs(grads[:, :, d].numpy() - difference[:, [0, 2]]).max() < 1e-5 * max(1, np.abs(difference).max())
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["a", "b", "c"], [10, 20, 30], [-1.0, 0.0, 2.0], np.array(["x", "y", "z"], dtype=object), [True, False]],
+    ids=str,
+)
+def test_labels_of_any_dtype(labels):
+    pipeline = fitted([PCA(3)], SVC(), len(labels), labels)
+    head = Head.of(pipeline)
+    output = read(head, QUERY)
+    predicted = head.labels(output.levels)
+    assert predicted.tolist() == pipeline.predict(QUERY).tolist()
+    assert predicted.dtype == pipeline.classes_.dtype
+    for index, label in enumerate(pipeline.classes_):
+        assert head.class_index(label) == index
+        assert relative(SVMTarget(label)(output), output.margins[:, index]) < 1e-12
+
+
+def test_runner_up_is_the_second_best_class():
+    pipeline = fitted([PCA(4)], SVC(), 5)
+    output = read(Head.of(pipeline), QUERY)
+    scores = pipeline.decision_function(QUERY)
+    order = np.argsort(scores, 1)
+    expected = torch.stack([SVMTarget(int(row[-1]), versus=int(row[-2]))(output[n]) for n, row in enumerate(order)])
+    same = torch.tensor(order[:, -1] == pipeline.predict(QUERY))
+    assert same.all()
+    assert relative(SVMTarget(versus="runner-up")(output), expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda scaler, pca, svm: [scaler, pca, svm],
+        lambda scaler, pca, svm: Pipeline([
+            ("front", Pipeline([("s", scaler), ("p", pca)])),
+            ("none", "passthrough"),
+            ("svm", svm),
+        ]),
+        lambda scaler, pca, svm: [Pipeline([("s", scaler), ("none", None)]), [pca], svm],
+        lambda scaler, pca, svm: Head.of([scaler, pca, svm]),
+        lambda scaler, pca, svm: pickle.loads(pickle.dumps([scaler, pca, svm])),
+    ],
+    ids=["list", "nested pipeline", "mixed", "head", "pickle"],
+)
+def test_heads_come_in_many_wrappings(wrap):
+    pipeline = fitted([StandardScaler(), PCA(3)], SVC(), 3)
+    head = Head.of(wrap(*(step for _, step in pipeline.steps)))
+    assert relative(read(head, QUERY), pipeline.decision_function(QUERY)) < 1e-12
+
+
+def test_a_search_is_its_best_estimator():
+    x, y = DATA[3]
+    search = GridSearchCV(make_pipeline(StandardScaler(), PCA(3), SVC()), {"svc__C": [0.1, 10]}).fit(x, y)
+    assert relative(read(Head.of(search), QUERY), search.decision_function(QUERY)) < 1e-12
+
+
+def test_sparse_machines_are_read():
+    from scipy.sparse import csr_matrix
+
+    x, y = DATA[3]
+    machine = SVC().fit(csr_matrix(x), y)
+    assert relative(read(Head.of(machine), QUERY), machine.decision_function(csr_matrix(QUERY))) < 1e-10
+
+
+def test_a_head_of_float32_estimators_computes_in_float64():
+    x, y = DATA[3]
+    pipeline = make_pipeline(StandardScaler(), PCA(4, whiten=True), SVC()).fit(x.astype(np.float32), y)
+    output = read(Head.of(pipeline), QUERY)
+    assert output.dtype == torch.float64
+    assert relative(output, pipeline.decision_function(QUERY)) < 1e-10
+
+
+def test_constant_features_are_whitened_as_scikit_learn_clips_them():
+    x = np.zeros((20, WIDTH))
+    x[:, 0] = RNG.normal(size=20)
+    pca = PCA(3, whiten=True).fit(x)
+    assert relative(read(Head.of(pca), x), pca.transform(x)) < 1e-10
+
+
+def test_state_dict_and_deepcopy_keep_the_numbers():
+    pipeline = fitted([StandardScaler(), PCA(3)], SVC(), 3)
+    head, twin = Head.of(pipeline), Head.of(fitted([StandardScaler(), PCA(3)], SVC(C=1.0), 3))
+    twin.load_state_dict(head.state_dict())
+    for other in (twin, copy.deepcopy(head)):
+        assert relative(read(other, QUERY), read(head, QUERY)) == 0
+
+
+@pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_head_keeps_its_precision_when_the_network_is_cast(cast):
+    pipeline = fitted([StandardScaler(), PCA(3)], SVC(), 3)
+    head = Head.of(pipeline).to(cast)
+    assert {buffer.dtype for buffer in head.buffers()} == {torch.float64}
+    assert relative(read(head, QUERY), pipeline.decision_function(QUERY)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("head", "error", "message"),
+    [
+        (lambda: SVC(), NotFittedError, "not fitted yet"),
+        (lambda: make_pipeline(StandardScaler(), PCA(3), SVC()), NotFittedError, "not fitted yet"),
+        (
+            lambda: RandomForestClassifier(3).fit(*DATA[2]),
+            NoClosedFormError,
+            "RandomForestClassifier has no closed-form",
+        ),
+        (lambda: [PCA(3).fit(DATA[2][0]), KNeighborsClassifier().fit(*DATA[2])], NoClosedFormError, "Supported: .*SVC"),
+        (lambda: SVC(kernel=lambda a, b: a @ b.T).fit(*DATA[2]), NoClosedFormError, "kernel"),
+        (
+            lambda: SVC(kernel="precomputed").fit(np.eye(len(DATA[2][0])), DATA[2][1]),
+            NoClosedFormError,
+            "'precomputed', whose gradient",
+        ),
+        (lambda: [], ValueError, "the head is empty"),
+        (lambda: "passthrough", ValueError, "the head is empty"),
+        (lambda: StandardScaler().fit(DATA[2][0]), ValueError, "neither a reduction"),
+        (lambda: [SVC().fit(*DATA[2]), PCA(3).fit(DATA[2][0])], ValueError, "must end with its only classifier"),
+        (lambda: 3, TypeError, "fitted scikit-learn estimators"),
+        (lambda: torch.nn.Linear(3, 3), TypeError, "got Linear"),
+    ],
+)
+def test_bad_heads_are_refused(head, error, message):
+    with pytest.raises(error, match=message):
+        Head.of(head())
+
+
+def test_an_estimator_can_be_registered():
+    class Halver(StandardScaler):
+        def transform(self, X, copy=None):  # noqa: N803 - scikit-learn's name
+            return X / 2
+
+    @stage_for.register(Halver)
+    def halver(estimator):
+        zeros = torch.zeros(estimator.n_features_in_, dtype=torch.float64)
+        return Scale(zeros, zeros + 2, zeros)
+
+    pipeline = fitted([Halver(), PCA(3)], SVC(), 3)
+    assert relative(read(Head.of(pipeline), QUERY), pipeline.decision_function(QUERY)) < 1e-10

@@ -1,0 +1,128 @@
+"""Kernels: values against scikit-learn, gradients against autograd, and far away against mpmath."""
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from reference import relative
+from sklearn.metrics.pairwise import pairwise_kernels
+
+from pytorch_grad_cam_pcasvm.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
+
+KERNELS = {
+    "linear": (Linear(), {}),
+    "rbf": (RBF(0.3), {"gamma": 0.3}),
+    "poly": (Polynomial(0.4, 3, 0.7), {"gamma": 0.4, "degree": 3, "coef0": 0.7}),
+    "sigmoid": (Sigmoid(0.2, -0.1), {"gamma": 0.2, "coef0": -0.1}),
+}
+
+
+@pytest.fixture
+def problem():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((5, 4), (7, 4), (5, 3, 7))]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_value_equals_scikit_learn(name, problem):
+    x, points, _ = problem
+    kernel, options = KERNELS[name]
+    expected = pairwise_kernels(x.numpy(), points.numpy(), metric=name, **options)
+    assert relative(kernel.value(x, points), expected) < 1e-13
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_pullback_equals_autograd(name, problem):
+    x, points, coefficients = problem
+    kernel, _ = KERNELS[name]
+    leaf = x.clone().requires_grad_()
+    sums = torch.einsum("nki,ni->nk", coefficients, kernel.value(leaf, points))
+    expected = torch.stack([torch.autograd.grad(sums[:, k].sum(), leaf, retain_graph=True)[0] for k in range(3)], 1)
+    actual, log_scale = kernel.pullback(x, points, coefficients)
+    assert relative(actual, expected) < 1e-12
+    assert not log_scale.any()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_value_is_twice_differentiable(name, problem):
+    x, points, _ = problem
+    kernel, _ = KERNELS[name]
+    leaf = x.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: kernel.value(t, points), leaf)
+    assert torch.autograd.gradgradcheck(lambda t: kernel.value(t, points), leaf)
+
+
+def test_polynomial_of_degree_zero_has_no_gradient(problem):
+    x, points, coefficients = problem
+    actual, _ = Polynomial(1.0, 0, 0.0).pullback(0 * x, points, coefficients)
+    assert not actual.any()
+
+
+def test_squared_distances_do_not_cancel():
+    points = torch.tensor([[1e8 + 1.0, 0.0], [1e8, 3.0]], dtype=torch.float64)
+    x = torch.tensor([[1e8, 0.0]], dtype=torch.float64)
+    assert squared_distances(x, points).tolist() == [[1.0, 9.0]]
+
+
+def exact_direction(x, points, coefficients, slope):
+    """Return the unit vector along sum_i c_i slope_i (...) with 60 digits."""
+    with mpmath.workdps(60):
+        total = [mpmath.mpf(0)] * len(x)
+        for c, point in zip(coefficients, points, strict=True):
+            factor, vector = slope([mpmath.mpf(v) for v in x], [mpmath.mpf(v) for v in point])
+            total = [t + mpmath.mpf(c) * factor * v for t, v in zip(total, vector, strict=True)]
+        norm = mpmath.sqrt(sum(t * t for t in total))
+        return np.array([float(t / norm) for t in total]), float(mpmath.log(norm))
+
+
+@pytest.mark.parametrize("gamma_d2", [1e1, 2e2, 1e3, 1e6])
+def test_rbf_gradient_far_from_every_support_vector(gamma_d2):
+    gamma = 0.5
+    rng = np.random.default_rng(0)
+    points, coefficients = rng.normal(size=(6, 3)), rng.normal(size=6)
+    x = rng.normal(size=3)
+    x *= np.sqrt(gamma_d2 / gamma) / np.linalg.norm(x)
+
+    def slope(x, point):
+        towards = [p - v for p, v in zip(point, x, strict=True)]
+        return 2 * gamma * mpmath.exp(-gamma * sum(t * t for t in towards)), towards
+
+    expected, log_norm = exact_direction(x, points, coefficients, slope)
+    grad, log_scale = RBF(gamma).pullback(
+        *(torch.tensor(a)[None] for a in (x,)), torch.tensor(points), torch.tensor(coefficients)[None, None]
+    )
+    grad, log_scale = grad[0, 0].numpy(), float(log_scale)
+    norm = np.linalg.norm(grad)
+    assert norm > 1e-30
+    assert np.abs(grad / norm - expected).max() < 1e-9
+    assert abs(np.log(norm) + log_scale - log_norm) < 1e-9 * max(1.0, abs(log_norm))
+    leaf = torch.tensor(x, dtype=torch.float32).requires_grad_()
+    blank = torch.exp(-gamma * (leaf - torch.tensor(points, dtype=torch.float32)).square().sum(-1))
+    (autograd,) = torch.autograd.grad(blank.sum(), leaf)
+    assert bool(autograd.any()) is (gamma_d2 < 50), "float32 autograd underflows, which this kernel must not"
+
+
+def test_rbf_factor_is_that_of_the_targets_own_support_vectors():
+    # The nearest vector has coefficient 0 in this target: factoring its value out would underflow all the others.
+    points = torch.tensor([[0.0, 0.0], [60.0, 0.0], [0.0, 61.0]], dtype=torch.float64)
+    coefficients = torch.tensor([[[0.0, 1.0, -2.0]]], dtype=torch.float64)
+    grad, log_scale = RBF(1.0).pullback(torch.zeros(1, 2, dtype=torch.float64), points, coefficients)
+    assert float(log_scale) == pytest.approx(-3600.0)
+    assert grad[0, 0, 0] == pytest.approx(120.0)
+
+
+@pytest.mark.parametrize("z", [1.0, 30.0, 500.0])
+def test_sigmoid_gradient_where_tanh_saturates(z):
+    points, coefficients = np.array([[1.0, 0.5], [0.9, -0.4]]), np.array([1.0, -1.3])
+    x = np.array([z, 0.3])
+
+    def slope(x, point):
+        return 1 / mpmath.cosh(sum(a * b for a, b in zip(x, point, strict=True))) ** 2, point
+
+    expected, log_norm = exact_direction(x, points, coefficients, slope)
+    grad, log_scale = Sigmoid(1.0, 0.0).pullback(
+        torch.tensor(x)[None], torch.tensor(points), torch.tensor(coefficients)[None, None]
+    )
+    grad, log_scale = grad[0, 0].numpy(), float(log_scale)
+    assert np.abs(grad / np.linalg.norm(grad) - expected).max() < 1e-9
+    assert abs(np.log(np.linalg.norm(grad)) + log_scale - log_norm) < 1e-9 * max(1.0, abs(log_norm))

@@ -1,0 +1,177 @@
+"""PCASVMNet and its output."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from problems import Problem
+from reference import relative
+from sklearn.decomposition import PCA
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import HeadOutput, PCASVMNet
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem(classes=3)
+
+
+def test_scores_and_labels_are_those_of_scikit_learn(problem):
+    output = problem.net(problem.x)
+    features = problem.backbone.classifier[:5](problem.backbone.flatten(problem.backbone.features(problem.x)))
+    features = features.detach().numpy()
+    assert relative(output, problem.head.decision_function(features)) < 1e-10
+    assert relative(output.features, features) == 0
+    assert relative(output.components, problem.head[:2].transform(features)) < 1e-10
+    labels = problem.net.predict(problem.x)
+    assert labels.tolist() == problem.head.predict(features).tolist()
+    assert isinstance(labels, np.ndarray)
+    assert labels.dtype == problem.labels.dtype
+
+
+def test_rows_keep_their_own_extras(problem):
+    output = problem.net(problem.x)
+    assert isinstance(output, HeadOutput)
+    assert output.shape == (5, 3)
+    rows = list(output)
+    assert len(rows) == 5
+    for index, row in enumerate(rows):
+        for one in (row, output[index], output[index - 5], output[np.int64(index)]):
+            assert isinstance(one, HeadOutput)
+            assert one.shape == (3,)
+            for extra in ("features", "components", "decision", "margins"):
+                assert relative(getattr(one, extra), getattr(output, extra)[index]) == 0
+    first, *_ = output
+    assert relative(first.components, output.components[0]) == 0
+    with pytest.raises(IndexError):
+        output[5]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda out: out + 1,
+        lambda out: 2 * out,
+        lambda out: out[:2],
+        lambda out: out[:, 1],
+        lambda out: out[0][1],
+        lambda out: out[torch.tensor([0, 2])],
+        lambda out: out.sum(),
+        lambda out: out.detach(),
+        lambda out: out.cpu().double(),
+        lambda out: torch.softmax(out, -1),
+        lambda out: torch.cat([out, out]),
+        lambda out: out.max(-1).values,
+        lambda out: out.clone(),
+    ],
+)
+def test_other_operations_give_plain_tensors(problem, operation):
+    assert type(operation(problem.net(problem.x))) is torch.Tensor
+
+
+def test_a_pca_only_head_gives_components(problem):
+    net = PCASVMNet(problem.backbone, problem.head[:2], layer="classifier.4")
+    output = net(problem.x)
+    assert output.shape == (5, 4)
+    assert relative(output, output.components) == 0
+    assert output.margins is None
+    assert output.decision is None
+    assert relative(net.predict(problem.x), output) == 0 if net.predict(problem.x).ndim == 2 else True
+
+
+@pytest.mark.parametrize("layer", ["name", "module", "first", "whole"])
+def test_the_layer_is_a_name_or_a_module(problem, layer):
+    backbone = problem.backbone
+    given = {"name": "classifier.4", "module": backbone.classifier[4], "first": "features.0", "whole": None}[layer]
+    width = {"first": 6 * 144, "whole": 3}.get(layer, 9)
+    rng = np.random.default_rng(0)
+    net = PCASVMNet(backbone, PCA(2).fit(rng.normal(size=(20, width))), layer=given)
+    features = {"first": backbone.features[0](problem.x).flatten(1), "whole": backbone(problem.x)}.get(layer)
+    assert net(problem.x).shape == (5, 2)
+    if features is not None:
+        assert relative(net(problem.x).features, features) == 0
+
+
+def test_what_follows_the_layer_is_not_run(problem):
+    backbone = copy.deepcopy(problem.backbone)
+    backbone.classifier[5].forward = lambda x: pytest.fail("what follows the layer was run")
+    net = PCASVMNet(backbone, problem.head, layer="classifier.4").eval()
+    assert relative(net(problem.x), problem.net(problem.x)) == 0
+
+
+def test_modules_are_used_not_copied(problem):
+    net = PCASVMNet(problem.backbone, problem.head, layer="classifier.4")
+    assert net.backbone is problem.backbone
+    names = [name for name, _ in net.named_parameters()]
+    assert names == [f"backbone.{name}" for name, _ in problem.backbone.named_parameters()]
+    assert not any(problem.backbone.classifier[4]._forward_hooks)
+
+
+def test_the_network_is_twice_differentiable(problem):
+    x = problem.x[:2].clone().requires_grad_()
+    scores = problem.net(x)
+    (first,) = torch.autograd.grad(scores[:, 0].sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    direction = torch.randn_like(x)
+
+    def slope(t):
+        leaf = (x + t * direction).detach().requires_grad_()
+        (grad,) = torch.autograd.grad(problem.net(leaf)[:, 0].sum(), leaf)
+        return grad.square().sum()
+
+    difference = (slope(1e-6) - slope(-1e-6)) / 2e-6
+    assert relative((second * direction).sum(), difference) < 1e-5
+
+
+def test_torch_func_differentiates_the_network(problem):
+    x = problem.x[0]
+
+    def scores(image):
+        return problem.net(image[None]).margins[0]
+
+    expected = torch.autograd.functional.jacobian(scores, x)
+    assert relative(torch.func.jacrev(scores)(x), expected) < 1e-10
+
+
+def test_state_dict_and_deepcopy(problem):
+    twin = copy.deepcopy(problem.net)
+    assert relative(twin(problem.x), problem.net(problem.x)) == 0
+    other = PCASVMNet(copy.deepcopy(problem.backbone), copy.deepcopy(problem.head), layer="classifier.4").eval()
+    with torch.no_grad():
+        for tensor in (*other.parameters(), *other.buffers()):
+            tensor.zero_()
+    other.load_state_dict(problem.net.state_dict())
+    assert relative(other(problem.x), problem.net(problem.x)) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"layer": "classifier.9"},
+            ValueError,
+            r"Backbone has no layer 'classifier.9'; its last layers are: .*classifier.5",
+        ),
+        ({"layer": nn.ReLU()}, ValueError, "Backbone has no layer 'ReLU'"),
+        ({"backbone": lambda x: x}, TypeError, "the backbone must be a torch.nn.Module"),
+        ({"head": None}, ValueError, "the head is empty"),
+    ],
+)
+def test_bad_arguments_are_refused(problem, arguments, error, message):
+    given = {"backbone": problem.backbone, "head": problem.head, "layer": "classifier.4", **arguments}
+    with pytest.raises(error, match=message):
+        PCASVMNet(**given)
+
+
+def test_features_of_another_size_are_refused(problem):
+    with pytest.raises(ValueError, match=r"fitted on 9 features, but the backbone gives 12: name the layer"):
+        PCASVMNet(problem.backbone, problem.head, layer="classifier.1")(problem.x)
+
+
+def test_a_layer_that_does_not_run_is_named(problem):
+    backbone = copy.deepcopy(problem.backbone)
+    backbone.unused = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="'unused' does not run in a forward pass"):
+        PCASVMNet(backbone, problem.head, layer="unused")(problem.x)

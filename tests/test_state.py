@@ -1,0 +1,172 @@
+"""Clean hands: the user's flags, gradients, hooks and modules are left as they were."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from problems import Problem
+from reference import relative
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget
+
+
+def snapshot(net):
+    return {
+        "training": [module.training for module in net.modules()],
+        "grads": [None if p.grad is None else (id(p.grad), p.grad.clone().tolist()) for p in net.parameters()],
+        "requires_grad": [p.requires_grad for p in net.parameters()],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in net.modules()],
+        "modules": [id(module) for module in net.modules()],
+        "attributes": [sorted(vars(module)) for module in net.modules()],
+        "state": [tensor.clone().tolist() for tensor in net.state_dict().values()],
+    }
+
+
+@pytest.mark.parametrize("jacobian", ["closed_form", "autograd"])
+@pytest.mark.parametrize("mode", ["train", "eval", "mixed"])
+def test_nothing_of_the_users_is_changed(mode, jacobian):
+    problem = Problem(seed=2)
+    net = PCASVMNet(problem.backbone, problem.head, layer="classifier.4").train(mode != "eval")
+    if mode == "mixed":
+        problem.backbone.features.eval()
+        problem.backbone.features[0].weight.requires_grad_(False)
+    loss = problem.backbone(problem.x).square().sum()
+    loss.backward()
+    before = snapshot(net)
+    with ClosedFormGradCAM(net, [problem.target_layer], jacobian=jacobian) as cam:
+        cam.explain(problem.x)
+        cam(problem.x, [PCATarget(0)] * 5)
+        cam(problem.x, None, aug_smooth=True)
+        cam.jacobians(problem.x)
+        with pytest.raises(ValueError, match="components"):
+            cam(problem.x, [PCATarget(9)] * 5)
+    net.predict(problem.x)
+    assert snapshot(net) == before
+
+
+def test_a_backbone_in_train_mode_is_explained_in_evaluation_mode():
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    problem.net.train()
+    actual = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    assert relative(actual.maps, expected.maps) == 0
+
+
+@pytest.mark.parametrize("jacobian", ["closed_form", "autograd"])
+def test_a_frozen_backbone(jacobian):
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    problem.net.requires_grad_(False)
+    actual = ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian).explain(problem.x)
+    assert relative(actual.maps, expected.maps) < 1e-12
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_any_gradient_mode_around_the_call(context):
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    for jacobian in ("closed_form", "autograd"):
+        with context():
+            x = problem.x.clone()
+            actual = ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian).explain(x)
+            assert torch.is_grad_enabled() is (context is torch.enable_grad)
+        assert relative(actual.maps, expected.maps) < 1e-12
+
+
+def test_inputs_that_require_gradients():
+    problem = Problem()
+    x = problem.x.clone().requires_grad_()
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(x)
+    assert not maps.maps.requires_grad
+    assert x.grad is None
+
+
+def test_bfloat16_backbone():
+    exact, half = Problem(), Problem()
+    half.net.to(torch.bfloat16)
+    assert next(half.backbone.parameters()).dtype == torch.bfloat16
+    cam = ClosedFormGradCAM(half.net, [half.target_layer])
+    x = exact.x.to(torch.bfloat16)
+    maps = cam.explain(x)
+    expected = ClosedFormGradCAM(exact.net, [exact.target_layer]).explain(exact.x)
+    assert maps.maps.dtype == torch.float32
+    assert relative(maps.maps[:, :4], expected.maps[:, :4]) < 0.1
+    assert cam(x, [PCATarget(0)] * 5).dtype == "float32"
+
+
+def test_autocast_of_the_user():
+    problem, exact = Problem(dtype=torch.float32), Problem()
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = ClosedFormGradCAM(exact.net, [exact.target_layer]).explain(exact.x)
+    parameter = problem.backbone.classifier[0].weight
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        maps = cam.explain(problem.x)
+        # A weight cached in half precision without a graph would cut off the user's own training step.
+        problem.backbone(problem.x).float().square().sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.any()
+    assert maps.weights.dtype == torch.float32
+    assert maps.output.dtype == torch.float64
+    assert relative(maps.maps[:, :4], expected.maps[:, :4]) < 0.1
+
+
+def test_channels_last():
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    problem.net.to(memory_format=torch.channels_last)
+    x = problem.x.to(memory_format=torch.channels_last)
+    actual = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(x)
+    assert relative(actual.maps, expected.maps) < 1e-12
+
+
+def test_the_network_may_change_between_calls():
+    problem = Problem()
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    cam.explain(problem.x)
+    problem.backbone.classifier[1] = nn.Tanh()
+    problem.backbone.classifier[0].weight.data *= 1.5
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    assert relative(cam.explain(problem.x).maps, expected.maps) == 0
+
+
+def live_tensors():
+    gc.collect()
+    return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("jacobian", ["closed_form", "autograd"])
+def test_a_thousand_calls_leak_nothing(jacobian):
+    problem = Problem(n=1)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian)
+    for _ in range(3):
+        cam.explain(problem.x)
+    before = live_tensors()
+    for _ in range(1000):
+        cam.explain(problem.x)
+    assert live_tensors() == before
+
+
+def test_two_threads_explain_with_one_network():
+    problems = [Problem(seed=seed) for seed in range(2)]
+    net = problems[0].net.train()
+    cam = ClosedFormGradCAM(net, [problems[0].target_layer])
+    other = ClosedFormGradCAM(net, [problems[0].target_layer], jacobian="autograd")
+    inputs = [problem.x for problem in problems]
+    expected = [cam.explain(x).maps for x in inputs]
+    errors = []
+
+    def work(index):
+        for _ in range(30):
+            for method in (cam, other):
+                if relative(method.explain(inputs[index]).maps, expected[index]) > 1e-12:
+                    errors.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1, 0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert net.training

@@ -1,0 +1,185 @@
+"""Targets, and everything bad that users give."""
+
+import numpy as np
+import pytest
+import torch
+from problems import Backbone, Problem
+from reference import relative
+from sklearn.decomposition import PCA
+from sklearn.svm import SVC
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem(classes=3)
+
+
+@pytest.fixture(scope="module")
+def cam(problem):
+    return ClosedFormGradCAM(problem.net, [problem.target_layer])
+
+
+def test_targets_read_rows_and_batches(problem):
+    output = problem.net(problem.x)
+    for target, expected in [
+        (PCATarget(1), output.components[:, 1]),
+        (PCATarget(1, sign="-"), -output.components[:, 1]),
+        (PCATarget(np.int64(2)), output.components[:, 2]),
+        (SVMTarget("bee"), output.margins[:, 1]),
+        (SVMTarget("bee", sign="-"), -output.margins[:, 1]),
+        (SVMTarget("bee", versus="ant"), -output.decision[:, 0]),
+        (SVMTarget("ant", versus="cat"), output.decision[:, 1]),
+        (SVMTarget(np.str_("cat")), output.margins[:, 2]),
+    ]:
+        assert relative(target(output), expected) < 1e-12
+        assert relative(torch.stack([target(row) for row in output]), expected) < 1e-12
+        # The host's SESS hands over softmax(output).
+        assert relative(target(torch.softmax(output, -1)), expected) < 1e-12
+    labels = problem.net.predict(problem.x)
+    expected = torch.stack([SVMTarget(label)(row) for label, row in zip(labels, output, strict=True)])
+    assert relative(SVMTarget()(output), expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: PCATarget(-1), ValueError, "component must be 0 or more, got -1"),
+        (lambda: PCATarget(1.0), TypeError, "component must be an integer, counted from 0, got 1.0"),
+        (lambda: PCATarget("0"), TypeError, "component must be an integer"),
+        (lambda: PCATarget(True), TypeError, "component must be an integer"),
+        (lambda: PCATarget(0, sign="x"), ValueError, r"sign must be '\+' or '-', got 'x'"),
+        (lambda: SVMTarget("a", sign=None), ValueError, "sign must be"),
+        (lambda: SVMTarget("a", versus="a"), ValueError, "versus must be another class than the category, got 'a'"),
+    ],
+)
+def test_bad_targets_are_refused_at_once(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+BAD_TARGETS = [
+    (PCATarget(4), ValueError, "the head has 4 components, numbered from 0"),
+    (SVMTarget("fox"), ValueError, r"'fox' is not a class of this head: choose one of \['ant', 'bee', 'cat'\]"),
+    (SVMTarget("ant", versus="fox"), ValueError, "'fox' is not a class"),
+    ("ant", TypeError, "a target must be callable"),
+    (lambda row: 3.0, TypeError, "must return a tensor, it returned float"),
+    (lambda row: row, ValueError, "must return one number per image, it returned 3"),
+]
+
+
+@pytest.mark.parametrize(("target", "error", "message"), BAD_TARGETS)
+def test_targets_that_the_head_does_not_know_are_refused(cam, problem, target, error, message):
+    for call in (lambda: cam(problem.x, [target] * 5), lambda: cam.explain(problem.x, [PCATarget(0), target])):
+        with pytest.raises(error, match=message):
+            call()
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_the_number_of_targets_must_be_that_of_the_images(cam, problem, count):
+    with pytest.raises(ValueError, match=rf"{count} targets for 5 images: give one per image"):
+        cam(problem.x, [PCATarget(0)] * count)
+
+
+def test_one_bare_target_serves_all_images(cam, problem):
+    assert relative(cam(problem.x, PCATarget(0)), cam(problem.x, [PCATarget(0)] * 5)) == 0
+    assert cam.explain(problem.x, PCATarget(0)).maps.shape[1] == 1
+
+
+BAD_INPUTS = [
+    (lambda x: x.numpy(), TypeError, r"must be a torch.Tensor, got ndarray: use torch.from_numpy"),
+    (lambda x: list(x), TypeError, "must be a torch.Tensor, got list"),
+    (lambda x: x[:0], ValueError, "must be a batch of images"),
+    (lambda x: x[0, 0, 0], ValueError, "must be a batch of images"),
+    (lambda x: x.mul(9).to(torch.uint8), TypeError, r"floating-point values, got torch.uint8: use x.float\(\)"),
+    (lambda x: x.clone().fill_(torch.nan), ValueError, "NaN or infinite values"),
+    (lambda x: x.clone().index_fill_(0, torch.tensor([2]), torch.inf), ValueError, "NaN or infinite values"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "error", "message"), BAD_INPUTS)
+def test_bad_inputs_are_refused(cam, problem, spoil, error, message):
+    x = spoil(problem.x)
+    for call in (lambda: cam(x, None), lambda: cam.explain(x), lambda: cam.jacobians(x)):
+        with pytest.raises(error, match=message):
+            call()
+
+
+@pytest.mark.parametrize("targets", [[], ()])
+def test_empty_targets_are_refused(cam, problem, targets):
+    for call in (cam, cam.explain):
+        with pytest.raises(ValueError, match="targets is empty"):
+            call(problem.x, targets)
+
+
+def test_a_head_without_pca_or_svm_says_what_it_lacks(problem):
+    without_svm = PCASVMNet(problem.backbone, problem.head[:2], layer="classifier.4")
+    cam = ClosedFormGradCAM(without_svm, [problem.target_layer])
+    for targets in (None, [SVMTarget("ant")] * 5, [SVMTarget()] * 5):
+        with pytest.raises(ValueError, match="needs a head with an SVM, and this one has none: use PCATarget"):
+            cam(problem.x, targets)
+    assert cam.explain(problem.x).targets == [PCATarget(b) for b in range(4)]
+    features = problem.net(problem.x).features.detach().numpy()
+    svm = SVC().fit(np.concatenate([features, features + 1]), ["ant"] * 5 + ["bee"] * 5)
+    cam = ClosedFormGradCAM(PCASVMNet(problem.backbone, svm, layer="classifier.4"), [problem.target_layer])
+    with pytest.raises(ValueError, match="needs a head with a PCA, and this one has none: use SVMTarget"):
+        cam(problem.x, [PCATarget(0)] * 5)
+    assert cam.explain(problem.x).targets == [SVMTarget()]
+
+
+def test_targets_on_an_ordinary_classifier(problem):
+    cam = ClosedFormGradCAM(problem.backbone, [problem.target_layer])
+    for target in (PCATarget(0), SVMTarget("ant")):
+        with pytest.raises(ValueError, match="needs the output of a PCASVMNet; for an ordinary classifier use"):
+            cam(problem.x, [target] * 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"jacobian": "exact"}, ValueError, "jacobian must be 'closed_form', 'auto' or 'autograd', got 'exact'"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be positive"),
+        ({"target_layers": []}, ValueError, "target_layers is empty"),
+        ({"target_layers": nn.ReLU()}, TypeError, "target_layers must be a list of modules"),
+        ({"target_layers": ["features"]}, TypeError, "target_layers must be a list of modules"),
+        ({"target_layers": [nn.ReLU()]}, ValueError, "Backbone has no layer 'ReLU'"),
+        ({"model": "net"}, TypeError, "the model must be a torch.nn.Module, got str"),
+    ],
+)
+def test_bad_arguments_of_the_cam_are_refused(problem, arguments, error, message):
+    given = {"model": problem.net, "target_layers": [problem.target_layer], **arguments}
+    with pytest.raises(error, match=message):
+        ClosedFormGradCAM(**given)
+
+
+@pytest.mark.parametrize("layer", ["classifier.5", "itself"])
+def test_a_target_layer_after_the_features_is_refused(problem, layer):
+    target = problem.backbone if layer == "itself" else problem.backbone.classifier[5]
+    with pytest.raises(ValueError, match="the network itself|does not run before the features"):
+        ClosedFormGradCAM(problem.net, [target])
+
+
+def test_a_target_layer_without_maps_is_refused(problem):
+    cam = ClosedFormGradCAM(problem.net, [problem.backbone.classifier[0]])
+    with pytest.raises(ValueError, match=r"'classifier.0' have shape \(5, 12\): a map needs \(N, T, H, W\)"):
+        cam.explain(problem.x)
+
+
+def test_explain_takes_one_target_layer(problem):
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer, problem.backbone.features[0]])
+    for call in (cam.explain, cam.jacobians):
+        with pytest.raises(ValueError, match="take one target layer"):
+            call(problem.x)
+
+
+def test_a_network_that_gives_nan_gives_no_map(problem):
+    broken = Backbone().double()
+    with torch.no_grad():
+        broken.features[0].bias.fill_(torch.nan)
+    head = PCA(3).fit(np.random.default_rng(0).normal(size=(20, 9)))
+    cam = ClosedFormGradCAM(PCASVMNet(broken, head, layer="classifier.4"), [broken.features[-1]])
+    for call in (lambda: cam.explain(problem.x), lambda: cam(problem.x, PCATarget(0))):
+        with pytest.raises(ValueError, match="maps are not finite"):
+            call()
