@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.targets import (
     PCATarget,
+    PredictedScore,
     ScoreTarget,
     SVMTarget,
     Target,
@@ -307,7 +308,7 @@ class ClosedFormGradCAM(GradCAM):
 
     def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
         if targets is None:
-            targets = SVMTarget() if isinstance(self.model, PCASVMNet) else ScoreTarget()
+            targets = PredictedScore() if isinstance(self.model, PCASVMNet) else ScoreTarget()
         if not isinstance(targets, list | tuple):
             return [targets] * len(x)  # type: ignore[list-item]
         targets = _as_list(targets)
@@ -373,7 +374,7 @@ def _one_per_image(
         ]
         maps = smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
     positive = maps.relu()
-    warn_of_blanks(positive, maps, lambda image, k: targets[image])
+    warn_of_blanks(positive, maps, lambda image, k: targets[image], stacklevel=7)
     result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
     rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
     if rows:

@@ -10,6 +10,7 @@ The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare.
 ``exp(-gamma d^2)`` underflows although the direction is well defined: there the largest term is factored out.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,7 +79,7 @@ class Sigmoid:
         """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
         z = (self.gamma * (x @ points.T) + self.coef0).abs()
         # log sech(z)^2 = log 4 - 2 |z| - 2 log(1 + exp(-2 |z|)): 1 - tanh(z)^2 cancels where tanh saturates.
-        log_slope = torch.log(z.new_tensor(4.0)) - 2 * z - 2 * torch.log1p(torch.exp(-2 * z))
+        log_slope = math.log(4) - 2 * z - 2 * torch.log1p(torch.exp(-2 * z))
         scaled, log_scale = _times_exp(self.gamma * coefficients, log_slope)
         return scaled @ points, log_scale
 

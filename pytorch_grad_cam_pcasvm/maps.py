@@ -83,6 +83,7 @@ class SignedMaps:
         """
         if not bool(self.maps.isfinite().all()):
             raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
+        warn_of_blanks(self.maps, self.maps, lambda image, k: self.targets[k])
         return self.maps.cpu().numpy()
 
     def _part(self, sign: float, size: Sequence[int] | None, scale: str) -> Tensor:
@@ -93,7 +94,8 @@ class SignedMaps:
             raise ValueError(f"size must have {spatial} numbers for these maps, got {tuple(size)}")
         part = torch.relu(sign * self.maps)
         if self.maps.device.type == "cpu":
-            warn_of_blanks(part, self.maps, lambda image, k: self.targets[k])
+            name = "P+" if sign > 0 else "P-"
+            warn_of_blanks(part, self.maps, lambda image, k: f"{name} of {self.targets[k]}", stacklevel=4)
         if scale != "none":
             part = divided(part, self.nu)
         if scale == "target":
@@ -154,13 +156,14 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
 
 
-def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any]) -> None:
+def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any], stacklevel: int = 3) -> None:
     """Warn of maps that are zero everywhere, and say why.
 
     Args:
         shown: what is shown, shape (N, K, ...).
         maps: the signed maps it comes from, shape (N, K, ...).
         target_of: the target of map k of image n, given (n, k).
+        stacklevel: how far up the user's own line is.
     """
     blank = ~shown.flatten(2).any(-1)
     if not bool(blank.any()):
@@ -171,7 +174,7 @@ def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], 
         for image, k in kind.nonzero().tolist():
             reasons.append(f"image {image}, {target_of(image, k)}: {reason}")
     shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    warnings.warn(f"blank map: {shortened}", BlankMapWarning, stacklevel=3)
+    warnings.warn(f"blank map: {shortened}", BlankMapWarning, stacklevel=stacklevel)
 
 
 def _per_map(value: Tensor, maps: Tensor) -> Tensor:

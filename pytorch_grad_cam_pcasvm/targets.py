@@ -101,17 +101,28 @@ class SVMTarget(ClosedFormTarget):
 
     def __call__(self, output: HeadOutput) -> Tensor:
         """Return the margin: a number for a row, shape (N,) for a batch."""
-        decision = self._decision(output)
+        decision = self.decision(output)
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
     def seeds(self, output: HeadOutput) -> dict[int, Tensor]:
         """Return the gradient by level of the head: rows over the decision values, shape (N, P)."""
-        decision = self._decision(output)
+        decision = self.decision(output)
         level = output.head.decision_level
         assert level is not None
         return {level: self._seed(output, decision.detach())}
 
-    def _decision(self, output: Any) -> Tensor:
+    def decision(self, output: Any) -> Tensor:
+        """Return the decision values of the output, shape (N, P), or (P,) of a row.
+
+        Args:
+            output: the output of a PCASVMNet.
+
+        Returns:
+            The decision values.
+
+        Raises:
+            ValueError: the head has no SVM.
+        """
         head = _head_of(output, self)
         if head.decision_level is None:
             raise ValueError(f"{self} needs a head with an SVM, and this one has none: use PCATarget")
@@ -153,6 +164,21 @@ class ScoreTarget(ClosedFormTarget):
         """Return a one-hot row per image, shape (N, C)."""
         index = output.argmax(-1) if self.category is None else torch.full_like(output[..., 0], self.category).long()
         return {0: torch.zeros_like(output).scatter(-1, index.unsqueeze(-1), 1.0)}
+
+
+@dataclass(frozen=True)
+class PredictedScore:
+    """scikit-learn's score of each image's predicted class: what the host explains where no targets are given.
+
+    Its map is that of ``SVMTarget()``. Only the size of its gradient differs, by the squash of one-vs-one scores, and
+    the host's scaling, which adds 1e-7, feels that.
+    """
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return the score of a row."""
+        decision = SVMTarget().decision(output)
+        rule = output.head.rule
+        return rule.ranking(decision)[rule.predicted(decision.detach())]
 
 
 def feature_gradients(output: Tensor, targets: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

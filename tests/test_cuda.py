@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-
 from problems import Problem
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCATarget, extract_features
 from reference import relative
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCATarget, extract_features
 
 pytestmark = [
     pytest.mark.cuda,

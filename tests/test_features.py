@@ -1,5 +1,6 @@
 """extract_features, and evaluation mode."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -93,8 +94,12 @@ def test_a_layer_that_gives_no_tensor_is_refused():
 def test_evaluating_puts_every_module_back(backbone):
     backbone.features.eval()
     before = [module.training for module in backbone.modules()]
-    with pytest.raises(RuntimeError), evaluating(backbone), evaluating(backbone):
+    with evaluating(backbone):
+        with evaluating(backbone):
+            assert not any(module.training for module in backbone.modules())
         assert not any(module.training for module in backbone.modules())
+    assert [module.training for module in backbone.modules()] == before
+    with contextlib.suppress(RuntimeError), evaluating(backbone):
         raise RuntimeError
     assert [module.training for module in backbone.modules()] == before
 

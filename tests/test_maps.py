@@ -109,7 +109,8 @@ def test_a_blank_map_says_why():
     with pytest.warns(BlankMapWarning) as warned:
         assert not maps.positive().any()
     text = str(warned[0].message)
-    assert "image 0, PCATarget(component=0, sign='+'): all its evidence has the other sign" in text
+    assert warned[0].filename == __file__
+    assert "image 0, P+ of PCATarget(component=0, sign='+'): all its evidence has the other sign" in text
     assert "SVMTarget(category='a', versus=None, sign='+'): there is no gradient at all" in text
     with pytest.warns(BlankMapWarning, match="SVMTarget"):
         assert relative(maps.negative()[0, 0], torch.tensor([[1.0, 0.5]])) == 0

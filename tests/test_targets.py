@@ -157,7 +157,7 @@ def test_bad_arguments_of_the_cam_are_refused(problem, arguments, error, message
 @pytest.mark.parametrize("layer", ["classifier.5", "itself"])
 def test_a_target_layer_after_the_features_is_refused(problem, layer):
     target = problem.backbone if layer == "itself" else problem.backbone.classifier[5]
-    with pytest.raises(ValueError, match="the network itself|does not run before the features"):
+    with pytest.raises(ValueError, match=r"the network itself|does not run before the features"):
         ClosedFormGradCAM(problem.net, [target])
 
 
