@@ -177,8 +177,9 @@ class ClosedFormGradCAM(GradCAM):
         Returns:
             Maps, float32, shape (N, H, W), in [0, 1].
         """
-        targets = self._targets_per_image(input_tensor, targets)
-        layers = self.compute_cam_per_layer(input_tensor, targets, eigen_smooth)
+        x = self._checked(input_tensor)
+        targets = self._targets_per_image(x, targets)
+        layers = self._layer_maps(x, targets, eigen_smooth)
         by_nu = np.array([isinstance(target, PCATarget) for target in targets])
         shared = np.mean(np.concatenate(layers, axis=1), axis=1)
         # The host's last step would stretch every map to [0, 1] and take P^+ and P^- off their shared scale.
@@ -200,18 +201,7 @@ class ClosedFormGradCAM(GradCAM):
             One float32 array per target layer.
         """
         x = self._checked(input_tensor)
-        targets = self._targets_per_image(x, targets)
-        size = self.get_target_width_height(x)
-        with self._running(x):
-            passed, self.outputs = self._run(x)
-            dtype = torch.promote_types(passed.features.dtype, torch.float32)
-            grad = feature_gradients_per_image(self.outputs, targets, dtype)
-            layers = []
-            for layer in range(len(self.target_layers)):
-                activations = self._activations(passed, layer)
-                weights = self._weights(passed, grad, layer)
-                layers.append(_one_per_image(weights, activations, targets, x.shape[2:], size, eigen_smooth))
-        return layers
+        return self._layer_maps(x, self._targets_per_image(x, targets), eigen_smooth)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
         """Let every exception through (the host swallows ``IndexError``)."""
@@ -247,6 +237,21 @@ class ClosedFormGradCAM(GradCAM):
         if isinstance(self.model, PCASVMNet):
             return passed, HeadOutput.of(self.model.head, self.model.head(passed.features))
         return passed, passed.features
+
+    def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
+        """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
+        size = self.get_target_width_height(x)
+        with self._running(x):
+            passed, output = self._run(x)
+            self.outputs = output  # where the host keeps it
+            dtype = torch.promote_types(passed.features.dtype, torch.float32)
+            grad = feature_gradients_per_image(output, targets, dtype)
+            layers = []
+            for layer in range(len(self.target_layers)):
+                activations = self._activations(passed, layer)
+                weights = self._weights(passed, grad, layer)
+                layers.append(_one_per_image(weights, activations, targets, x.shape[2:], size, eigen_smooth))
+        return layers
 
     def _activations(self, passed: Pass, layer: int) -> Tensor:
         """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""

@@ -1,5 +1,6 @@
 """Features: the output of a layer of the backbone, flattened, for one batch or for a whole data loader."""
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -145,7 +146,7 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's first parameter or buffer (the CPU if it has none)."""
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
         return tensor.device
     return torch.device("cpu")
 

@@ -65,7 +65,7 @@ class Path:
         tracer = _Tracer(backbone, layer)
         graph = tracer.trace_backbone()
         self.modules = dict(backbone.named_modules())
-        features = graph.output_node().args[0] if layer is None else tracer.node(layer)
+        features = list(graph.nodes)[-1].args[0] if layer is None else tracer.node(layer)
         if not isinstance(features, fx.Node):
             raise NoClosedFormError(_advice("the network's output is not one tensor", "name a layer"))
         self.features = features

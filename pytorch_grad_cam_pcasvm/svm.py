@@ -77,7 +77,8 @@ class Binary(Rule):
 
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
         """Return 1 for the second class and -1 for the first: each is also its decision against the other."""
-        return (2 * category - 1).to(decision.dtype).unsqueeze(-1)
+        sign = 2 * category - 1 if versus is None else category - versus
+        return sign.to(decision.dtype).unsqueeze(-1)
 
 
 class OneVsRest(Rule):

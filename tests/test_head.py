@@ -164,6 +164,17 @@ def test_runner_up_is_the_second_best_class():
     assert relative(SVMTarget(versus="runner-up")(output), expected) < 1e-12
 
 
+@pytest.mark.parametrize("machine", [SVC(), LinearSVC()], ids=str)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_class_against_itself_is_nothing(machine, classes):
+    output = read(Head.of(fitted([PCA(4)], machine, classes)), QUERY)
+    predicted = output.head.rule.predicted(output.decision)
+    for label in range(classes):
+        values = SVMTarget(versus=label)(output)  # the predicted class against a label that it may be itself
+        assert values[predicted == label].eq(0).all()
+        assert values[predicted != label].ne(0).all()
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

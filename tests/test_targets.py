@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,13 @@ def test_bad_inputs_are_refused(cam, problem, spoil, error, message):
     for call in (lambda: cam(x, None), lambda: cam.explain(x), lambda: cam.jacobians(x)):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_a_warning_of_a_blank_map_points_at_the_users_line(problem):
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    with pytest.warns(BlankMapWarning, match="image 4, PCATarget") as warned:
+        cam(problem.x, PCATarget(0))
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize("targets", [[], ()])
