@@ -546,9 +546,8 @@ def _is_inplace(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     if node.op != "call_function":
         return False
-    if node.target in (operator.iadd, operator.isub, operator.imul) or getattr(node.target, "__name__", "").endswith(
-        "_"
-    ):
+    name = getattr(node.target, "__name__", "")
+    if name in ("iadd", "isub", "imul") or (name.endswith("_") and not name.endswith("__")):
         return True
     try:
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
