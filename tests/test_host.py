@@ -369,6 +369,16 @@ def test_ordinary_classifiers(name: str, arguments: tuple[Any, ...], classifier:
     assert_same_as_host(our_maps(model, layers, x, targets), host_maps(model, layers, x, targets))
 
 
+def test_swin_with_its_norm_layer_and_a_reshape_transform() -> None:
+    torch.manual_seed(0)
+    swin = torchvision.models.swin_t(weights=None, num_classes=5).eval()
+    x = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    options = {"target_layers": [swin.norm], "reshape_transform": lambda maps: maps.permute(0, 3, 1, 2)}
+    targets = [ClassifierOutputTarget(1), ClassifierOutputTarget(3)]
+    expected = GradCAM(swin, **options)(x, targets)
+    assert_same_as_host(ClosedFormGradCAM(swin, **options)(x, targets), expected)
+
+
 @pytest.mark.parametrize("classifier", CLASSIFIERS.values(), ids=CLASSIFIERS)
 def test_ordinary_classifiers_without_targets(classifier: Callable[[], Any]) -> None:
     model, layers, x = classifier()
