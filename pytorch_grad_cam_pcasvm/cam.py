@@ -13,7 +13,7 @@ from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError
-from pytorch_grad_cam_pcasvm.features import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.features import checked_images, device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, divided, largest, signed_maps, upsampled, warn_of_blanks
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
@@ -63,12 +63,13 @@ class ClosedFormGradCAM(GradCAM):
             raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         if jacobian not in ("closed_form", "auto", "autograd"):
             raise ValueError(f"jacobian must be 'closed_form', 'auto' or 'autograd', got {jacobian!r}")
-        if max_bytes is not None and max_bytes <= 0:
-            raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes <= 0):
+            raise ValueError(f"max_bytes must be a positive integer or None, got {max_bytes!r}")
         if not isinstance(target_layers, list | tuple) or not all(isinstance(t, nn.Module) for t in target_layers):
             raise TypeError(f"target_layers must be a list of modules, got {target_layers!r:.80}")
         if not target_layers:
             raise ValueError("target_layers is empty: name the layer whose activations become the map")
+        _refuse_what_is_around(model)
         self._net = (model.backbone, model.layer) if isinstance(model, PCASVMNet) else (model, None)
         names = [layer_name(self._net[0], layer) for layer in target_layers]
         if None in names:
@@ -127,6 +128,7 @@ class ClosedFormGradCAM(GradCAM):
         x = self._checked(input_tensor)
         with self._running(x):
             passed, output = self._run(x)
+            activations = self._activations(passed, self._only_layer())
             targets = self._default_targets(output) if targets is None else _as_list(targets)
             dtype = torch.promote_types(passed.features.dtype, torch.float32)
             weights, log_scales, values = [], [], []
@@ -136,7 +138,7 @@ class ClosedFormGradCAM(GradCAM):
                 log_scales.append(log_scale)
                 values.append(value)
             weight = torch.cat(weights, 1)
-            maps = signed_maps(weight, self._activations(passed, self._only_layer()))
+            maps = signed_maps(weight, activations)
         if maps.device.type == "cpu":
             _check_finite(maps)
             warn_of_blanks(maps, maps, lambda image, k: targets[k])
@@ -158,10 +160,10 @@ class ClosedFormGradCAM(GradCAM):
         x = self._checked(input_tensor)
         with self._running(x):
             passed, output = self._run(x)
+            activations = self._activations(passed, self._only_layer())
             components, margins = self._all_targets(output)
             of_components, _ = self._jacobian(passed, output, components)
             of_margins, log_scale = self._jacobian(passed, output, margins)
-            activations = self._activations(passed, self._only_layer())
         return Jacobians(of_components, of_margins, log_scale, activations, output)
 
     def forward(
@@ -292,7 +294,12 @@ class ClosedFormGradCAM(GradCAM):
         return torch.cat(parts, 2), torch.cat(log_scales, 1)
 
     def _chunks(self, targets: Sequence[Target], passed: Pass) -> Iterator[Sequence[Target]]:
-        size = len(targets) if self.max_bytes is None else max(1, self.max_bytes // passed.bytes_per_target())
+        size = len(targets)
+        if self.max_bytes is not None:
+            needed = passed.bytes_per_target()
+            if isinstance(self.model, PCASVMNet):
+                needed = max(needed, self.model.head.bytes_per_target(len(passed.features)))
+            size = max(1, self.max_bytes // needed)
         return (targets[start : start + size] for start in range(0, len(targets), size))
 
     def _all_targets(self, output: Tensor) -> tuple[list[Target], list[Target]]:
@@ -312,6 +319,8 @@ class ClosedFormGradCAM(GradCAM):
         return self._all_targets(output)[0] + ([] if output.decision is None else [SVMTarget()])
 
     def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
+        if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_level is None:
+            raise ValueError("targets=None needs a head with an SVM, and this one has none: use PCATarget")
         if targets is None:
             targets = PredictedScore() if isinstance(self.model, PCASVMNet) else ScoreTarget()
         if not isinstance(targets, list | tuple):
@@ -330,17 +339,7 @@ class ClosedFormGradCAM(GradCAM):
         return 0
 
     def _checked(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            hint = ": use torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
-            raise TypeError(f"input_tensor must be a torch.Tensor, got {type(x).__name__}{hint}")
-        if not x.is_floating_point():
-            raise TypeError(f"input_tensor must have floating-point values, got {x.dtype}: use x.float()")
-        if x.dim() < 2 or len(x) == 0:
-            raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
-        # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
-        if x.device.type == "cpu" and not bool(x.isfinite().all()):
-            raise ValueError("input_tensor has NaN or infinite values: a map of it would mean nothing")
-        return x.to(device_of(self.model))
+        return checked_images(x).to(device_of(self.model))
 
     @contextmanager
     def _running(self, x: Tensor) -> Iterator[None]:
@@ -348,7 +347,8 @@ class ClosedFormGradCAM(GradCAM):
         kind = x.device.type
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.model))
-            stack.enter_context(torch.inference_mode())
+            # Not inference mode, whose tensors a user could not train on.
+            stack.enter_context(torch.no_grad())
             if torch.is_autocast_enabled(kind):
                 dtype = torch.get_autocast_dtype(kind)
                 stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=False))
@@ -386,6 +386,18 @@ def _one_per_image(
         by_nu = upsampled(divided(positive[rows], largest(maps[rows])), shape)
         result[rows] = by_nu[:, 0].cpu().numpy()
     return result[:, None]
+
+
+def _refuse_what_is_around(model: nn.Module) -> None:
+    """Refuse what a PCASVMNet does besides backbone and head: it would not be explained."""
+    if isinstance(model, PCASVMNet):
+        own = type(model).forward is PCASVMNet.forward
+        if own and not model._forward_hooks and not model._forward_pre_hooks:
+            return
+        what = "hooks" if own else "a forward of its own"
+        raise ValueError(f"{type(model).__name__} has {what}, which would not be explained: put it into the backbone")
+    if any(isinstance(module, PCASVMNet) for module in model.modules()):
+        raise ValueError(f"{type(model).__name__} wraps a PCASVMNet: put what is around it into the net's backbone")
 
 
 def _as_list(targets: Sequence[Target] | Target) -> list[Target]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.decomposition import PCA
+from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC, LinearSVC, NuSVC
@@ -39,6 +40,7 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
     Raises:
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian here.
+        ValueError: a search was not refitted.
     """
     if isinstance(fitted, list | tuple):
         for part in fitted:
@@ -47,7 +49,10 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
         yield from stages_of([step for _, step in fitted.steps])
     elif isinstance(fitted, Stage):
         yield fitted
-    elif hasattr(fitted, "best_estimator_"):
+    elif isinstance(fitted, BaseSearchCV):
+        check_is_fitted(fitted)
+        if not hasattr(fitted, "best_estimator_"):
+            raise ValueError(f"{type(fitted).__name__} has no best estimator: fit it with refit=True")
         yield from stages_of(fitted.best_estimator_)
     elif fitted is not None and fitted != "passthrough":
         if isinstance(fitted, BaseEstimator):
@@ -85,7 +90,8 @@ def tensor(array: Any) -> Tensor:
     """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU."""
     if hasattr(array, "toarray"):
         array = array.toarray()
-    return torch.tensor(np.asarray(array), dtype=torch.float64)
+    # Estimators fitted through scikit-learn's array-API dispatch have tensors, perhaps on another device.
+    return torch.as_tensor(array).detach().cpu().double().clone()
 
 
 @stage_for.register(StandardScaler)
@@ -107,9 +113,10 @@ def _pca(estimator: PCA) -> Stage:
     components = tensor(estimator.components_)
     divisor = torch.ones(len(components), dtype=torch.float64)
     if estimator.whiten:
-        # scikit-learn clips at the eps of the dtype PCA was fitted in.
-        deviations = np.sqrt(estimator.explained_variance_)
-        divisor = tensor(np.maximum(deviations, np.finfo(deviations.dtype).eps))
+        # scikit-learn takes the root, and clips it at eps, in the dtype that PCA was fitted in.
+        variance = estimator.explained_variance_
+        deviations = torch.as_tensor(variance.sqrt() if isinstance(variance, Tensor) else np.sqrt(variance))
+        divisor = tensor(deviations.clamp(min=torch.finfo(deviations.dtype).eps))
     return Projection(components, tensor(estimator.mean_), divisor)
 
 
@@ -118,7 +125,7 @@ def _pca(estimator: PCA) -> Stage:
 def _svc(estimator: SVC | NuSVC) -> Stage:
     n_classes = len(estimator.classes_)
     rule = (
-        Binary()
+        Binary(zero_is_second=True)
         if n_classes == 2
         else OneVsOne(
             n_classes,

@@ -39,7 +39,7 @@ def extract_features(
 
     Raises:
         TypeError: the loader gives something else than tensors as images.
-        ValueError: the loader is empty, or the backbone has no such layer.
+        ValueError: the loader is empty, its labels are not one per image, or the backbone has no such layer.
     """
     name = layer_name(backbone, layer)
     device = device_of(backbone)
@@ -54,6 +54,8 @@ def extract_features(
             output = output.to(torch.promote_types(output.dtype, torch.float32))
             features.append(output.cpu() if as_numpy else output)
             labels.extend(rest[:1])
+            if any(len(label) != len(images) for label in rest[:1]) or len(labels) not in (0, len(features)):
+                raise ValueError("the loader must give one label for every image, or no labels at all")
     if not features:
         raise ValueError("the loader gave no batch: there is nothing to extract features from")
     stacked = torch.cat(features)
@@ -111,11 +113,14 @@ def flatten(output: Any) -> Tensor:
 
     Raises:
         TypeError: it is not a tensor.
+        ValueError: it has no rows.
     """
     if not isinstance(output, Tensor):
         raise TypeError(
             f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer"
         )
+    if output.dim() < 2:
+        raise ValueError(f"features must be rows (N, ...), but the layer gives the shape {tuple(output.shape)}")
     return output.flatten(1)
 
 
@@ -144,6 +149,34 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
     return str(name)
 
 
+def checked_images(x: Any) -> Tensor:
+    """Return a batch of images if it is one.
+
+    Args:
+        x: what a user gives.
+
+    Returns:
+        The same tensor.
+
+    Raises:
+        TypeError: it is no tensor, or not of floating-point values.
+        ValueError: it is no batch, an empty one, or has NaN or infinite values.
+    """
+    if not isinstance(x, Tensor):
+        hint = ": use torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
+        raise TypeError(f"input_tensor must be a torch.Tensor, got {type(x).__name__}{hint}")
+    if not x.is_floating_point():
+        raise TypeError(f"input_tensor must have floating-point values, got {x.dtype}: use x.float()")
+    if x.dim() == 3:
+        raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
+    if x.dim() < 2 or len(x) == 0:
+        raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
+    # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
+    if x.device.type == "cpu" and not bool(x.isfinite().all()):
+        raise ValueError("input_tensor has NaN or infinite values: a map of it would mean nothing")
+    return x
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's first parameter or buffer (the CPU if it has none)."""
     for tensor in itertools.chain(module.parameters(), module.buffers()):
@@ -151,26 +184,26 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-_evaluating: "WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]]" = WeakKeyDictionary()
+_evaluating: "WeakKeyDictionary[nn.Module, tuple[int, bool]]" = WeakKeyDictionary()
 _evaluating_lock = threading.Lock()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and every one of its modules back as it was when the last user leaves."""
+    """Put a model in evaluation mode, and each of its modules back as it was when the last of its users leaves."""
+    modules = list(model.modules())
     with _evaluating_lock:
-        users, training = _evaluating.get(model, (0, []))
-        training = training or [module for module in model.modules() if module.training]
-        _evaluating[model] = (users + 1, training)
-        for module in training:
+        for module in modules:
+            users, training = _evaluating.get(module, (0, module.training))
+            _evaluating[module] = users + 1, training
             module.training = False
     try:
         yield
     finally:
         with _evaluating_lock:
-            users, training = _evaluating.pop(model)
-            if users > 1:
-                _evaluating[model] = (users - 1, training)
-            else:
-                for module in training:
-                    module.training = True
+            for module in modules:
+                users, training = _evaluating.pop(module)
+                if users > 1:
+                    _evaluating[module] = users - 1, training
+                else:
+                    module.training = training

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.converters import stages_of
-from pytorch_grad_cam_pcasvm.stages import Stage
+from pytorch_grad_cam_pcasvm.stages import Stage, precision
 from pytorch_grad_cam_pcasvm.svm import Decision, Rule
 
 
@@ -37,6 +37,14 @@ class Head(nn.Module):
             raise ValueError(f"the head has neither a reduction (PCA) nor a classifier (SVC), only: {names}")
         if decisions and decisions != [len(stages)]:
             raise ValueError("the head must end with its only classifier: nothing can follow its decision")
+        width = None
+        for stage in stages:
+            if None not in (width, stage.n_inputs) and width != stage.n_inputs:
+                raise ValueError(
+                    f"the parts of the head do not fit: {type(stage).__name__} was fitted on {stage.n_inputs} values, "
+                    f"but what comes before it gives {width}"
+                )
+            width = stage.n_outputs if stage.n_outputs is not None else width
         self.stages = nn.ModuleList(stages)
         self.component_level = reductions[-1] if reductions else None
         self.decision_level = decisions[-1] if decisions else None
@@ -102,13 +110,13 @@ class Head(nn.Module):
             )
         # A head is small and exact: autocast would put it in half precision.
         with torch.autocast(features.device.type, enabled=False):
-            values = [features.to(next(self.buffers()).dtype)]
+            values = [features.to(precision(features.device))]
             for stage in self.stages:
                 values.append(stage(values[-1]))
         return values
 
     def scores(self, values: list[Tensor]) -> Tensor:
-        """Return the scores, shape (N, C): scikit-learn's ``decision_function``, or the components without an SVM."""
+        """Return the scores, shape (N, C): scikit-learn's ``decision_function``; without an SVM, the last output."""
         return values[-1] if self.decision_level is None else self.rule.scores(values[-1])
 
     def labels(self, values: list[Tensor]) -> np.ndarray:
@@ -164,12 +172,12 @@ class Head(nn.Module):
                     # Terms of different size meet: only their true values can be added.
                     grad, log_scale = grad * log_scale.exp().unsqueeze(-1), None
                 grad = seeds[level] if grad is None else grad + seeds[level]
-            if level == 0 or grad is None:
-                continue
-            stage = self._stages()[level - 1]
-            if isinstance(stage, Decision):
-                grad, log_scale = stage.pullback_scaled(values[level - 1], grad)
-            else:
-                grad = stage.pullback(values[level - 1], grad)
+            if level > 0 and grad is not None:
+                grad, logarithm = self._stages()[level - 1].pullback_scaled(values[level - 1], grad)
+                log_scale = logarithm if log_scale is None else log_scale + logarithm
         assert grad is not None, "no seeds were given"
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
+
+    def bytes_per_target(self, n: int) -> int:
+        """Return about how much memory one target takes in the head for n images: a few rows of its widest stage."""
+        return 5 * 8 * n * max(buffer.shape[-1] for buffer in self.buffers() if buffer.dim())

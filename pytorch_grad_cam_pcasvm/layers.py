@@ -242,7 +242,10 @@ def _transpose(layer: Any, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
 
 
 @_reads(torch.transpose, "transpose", torch.swapaxes, "swapaxes")
-def _read_transpose(x: Any, dim0: int, dim1: int) -> tuple[type, Any, tuple[Any, ...]]:
+def _read_transpose(
+    x: Any, dim0: int | None = None, dim1: int | None = None, *, axis0: int = 0, axis1: int = 0
+) -> tuple[type, Any, tuple[Any, ...]]:
+    dim0, dim1 = (axis0 if dim0 is None else dim0), (axis1 if dim1 is None else dim1)
     return _Transpose, SimpleNamespace(dim0=dim0, dim1=dim1), (x,)
 
 
@@ -352,7 +355,10 @@ def _mean(layer: Any, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
 
 
 @_reads(torch.mean, "mean")
-def _read_mean(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> tuple[type, Any, tuple[Any, ...]]:
+def _read_mean(
+    x: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None, dtype: Any = None
+) -> tuple[type, Any, tuple[Any, ...]]:
+    dim = axis if dim is None else dim
     return _Mean, SimpleNamespace(dim=dim, keepdim=keepdim), (x,)
 
 
@@ -439,12 +445,23 @@ _read_as(nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d)
 _read_as(nn.AvgPool1d, F.avg_pool1d)
 _read_as(nn.AvgPool2d, F.avg_pool2d)
 _read_as(nn.AvgPool3d, F.avg_pool3d)
-_read_as(nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d)
 _read_as(nn.AdaptiveMaxPool1d, F.adaptive_max_pool1d)
+_read_as(nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d)
 _read_as(nn.AdaptiveMaxPool3d, F.adaptive_max_pool3d)
-_read_as(nn.MaxPool1d, F.max_pool1d, torch.max_pool1d)
-_read_as(nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
-_read_as(nn.MaxPool3d, F.max_pool3d, torch.max_pool3d)
+
+
+@_reads(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
+def _read_max_pool(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> tuple[type, Any, tuple[Any, ...]]:
+    # The rule is that of every dimension. The function's order of arguments is not the module's.
+    return nn.MaxPool2d, nn.MaxPool2d(kernel_size, stride, padding, dilation, ceil_mode=ceil_mode), (x,)
 
 
 # --- joins of several tensors ---------------------------------------------------------------------------------------
@@ -496,18 +513,18 @@ def _like(grad: Tensor, x: Any) -> Tensor:
 
 
 @_reads(operator.add, operator.iadd, torch.add, "add", "add_")
-def _read_add(a: Any, b: Any, *, alpha: float = 1) -> tuple[type, Any, tuple[Any, ...]]:
-    return _Add, SimpleNamespace(factor=alpha), (a, b)
+def _read_add(x: Any, other: Any, *, alpha: float = 1) -> tuple[type, Any, tuple[Any, ...]]:
+    return _Add, SimpleNamespace(factor=alpha), (x, other)
 
 
 @_reads(operator.sub, operator.isub, torch.sub, "sub", "sub_")
-def _read_sub(a: Any, b: Any, *, alpha: float = 1) -> tuple[type, Any, tuple[Any, ...]]:
-    return _Add, SimpleNamespace(factor=-alpha), (a, b)
+def _read_sub(x: Any, other: Any, *, alpha: float = 1) -> tuple[type, Any, tuple[Any, ...]]:
+    return _Add, SimpleNamespace(factor=-alpha), (x, other)
 
 
 @_reads(operator.mul, operator.imul, torch.mul, "mul", "mul_")
-def _read_mul(a: Any, b: Any) -> tuple[type, Any, tuple[Any, ...]]:
-    return _Multiply, None, (a, b)
+def _read_mul(x: Any, other: Any) -> tuple[type, Any, tuple[Any, ...]]:
+    return _Multiply, None, (x, other)
 
 
 @_reads(torch.cat, torch.concat, torch.concatenate)

@@ -90,8 +90,8 @@ class SignedMaps:
         if scale not in SCALES:
             raise ValueError(f"scale must be one of {SCALES}, got {scale!r}")
         spatial = self.maps.dim() - 2
-        if size is not None and len(size) != spatial:
-            raise ValueError(f"size must have {spatial} numbers for these maps, got {tuple(size)}")
+        if size is not None and (not isinstance(size, list | tuple) or len(size) != spatial):
+            raise ValueError(f"size must have {spatial} numbers for these maps, got {size}")
         part = torch.relu(sign * self.maps)
         if self.maps.device.type == "cpu":
             name = "P+" if sign > 0 else "P-"

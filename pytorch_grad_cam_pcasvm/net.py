@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.features import device_of, evaluating, features_of, layer_name
+from pytorch_grad_cam_pcasvm.features import checked_images, device_of, evaluating, features_of, layer_name
 from pytorch_grad_cam_pcasvm.head import Head
 
 
@@ -89,7 +89,7 @@ class HeadOutput(Tensor):
             result = func(*args, **(kwargs or {}))
             if isinstance(result, HeadOutput):  # .cpu() where there is nothing to do
                 result = result.as_subclass(Tensor)
-        if func in _SOFTMAX and isinstance(args[0], HeadOutput):
+        if func in _SOFTMAX and args and isinstance(args[0], HeadOutput):
             # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
             result.head, result.levels = args[0].head, args[0].levels
         return result
@@ -133,8 +133,8 @@ class PCASVMNet(nn.Module):
             x: input, shape (N, ...).
 
         Returns:
-            Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]); the
-            components, shape (N, B), of a head without a classifier.
+            Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). Of a
+            head without a classifier, the output of its last stage: the components, shape (N, B).
         """
         return HeadOutput.of(self.head, self.head(features_of(self.backbone, self.layer, x)))
 
@@ -146,7 +146,12 @@ class PCASVMNet(nn.Module):
 
         Returns:
             Labels, shape (N,), of the dtype of ``classes_``.
+
+        Raises:
+            TypeError: the input is no floating-point tensor.
+            ValueError: it is no batch, or has NaN or infinite values.
         """
+        x = checked_images(x)
         with evaluating(self.backbone), torch.no_grad():
             values = self.head(features_of(self.backbone, self.layer, x))
         return self.head.labels(values)

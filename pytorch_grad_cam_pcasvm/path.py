@@ -11,6 +11,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -64,8 +65,11 @@ class Path:
         self._backbone, self._layer, self._targets = backbone, layer, list(targets)
         tracer = _Tracer(backbone, layer)
         graph = tracer.trace_backbone()
+        self._constants = tracer.constants
         self.modules = dict(backbone.named_modules())
         features = list(graph.nodes)[-1].args[0] if layer is None else tracer.node(layer)
+        if isinstance(features, list | tuple) and len(features) == 1:
+            features = features[0]  # how fx returns one tensor where an argument with a default was filled in
         if not isinstance(features, fx.Node):
             raise NoClosedFormError(_advice("the network's output is not one tensor", "name a layer"))
         self.features = features
@@ -73,36 +77,60 @@ class Path:
         order = [node for node in graph.nodes if node in needed]
         self.targets = [self._target_node(tracer, name, needed) for name in self._targets]
         first = min(self.targets, key=order.index)
-
         sizes = _size_nodes(order)
         dynamic = _descendants([node for node in order if node.op == "placeholder"], order) - sizes
         self.paths = [_descendants([target], order) - sizes for target in self.targets]
+        self._check_inplace(graph, order, needed)
         for name, target, path in zip(self._targets, self.targets, self.paths, strict=True):
             for node in order:
                 if node in path and node is not target:
                     self._check(name, node, path, dynamic)
-
-        # Sizes that were read off the input may be needed behind the target layer.
-        behind = _descendants([first], order)
-        read = [node for node in order if node in sizes and node not in behind]
-        self._stem_outputs = [first, *read]
-        self._stem = _subgraph(backbone, graph, self._stem_outputs)
-        stem = _ancestors(self._stem_outputs)
+        # The stem is what the first target layer needs; sizes of the input may be needed behind it, too.
+        stem = _ancestors([
+            first,
+            *(node for node in order if node in sizes and node not in _descendants([first], order)),
+        ])
+        self._stem = [node for node in order if node in stem]
         self.rest = [node for node in order if node not in stem]
-        self._constants = tracer.take_constants()
-        attributes = [str(node.target) for node in order if node.op == "get_attr"]
-        self._attributes = [name for name in attributes if name not in self._constants]
+        self._kept_inputs = {node for node in self.rest if _is_inplace(node, self.modules)}
+        self._last_use = _last_uses(
+            self._stem, keep={*self.targets, *(a for n in self.rest for a in n.all_input_nodes)}
+        )
+        self._containers = [module for module in backbone.modules() if not tracer.is_leaf(module)]
         self._identity = self._current_identity()
         self.presummed: dict[fx.Node, _Presummed] = {}
         self._verified = False
 
     def stale(self) -> bool:
-        """Return whether modules or tensors of the network were replaced since it was traced."""
+        """Return whether what was traced has changed: modules, their hooks, or numbers that a forward uses."""
         return self._identity != self._current_identity()
 
-    def _current_identity(self) -> list[int]:
-        tensors = [operator.attrgetter(name)(self._backbone) for name in self._attributes]
-        return [id(item) for item in (*self._backbone.modules(), *tensors)]
+    def _current_identity(self) -> list[Any]:
+        # Leaf modules are called as they are; of what was traced into, a trace keeps the hooks and the numbers.
+        identity: list[Any] = [id(module) for module in self._backbone.modules()]
+        for module in self._containers:
+            identity += [*module._forward_hooks, *module._forward_pre_hooks]
+            state = vars(module).items()
+            identity += [value for name, value in state if isinstance(value, _NUMBERS) and name != "training"]
+        return identity
+
+    def _check_inplace(self, graph: fx.Graph, order: Sequence[fx.Node], needed: set[fx.Node]) -> None:
+        """Refuse in-place layers that a trace does not show whole: their result is not used, or their input is."""
+        position = {node: index for index, node in enumerate(graph.nodes)}
+        for node in graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output") or not node.all_input_nodes:
+                continue
+            if not _is_inplace(node, self.modules):
+                continue
+            overwritten = node.all_input_nodes[0]
+            used_again = any(position[user] > position[node] for user in overwritten.users if user in needed)
+            if (node not in needed and overwritten in needed) or (node in needed and used_again and node in order):
+                raise NoClosedFormError(
+                    _advice(
+                        f"{node.name} works in place on a tensor that is used again",
+                        "write it without in-place, as in x = torch.relu(x)",
+                    )
+                )
 
     def _target_node(self, tracer: "_Tracer", name: str, needed: set[fx.Node]) -> fx.Node:
         node = tracer.node(name)
@@ -157,32 +185,34 @@ class Path:
             NoClosedFormError: the traced path does not give the network's own features.
         """
         if not self._verified:
-            self._verify(x[:1])
+            self._verify(x[:2])
         return self._run(x)
 
     def _run(self, x: Tensor) -> "ClosedFormPass":
-        env: dict[fx.Node, Any] = dict(zip(self._stem_outputs, self._stem(x), strict=True))
+        env: dict[fx.Node, Any] = {}
+        for node in self._stem:
+            env[node] = self._call(node, env, x)
+            for used in self._last_use.get(node, ()):
+                del env[used]
         for node in self.rest:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-            if _is_inplace(node, self.modules):
-                # What it would overwrite is needed again: by the maps, or by a rule.
-                args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
-            env[node] = self._call(node, args, kwargs)
+            env[node] = self._call(node, env, x)
         return ClosedFormPass(self, env)
 
-    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        match node.op:
-            case "call_module":
-                return self.modules[str(node.target)](*args, **kwargs)
-            case "call_function":
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-            case "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            case "get_attr":
-                name = str(node.target)
-                return self._constants[name] if name in self._constants else operator.attrgetter(name)(self._backbone)
-            case op:
-                raise NoClosedFormError(_advice(f"the path contains {op} {node.target!s}"))
+    def _call(self, node: fx.Node, env: dict[fx.Node, Any], x: Tensor) -> Any:
+        if node.op == "placeholder":
+            return x if not node.args else node.args[0]
+        if node.op == "get_attr":
+            name = str(node.target)
+            return self._constants[name] if name in self._constants else operator.attrgetter(name)(self._backbone)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+        if node in self._kept_inputs:
+            # What it would overwrite is needed again: by the maps, or by a rule.
+            args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+        if node.op == "call_module":
+            return self.modules[str(node.target)](*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _verify(self, x: Tensor) -> None:
         """Hold the path against the network and autograd, once: a hook or a branch on the input escapes a trace."""
@@ -191,24 +221,31 @@ class Path:
         if not bool(reference.features.isfinite().all()):
             return  # nothing to compare with; the maps will not be finite either
         floats = [v.dtype for v in actual.env.values() if isinstance(v, Tensor) and v.is_floating_point()]
-        tolerance = max(torch.finfo(dtype).eps for dtype in floats) ** 0.5
+        eps = max(torch.finfo(dtype).eps for dtype in floats)
+        if x.device.type != "cpu" and torch.float32 in floats:
+            eps = max(eps, 2.0**-10)  # TensorFloat-32
+        tolerance = eps**0.5
         if not _close(actual.features, reference.features, tolerance):
             raise NoClosedFormError(
-                _advice("the traced path does not give the network's own features (a hook, or a branch on the input?)")
+                _advice(
+                    "the traced path does not give the network's own features (a hook, a branch on the input, or "
+                    "dropout that is always on?)"
+                )
             )
-        seed = torch.linspace(-1, 1, actual.features.numel(), device=x.device).reshape(1, 1, -1)
-        seed = seed.to(torch.promote_types(actual.features.dtype, torch.float32))
+        dtype = torch.promote_types(actual.features.dtype, torch.float32)
+        seed = torch.linspace(-1, 1, actual.features[0].numel(), device=x.device, dtype=dtype).expand(len(x), 1, -1)
         for target, name in enumerate(self._targets):
-            pulled = actual.pullback(seed, target)
+            pulled, weights = actual.pullback(seed, target), actual.weights(seed, target)
             try:
                 expected = reference.pullback(seed, target)
             except RuntimeError:
-                continue  # a layer that autograd cannot differentiate: its registered rule is all there is
-            if not _close(pulled, expected, tolerance):
+                continue  # autograd cannot differentiate a layer: its registered rule is all there is
+            sums = expected.reshape(*weights.shape, -1).sum(-1)
+            if not _close(pulled, expected, tolerance) or not _close(weights, sums, tolerance):
                 raise NoClosedFormError(
                     _advice(
-                        f"the Jacobian of the path from {name!r} differs from autograd's (a hook, or a wrong rule in "
-                        "@register_jacobian?)"
+                        f"the Jacobian of the path from {name!r} differs from autograd's (a hook, or a wrong rule or "
+                        "keeps_sums in @register_jacobian?)"
                     )
                 )
         self._verified = True
@@ -294,15 +331,18 @@ class ClosedFormPass:
             kwargs = {name: value for name, value in kwargs.items() if name != "input"}
         reading = layers.reading_of(node.target)
         assert reading is not None
-        return reading(*args, **kwargs)
+        try:
+            return reading(*args, **kwargs)
+        except TypeError as error:
+            raise NoClosedFormError(_advice(f"the call of {node.name} is not understood ({error})")) from error
 
     def _value(self, item: Any) -> Any:
         return self.env[item] if isinstance(item, fx.Node) else item
 
     def bytes_per_target(self) -> int:
         """Return about how much memory one target takes for the batch: a few times the widest value of the path."""
-        tensors = [value for value in self.env.values() if isinstance(value, Tensor)]
-        return 4 * 4 * max(value.numel() for value in tensors)
+        widest = max(value.numel() for value in self.env.values() if isinstance(value, Tensor))
+        return 4 * widest * torch.promote_types(self.features.dtype, torch.float32).itemsize
 
 
 @dataclass(frozen=True)
@@ -318,7 +358,7 @@ class _Presummed:
 
     @staticmethod
     def of(weight: Tensor, channels: int, dtype: torch.dtype) -> "_Presummed":
-        sums = weight.detach().unflatten(1, (channels, -1)).to(dtype).sum(-1)
+        sums = weight.detach().unflatten(1, (channels, -1)).sum(-1, dtype=dtype)
         return _Presummed(sums, _Presummed._version(weight, channels, dtype), _Presummed._sample(weight).clone())
 
     def serves(self, weight: Tensor, channels: int, dtype: torch.dtype) -> bool:
@@ -336,8 +376,13 @@ class _Presummed:
 
     @staticmethod
     def _sample(weight: Tensor) -> Tensor:
-        flat = weight.detach().reshape(-1)
-        return flat[:: max(1, flat.numel() // 4096)]
+        """Return some thousand elements from all over the weight, always the same ones."""
+        return weight.detach().reshape(-1)[_sample_positions(weight.numel())]
+
+
+@lru_cache(maxsize=8)
+def _sample_positions(count: int) -> Tensor:
+    return torch.randint(count, (1 << 16,), generator=torch.Generator().manual_seed(0))
 
 
 class AutogradPath:
@@ -417,12 +462,16 @@ class AutogradPass:
     def pullback(self, grad: Tensor, target: int) -> Tensor:
         """Return the derivative with respect to ``activations[target]``, shape (N, K, *activations.shape[1:])."""
         leaf = self._leaves[target]
+        # Seeds far below 1 would be lost in a backbone's half precision.
+        size = grad.abs().amax((0, 2), keepdim=True)
+        size = torch.where(size > 0, size, 1.0)
         with torch.inference_mode(False):
             pulled = [
                 torch.autograd.grad(self._graph, leaf, row.clone(), retain_graph=True, allow_unused=True)[0]
-                for row in grad.to(self._graph.dtype).unbind(1)
+                for row in (grad / size).to(self._graph.dtype).unbind(1)
             ]
-        return torch.stack([torch.zeros_like(leaf) if part is None else part for part in pulled], 1).to(grad.dtype)
+        stacked = torch.stack([torch.zeros_like(leaf) if part is None else part for part in pulled], 1).to(grad.dtype)
+        return stacked * size.reshape(1, -1, *[1] * (stacked.dim() - 2))
 
     def weights(self, grad: Tensor, target: int) -> Tensor:
         """Return the sum of the pullback over the positions of every channel, shape (N, K, T)."""
@@ -430,22 +479,41 @@ class AutogradPass:
 
     def bytes_per_target(self) -> int:
         """Return about how much memory one target takes for the batch."""
-        return 4 * 4 * max(leaf.numel() for leaf in self._leaves)
+        return 4 * max(leaf.numel() * leaf.element_size() for leaf in self._leaves)
+
+
+_tracing = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """A tracer that remembers every module's outputs and stops behind the feature layer."""
+    """A tracer that remembers every module's outputs, stops behind the feature layer, and leaves everything as it was.
+
+    While it traces, torch.fx replaces ``nn.Module.__call__`` for the whole process: other threads must not notice.
+    """
 
     def __init__(self, backbone: nn.Module, layer: str | None) -> None:
         super().__init__(autowrap_modules=(math, torchvision.ops.stochastic_depth))
         self._backbone = backbone
         self._last = None if layer is None else backbone.get_submodule(layer)
         self._outputs: dict[int, list[Any]] = {}
+        self._thread = threading.get_ident()
+        self.constants: dict[str, Any] = {}
+
+    def is_leaf(self, module: nn.Module) -> bool:
+        """Return whether a module is called as a whole."""
+        return super().is_leaf_module(module, "") or layers.rule_kind(type(module)) is not None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name) or layers.rule_kind(type(m)) is not None
+        return self.is_leaf(m)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
         output = super().call_module(m, forward, args, kwargs)
         self._outputs.setdefault(id(m), []).append(output)
         if m is self._last:
@@ -453,29 +521,61 @@ class _Tracer(fx.Tracer):
         return output
 
     def trace_backbone(self) -> fx.Graph:
-        """Return the graph of the backbone up to the feature layer."""
-        self._attributes = set(vars(self._backbone))
-        parameters = list(inspect.signature(self._backbone.forward).parameters.values())
-        defaults = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
-        try:
-            return self.trace(self._backbone, concrete_args=defaults or None)
-        except _Traced:
-            return self.graph
-        except Exception as error:
-            raise NoClosedFormError(
-                _advice(f"{type(self._backbone).__name__} cannot be traced by torch.fx ({error})")
-            ) from error
+        """Return the graph of the backbone up to the feature layer.
 
-    def take_constants(self) -> dict[str, Any]:
-        """Return the tensor constants that tracing left on the backbone as attributes, and take them off it."""
-        names = set(vars(self._backbone)) - self._attributes
-        return {name: vars(self._backbone).pop(name) for name in names}
+        Returns:
+            The graph.
+
+        Raises:
+            NoClosedFormError: the backbone cannot be traced.
+        """
+        backbone = self._backbone
+        if isinstance(backbone, torch.jit.ScriptModule):
+            raise NoClosedFormError(_advice(f"{type(backbone).__name__} cannot be traced by torch.fx"))
+        parameters = list(inspect.signature(backbone.forward).parameters.values())
+        defaults = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
+        with _tracing:
+            modules = [m for m in backbone.modules() if not isinstance(m, torch.jit.ScriptModule)]
+            before = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
+            try:
+                return self.trace(backbone, concrete_args=defaults or None)
+            except _Traced:
+                return self.graph
+            except Exception as error:
+                raise NoClosedFormError(
+                    _advice(f"{type(backbone).__name__} cannot be traced by torch.fx ({error})")
+                ) from error
+            finally:
+                # Tensor constants become attributes of what is traced, and a forward may keep a proxy of its own.
+                self.constants = {name: value for name, value in vars(backbone).items() if name not in before[0][1]}
+                for module, attributes, buffers in before:
+                    for name in set(vars(module)) - set(attributes):
+                        del vars(module)[name]
+                    vars(module).update(attributes)
+                    for name, buffer in buffers.items():
+                        module._buffers[name] = buffer
 
     def node(self, name: str) -> fx.Node:
-        """Return the node of a module's output."""
+        """Return the node of a module's output.
+
+        Args:
+            name: the module's dotted name.
+
+        Returns:
+            The node.
+
+        Raises:
+            NoClosedFormError: the module does not run, or gives no tensor.
+            ValueError: it runs more than once.
+        """
         outputs = self._outputs.get(id(self._backbone.get_submodule(name)), [])
         if not outputs:
-            raise ValueError(f"the layer {name!r} does not run before the features: choose a layer before them")
+            raise NoClosedFormError(
+                _advice(
+                    f"the layer {name!r} does not run before the features, or inside a layer that is called as a whole",
+                    "choose a layer before them",
+                )
+            )
         if len(outputs) > 1:
             raise ValueError(
                 f"the layer {name!r} runs {len(outputs)} times in a forward pass: choose the block around it"
@@ -483,6 +583,9 @@ class _Tracer(fx.Tracer):
         if not isinstance(outputs[0], fx.Proxy):
             raise NoClosedFormError(_advice(f"the layer {name!r} gives a {type(outputs[0]).__name__}, not a tensor"))
         return outputs[0].node
+
+
+_NUMBERS = (int, float, bool, str, type(None))
 
 
 class _Traced(Exception):  # noqa: N818 - no error: the end of a trace
@@ -527,16 +630,13 @@ def _size_nodes(order: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _subgraph(backbone: nn.Module, graph: fx.Graph, outputs: Sequence[fx.Node]) -> fx.GraphModule:
-    """Return the part of a graph that computes some of its nodes, over the backbone's own modules."""
-    needed = _ancestors(outputs)
-    part = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if node in needed or node.op == "placeholder":
-            copies[node] = part.node_copy(node, copies.__getitem__)
-    part.output(tuple(copies[node] for node in outputs))
-    return fx.GraphModule(backbone, part)
+def _last_uses(nodes: Sequence[fx.Node], keep: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Return for each node the ones whose values nobody needs after it."""
+    last = {arg: node for node in nodes for arg in node.all_input_nodes if arg not in keep}
+    uses: dict[fx.Node, list[fx.Node]] = {}
+    for arg, node in last.items():
+        uses.setdefault(node, []).append(arg)
+    return uses
 
 
 def _is_inplace(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -547,7 +647,7 @@ def _is_inplace(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op != "call_function":
         return False
     name = getattr(node.target, "__name__", "")
-    if name in ("iadd", "isub", "imul") or (name.endswith("_") and not name.endswith("__")):
+    if name in ("iadd", "isub", "imul", "itruediv", "setitem") or (name.endswith("_") and not name.endswith("__")):
         return True
     try:
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]

@@ -19,10 +19,12 @@ class Stage(nn.Module):
 
     Attributes:
         n_inputs: length of an input row, or None where any length will do.
+        n_outputs: length of an output row, or None where it is that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
     """
 
     n_inputs: int | None = None
+    n_outputs: int | None = None
     reduces: bool = False
 
     def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
@@ -39,6 +41,11 @@ class Stage(nn.Module):
             NotImplementedError: a subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no pullback")
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pullback divided by a factor, and the factor's logarithm, shape (N, K) or (1, K): usually 0."""
+        grad = self.pullback(x, grad)
+        return grad, grad.new_zeros(grad.shape[:2])
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Move to another device, but keep the precision of a head whatever its backbone is cast to."""
@@ -68,7 +75,7 @@ class Scale(Stage):
         self, shift: Tensor, divisor: Tensor, offset: Tensor, limits: tuple[float, float] | None = None
     ) -> None:
         super().__init__()
-        self.n_inputs = len(shift)
+        self.n_inputs = self.n_outputs = len(shift)
         self.register_buffer("shift", shift)
         self.register_buffer("divisor", divisor)
         self.register_buffer("offset", offset)
@@ -106,7 +113,7 @@ class Projection(Stage):
 
     def __init__(self, components: Tensor, mean: Tensor, divisor: Tensor) -> None:
         super().__init__()
-        self.n_inputs = components.shape[1]
+        self.n_outputs, self.n_inputs = components.shape
         self.register_buffer("components", components)
         self.register_buffer("mean", mean)
         self.register_buffer("divisor", divisor)

@@ -67,9 +67,16 @@ class Single(Rule):
 
 
 class Binary(Rule):
-    """Two classes, one value a: positive for the second class."""
+    """Two classes, one value a: positive for the second class.
+
+    Args:
+        zero_is_second: a value of exactly 0 is the second class, as in libsvm, not the first, as in linear classifiers.
+    """
 
     n_classes = 2
+
+    def __init__(self, *, zero_is_second: bool = False) -> None:
+        self.zero_is_second = zero_is_second
 
     def margins(self, decision: Tensor) -> Tensor:
         """Return [-a, a]."""
@@ -79,6 +86,11 @@ class Binary(Rule):
         """Return 1 for the second class and -1 for the first: each is also its decision against the other."""
         sign = 2 * category - 1 if versus is None else category - versus
         return sign.to(decision.dtype).unsqueeze(-1)
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return 1 where the value is positive."""
+        value = decision[..., 0]
+        return ((value >= 0) if self.zero_is_second else (value > 0)).long()
 
 
 class OneVsRest(Rule):
@@ -171,11 +183,6 @@ class Decision(Stage):
         super().__init__()
         self.rule = rule
         self.classes = classes
-
-    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pullback, shape (N, K, B), and the logarithm of a factor taken out of it, shape (N, K)."""
-        grad = self.pullback(x, grad)
-        return grad, grad.new_zeros(grad.shape[:2])
 
 
 class LinearDecision(Decision):

@@ -1,7 +1,7 @@
 """Targets: what a map explains. Each is a callable on the network's output and knows its closed-form gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,7 @@ class SVMTarget(ClosedFormTarget):
         sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
 
     Raises:
+        TypeError: a label is a list or an array.
         ValueError: ``versus`` is the category itself, or the sign is neither ``"+"`` nor ``"-"``.
     """
 
@@ -95,6 +96,13 @@ class SVMTarget(ClosedFormTarget):
 
     def __post_init__(self) -> None:
         """Check the arguments."""
+        for label in (self.category, self.versus):
+            if (
+                not isinstance(label, Hashable)
+                or isinstance(label, tuple)
+                or (isinstance(label, Tensor) and label.dim())
+            ):
+                raise TypeError(f"a class label must be one value of classes_, got {label!r:.80}")
         if self.category is not None and self.versus is not None and self.category == self.versus:
             raise ValueError(f"versus must be another class than the category, got {self.category!r} for both")
         _check_sign(self.sign)
@@ -266,7 +274,8 @@ def _by_autograd(targets: Sequence[Target], output: Tensor) -> tuple[Tensor, Map
     with torch.inference_mode(False), torch.enable_grad():
         if isinstance(output, HeadOutput):
             head = output.head
-            levels = [level for level in (0, head.component_level, head.decision_level) if level is not None]
+            named = (0, head.component_level, head.decision_level, len(output.levels) - 1)
+            levels = sorted({level for level in named if level is not None})
             leaves = {level: output.levels[level].detach().clone().requires_grad_() for level in levels}
             copies = [leaves.get(level, value) for level, value in enumerate(output.levels)]
             rows = list(HeadOutput.of(head, copies))

@@ -73,6 +73,8 @@ def test_the_progress_bar_can_be_turned_off(backbone, capsys):
     [
         ([], "classifier.4", ValueError, "the loader gave no batch"),
         ([X], "classifier.7", ValueError, "has no layer 'classifier.7'"),
+        ([(X, Y[:3])], "classifier.4", ValueError, "one label for every image, or no labels at all"),
+        ([(X, Y), X], "classifier.4", ValueError, "one label for every image, or no labels at all"),
         ([X.numpy()], "classifier.4", TypeError, "images must be a torch.Tensor, got ndarray"),
     ],
 )
@@ -127,3 +129,13 @@ def test_threads_share_a_backbone(backbone):
     assert not wrong
     assert all(module.training for module in backbone.modules())
     assert not backbone.classifier[4]._forward_hooks
+
+
+def test_networks_that_share_a_backbone_share_its_evaluation_mode(backbone):
+    outer = nn.Sequential(backbone)
+    backbone.train()
+    with evaluating(outer):
+        with evaluating(backbone):
+            pass
+        assert not backbone.training, "the inner user turned training on under the outer one"
+    assert backbone.training

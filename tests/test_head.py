@@ -19,7 +19,7 @@ from sklearn.svm import SVC, LinearSVC, NuSVC
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.stages import Scale
+from pytorch_grad_cam_pcasvm.stages import Scale, Stage
 from pytorch_grad_cam_pcasvm.targets import feature_gradients
 
 RNG = np.random.default_rng(0)
@@ -262,6 +262,16 @@ def test_a_head_keeps_its_precision_when_the_network_is_cast(cast):
         (lambda: "passthrough", ValueError, "the head is empty"),
         (lambda: StandardScaler().fit(DATA[2][0]), ValueError, "neither a reduction"),
         (lambda: [SVC().fit(*DATA[2]), PCA(3).fit(DATA[2][0])], ValueError, "must end with its only classifier"),
+        (
+            lambda: [PCA(2).fit(DATA[2][0]), SVC().fit(*DATA[2])],
+            ValueError,
+            "do not fit: KernelSVM was fitted on 12 values, but what comes before it gives 2",
+        ),
+        (
+            lambda: GridSearchCV(SVC(), {"C": [1, 2]}, refit=False).fit(*DATA[2]),
+            ValueError,
+            "no best estimator: fit it with refit=True",
+        ),
         (lambda: 3, TypeError, "fitted scikit-learn estimators"),
         (lambda: torch.nn.Linear(3, 3), TypeError, "got Linear"),
     ],
@@ -283,3 +293,38 @@ def test_an_estimator_can_be_registered():
 
     pipeline = fitted([Halver(), PCA(3)], SVC(), 3)
     assert relative(read(Head.of(pipeline), QUERY), pipeline.decision_function(QUERY)) < 1e-10
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_a_decision_of_exactly_zero(kernel):
+    machine = SVC(kernel=kernel, gamma=1.0).fit([[-1.0], [1.0]], ["a", "b"])
+    assert machine.decision_function([[0.0]]) == 0
+    head = Head.of(machine)
+    for value in (0.0, 1e3, -1e3):
+        query = np.array([[value]])
+        assert head.labels(head(torch.tensor(query))).tolist() == machine.predict(query).tolist()
+
+
+def test_estimators_fitted_on_tensors():
+    """Their attributes are tensors (array-API dispatch)."""
+    scaler, pca, svm = (step for _, step in fitted([StandardScaler(), PCA(4, whiten=True)], SVC(), 3).steps)
+    expected = svm.decision_function(pca.transform(scaler.transform(QUERY)))
+    scaler.mean_, scaler.scale_ = torch.tensor(scaler.mean_), torch.tensor(scaler.scale_)
+    for name in ("components_", "mean_", "explained_variance_"):
+        setattr(pca, name, torch.tensor(getattr(pca, name)))
+    assert relative(read(Head.of([scaler, pca, svm]), QUERY), expected) < 1e-10
+
+
+def test_a_stage_of_ones_own_may_start_with_an_integer_buffer():
+    class Pick(Stage):
+        reduces = True
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("index", torch.tensor([3, 1]))
+
+        def forward(self, x):
+            return x[:, self.index]
+
+    output = read(Head([Pick()]), QUERY)
+    assert relative(output, QUERY[:, [3, 1]]) == 0

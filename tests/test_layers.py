@@ -157,6 +157,9 @@ PATHS = {
         lambda net, x: F.layer_norm(F.linear(x.flatten(1), net.dense), (6,)),
         6,
     ),
+    "other=, axis=": (lambda net, x: torch.add(torch.mul(x.tanh(), other=2.0), other=x).mean(axis=(2, 3)), 4),
+    "swapaxes": (lambda net, x: pooled(net, torch.swapaxes(x, axis0=2, axis1=3).tanh()), 4),
+    "torch.max_pool2d": (lambda net, x: pooled(net, torch.max_pool2d(x, 2, 2, 0, 1, True)), 4),
     "dropout": (lambda net, x: F.dropout(pooled(net, x), 0.5, net.training), 4),
     "dtype": (lambda net, x: pooled(net, x.to(torch.float64).contiguous()), 4),
 }

@@ -123,6 +123,7 @@ def test_a_blank_map_says_why():
     [
         ({"scale": "batch"}, r"scale must be one of \('map', 'target', 'none'\), got 'batch'"),
         ({"size": (4,)}, r"size must have 2 numbers for these maps, got \(4,\)"),
+        ({"size": 24}, "size must have 2 numbers for these maps, got 24"),
         ({"size": (4, 4, 4)}, "size must have 2 numbers"),
     ],
 )

@@ -6,6 +6,8 @@ import torch
 from problems import Backbone, Problem
 from reference import relative
 from sklearn.decomposition import PCA
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 
@@ -52,6 +54,8 @@ def test_targets_read_rows_and_batches(problem):
         (lambda: PCATarget(True), TypeError, "component must be an integer"),
         (lambda: PCATarget(0, sign="x"), ValueError, r"sign must be '\+' or '-', got 'x'"),
         (lambda: SVMTarget("a", sign=None), ValueError, "sign must be"),
+        (lambda: SVMTarget(["a"]), TypeError, r"a class label must be one value of classes_, got \['a'\]"),
+        (lambda: SVMTarget("a", versus=np.array(["b"])), TypeError, "a class label must be one value"),
         (lambda: SVMTarget("a", versus="a"), ValueError, "versus must be another class than the category, got 'a'"),
     ],
 )
@@ -93,6 +97,7 @@ BAD_INPUTS = [
     (lambda x: list(x), TypeError, "must be a torch.Tensor, got list"),
     (lambda x: x[:0], ValueError, "must be a batch of images"),
     (lambda x: x[0, 0, 0], ValueError, "must be a batch of images"),
+    (lambda x: x[0], ValueError, r"must be a batch \(N, C, H, W\), got \(3, 12, 12\): use x.unsqueeze\(0\)"),
     (lambda x: x.mul(9).to(torch.uint8), TypeError, r"floating-point values, got torch.uint8: use x.float\(\)"),
     (lambda x: x.clone().fill_(torch.nan), ValueError, "NaN or infinite values"),
     (lambda x: x.clone().index_fill_(0, torch.tensor([2]), torch.inf), ValueError, "NaN or infinite values"),
@@ -102,7 +107,12 @@ BAD_INPUTS = [
 @pytest.mark.parametrize(("spoil", "error", "message"), BAD_INPUTS)
 def test_bad_inputs_are_refused(cam, problem, spoil, error, message):
     x = spoil(problem.x)
-    for call in (lambda: cam(x, None), lambda: cam.explain(x), lambda: cam.jacobians(x)):
+    for call in (
+        lambda: cam(x, None),
+        lambda: cam.explain(x),
+        lambda: cam.jacobians(x),
+        lambda: problem.net.predict(x),
+    ):
         with pytest.raises(error, match=message):
             call()
 
@@ -147,7 +157,8 @@ def test_targets_on_an_ordinary_classifier(problem):
     ("arguments", "error", "message"),
     [
         ({"jacobian": "exact"}, ValueError, "jacobian must be 'closed_form', 'auto' or 'autograd', got 'exact'"),
-        ({"max_bytes": 0}, ValueError, "max_bytes must be positive"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be a positive integer or None, got 0"),
+        ({"max_bytes": 1e9}, ValueError, "max_bytes must be a positive integer or None, got 1000000000.0"),
         ({"target_layers": []}, ValueError, "target_layers is empty"),
         ({"target_layers": nn.ReLU()}, TypeError, "target_layers must be a list of modules"),
         ({"target_layers": ["features"]}, TypeError, "target_layers must be a list of modules"),
@@ -190,3 +201,35 @@ def test_a_network_that_gives_nan_gives_no_map(problem):
     for call in (lambda: cam.explain(problem.x), lambda: cam(problem.x, PCATarget(0))):
         with pytest.raises(ValueError, match="maps are not finite"):
             call()
+
+
+def test_what_a_network_does_around_backbone_and_head_is_refused(problem):
+    class Normalised(PCASVMNet):
+        def forward(self, x):
+            return super().forward(x / 2)
+
+    net = Normalised(problem.backbone, problem.head, layer="classifier.4")
+    with pytest.raises(ValueError, match=r"Normalised has a forward of its own.*put it into the backbone"):
+        ClosedFormGradCAM(net, [problem.target_layer])
+    net = PCASVMNet(problem.backbone, problem.head, layer="classifier.4")
+    with pytest.raises(ValueError, match="Sequential wraps a PCASVMNet"):
+        ClosedFormGradCAM(nn.Sequential(nn.Identity(), net), [problem.target_layer])
+    net.register_forward_pre_hook(lambda module, args: None)
+    with pytest.raises(ValueError, match="PCASVMNet has hooks"):
+        ClosedFormGradCAM(net, [problem.target_layer])
+
+
+def test_a_scaler_behind_the_components_is_differentiated(problem):
+    scaled = Pipeline([*problem.head[:2].steps, ("scaler", StandardScaler())])
+    features = problem.net(problem.x).features.detach().numpy()
+    scaled[-1].fit(scaled[:2].transform(features))
+    net = PCASVMNet(problem.backbone, scaled, layer="classifier.4")
+    maps = ClosedFormGradCAM(net, [problem.target_layer]).explain(problem.x, [lambda row: row[1], PCATarget(1)])
+    assert relative(maps.weights[:, 0], maps.weights[:, 1] / scaled[-1].scale_[1]) < 1e-12
+
+
+def test_maps_can_be_trained_on(problem):
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [PCATarget(0)]).maps
+    student = torch.zeros_like(maps).requires_grad_()
+    (student * maps).sum().backward()
+    assert relative(student.grad, maps) == 0
