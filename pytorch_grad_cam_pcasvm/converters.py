@@ -7,6 +7,7 @@
         return Scale(tensor(estimator.mean_), tensor(estimator.std_), tensor(0 * estimator.mean_))
 """
 
+import math
 from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
@@ -14,18 +15,57 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.decomposition import PCA
+from sklearn.cross_decomposition import PLSRegression
+from sklearn.decomposition import (
+    PCA,
+    FactorAnalysis,
+    FastICA,
+    IncrementalPCA,
+    KernelPCA,
+    MiniBatchSparsePCA,
+    SparsePCA,
+    TruncatedSVD,
+)
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.feature_selection import SelectorMixin
+from sklearn.kernel_approximation import Nystroem, RBFSampler
+from sklearn.linear_model._base import LinearClassifierMixin, LinearModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import MinMaxScaler, StandardScaler
-from sklearn.svm import SVC, LinearSVC, NuSVC
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    RobustScaler,
+    StandardScaler,
+)
+from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
+from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import kernels
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.stages import Projection, Scale, Stage
-from pytorch_grad_cam_pcasvm.svm import Binary, KernelSVM, LinearDecision, OneVsOne, OneVsRest
+from pytorch_grad_cam_pcasvm.stages import (
+    FourierFeatures,
+    KernelMap,
+    Normalise,
+    Projection,
+    Scale,
+    Select,
+    Stage,
+)
+from pytorch_grad_cam_pcasvm.svm import (
+    Binary,
+    KernelSVM,
+    LinearDecision,
+    OneClass,
+    OneVsOne,
+    OneVsRest,
+    Rule,
+    Single,
+)
 
 
 def stages_of(fitted: Any) -> Iterator[Stage]:
@@ -42,22 +82,30 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
         NoClosedFormError: an estimator has no closed-form Jacobian here.
         ValueError: a search was not refitted.
     """
+    estimators = list(_estimators(fitted))
+    for position, estimator in enumerate(estimators):
+        if isinstance(estimator, Stage):
+            yield estimator
+            continue
+        if isinstance(estimator, BaseEstimator):
+            check_is_fitted(estimator)
+        yield stage_for(estimator) if position == len(estimators) - 1 else transformer_for(estimator)
+
+
+def _estimators(fitted: Any) -> Iterator[Any]:
+    """Yield the single estimators of nested pipelines, searches and lists."""
     if isinstance(fitted, list | tuple):
         for part in fitted:
-            yield from stages_of(part)
+            yield from _estimators(part)
     elif isinstance(fitted, Pipeline):
-        yield from stages_of([step for _, step in fitted.steps])
-    elif isinstance(fitted, Stage):
-        yield fitted
+        yield from _estimators([step for _, step in fitted.steps])
     elif isinstance(fitted, BaseSearchCV):
         check_is_fitted(fitted)
         if not hasattr(fitted, "best_estimator_"):
             raise ValueError(f"{type(fitted).__name__} has no best estimator: fit it with refit=True")
-        yield from stages_of(fitted.best_estimator_)
-    elif fitted is not None and fitted != "passthrough":
-        if isinstance(fitted, BaseEstimator):
-            check_is_fitted(fitted)
-        yield stage_for(fitted)
+        yield from _estimators(fitted.best_estimator_)
+    elif fitted is not None and not (isinstance(fitted, str) and fitted == "passthrough"):
+        yield fitted
 
 
 @singledispatch
@@ -108,51 +156,205 @@ def _min_max_scaler(estimator: MinMaxScaler) -> Stage:
     return Scale(torch.zeros_like(scale), 1 / scale, tensor(estimator.min_), limits)
 
 
+@stage_for.register(MaxAbsScaler)
+def _max_abs_scaler(estimator: MaxAbsScaler) -> Stage:
+    scale = tensor(estimator.scale_)
+    limits = (-1.0, 1.0) if getattr(estimator, "clip", False) else None
+    return Scale(torch.zeros_like(scale), scale, torch.zeros_like(scale), limits)
+
+
+@stage_for.register(RobustScaler)
+def _robust_scaler(estimator: RobustScaler) -> Stage:
+    zeros = torch.zeros(estimator.n_features_in_, dtype=torch.float64)
+    shift = tensor(estimator.center_) if estimator.with_centering else zeros
+    return Scale(shift, tensor(estimator.scale_) if estimator.with_scaling else zeros + 1, zeros)
+
+
+@stage_for.register(Normalizer)
+def _normalizer(estimator: Normalizer) -> Stage:
+    return Normalise(estimator.norm)
+
+
+@stage_for.register(SelectorMixin)
+def _selector(estimator: SelectorMixin) -> Stage:
+    support = np.asarray(estimator.get_support())
+    return Select(torch.as_tensor(np.flatnonzero(support)), len(support))
+
+
+@stage_for.register(FunctionTransformer)
+def _function_transformer(estimator: FunctionTransformer) -> Stage:
+    if estimator.func is not None:
+        raise NoClosedFormError(
+            f"FunctionTransformer({estimator.func!r}) has no closed-form Jacobian: only the identity (func=None) has. "
+            "Put the function into the backbone, or register a transformer of your own with stage_for.register(...)."
+        )
+    return Select(torch.arange(estimator.n_features_in_), estimator.n_features_in_)
+
+
+# --- reductions: most are V^T (x - u) with a matrix of their own ----------------------------------------------------
+
+
 @stage_for.register(PCA)
-def _pca(estimator: PCA) -> Stage:
-    components = tensor(estimator.components_)
-    divisor = torch.ones(len(components), dtype=torch.float64)
+@stage_for.register(IncrementalPCA)
+def _pca(estimator: PCA | IncrementalPCA) -> Stage:
+    divisor = None
     if estimator.whiten:
         # scikit-learn takes the root, and clips it at eps, in the dtype that PCA was fitted in.
         variance = estimator.explained_variance_
         deviations = torch.as_tensor(variance.sqrt() if isinstance(variance, Tensor) else np.sqrt(variance))
         divisor = tensor(deviations.clamp(min=torch.finfo(deviations.dtype).eps))
-    return Projection(components, tensor(estimator.mean_), divisor)
+    return _projection(estimator.components_, estimator.mean_, divisor)
+
+
+@stage_for.register(TruncatedSVD)
+@stage_for.register(GaussianRandomProjection)
+@stage_for.register(SparseRandomProjection)
+def _without_mean(estimator: Any) -> Stage:
+    return _projection(estimator.components_)
+
+
+@stage_for.register(FastICA)
+def _fast_ica(estimator: FastICA) -> Stage:
+    return _projection(estimator.components_, estimator.mean_ if estimator.whiten else None)
+
+
+@stage_for.register(FactorAnalysis)
+def _factor_analysis(estimator: FactorAnalysis) -> Stage:
+    # E[z | x] = (1 + L Psi^-1 L^T)^-1 L Psi^-1 (x - u)
+    weighted = tensor(estimator.components_) / tensor(estimator.noise_variance_)
+    precision = torch.eye(len(weighted), dtype=torch.float64) + weighted @ tensor(estimator.components_).T
+    return _projection(torch.linalg.solve(precision, weighted), estimator.mean_)
+
+
+@stage_for.register(SparsePCA)
+@stage_for.register(MiniBatchSparsePCA)
+def _sparse_pca(estimator: SparsePCA | MiniBatchSparsePCA) -> Stage:
+    # Its transform is a ridge regression on the components: (C C^T + alpha)^-1 C (x - u).
+    components = tensor(estimator.components_)
+    ridge = components @ components.T + estimator.ridge_alpha * torch.eye(len(components), dtype=torch.float64)
+    return _projection(torch.linalg.solve(ridge, components), estimator.mean_)
+
+
+@stage_for.register(PLSRegression)
+def _pls(estimator: PLSRegression) -> Stage:
+    return _projection(tensor(estimator.x_rotations_).T / tensor(estimator._x_std), estimator._x_mean)
+
+
+def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None) -> Stage:
+    components = tensor(components)
+    mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
+    divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
+    return Projection(components, mean, divisor)
+
+
+@singledispatch
+def transformer_for(estimator: Any) -> Stage:
+    """Return the stage of an estimator that others follow; it differs only where one both transforms and classifies."""
+    return stage_for(estimator)
+
+
+@transformer_for.register(LinearDiscriminantAnalysis)
+def _discriminants(estimator: LinearDiscriminantAnalysis) -> Stage:
+    if estimator.solver == "lsqr":
+        raise NoClosedFormError("LinearDiscriminantAnalysis(solver='lsqr') transforms nothing: use 'svd' or 'eigen'.")
+    mean = estimator.xbar_ if estimator.solver == "svd" else None
+    return _projection(tensor(estimator.scalings_).T[: estimator._max_components], mean)
+
+
+@stage_for.register(KernelPCA)
+def _kernel_pca(estimator: KernelPCA) -> Stage:
+    scale = np.sqrt(estimator.eigenvalues_, where=estimator.eigenvalues_ != 0, out=np.ones_like(estimator.eigenvalues_))
+    alphas = tensor(np.where(estimator.eigenvalues_ != 0, estimator.eigenvectors_ / scale, 0.0))
+    # Centring the kernel is linear in it: K - mean_i(K) - rows + all.
+    centred = alphas - alphas.mean(0)
+    centerer = estimator._centerer
+    offset = float(centerer.K_fit_all_) * alphas.sum(0) - tensor(centerer.K_fit_rows_) @ alphas
+    points = tensor(estimator.X_fit_)
+    kernel = _kernel(estimator, getattr(estimator, "gamma_", estimator.gamma), points.shape[1])
+    return KernelMap(kernel, points, centred, offset, reduces=True)
+
+
+@stage_for.register(Nystroem)
+def _nystroem(estimator: Nystroem) -> Stage:
+    points, coefficients = tensor(estimator.components_), tensor(estimator.normalization_).T
+    kernel = _kernel(estimator, estimator.gamma, points.shape[1])
+    return KernelMap(kernel, points, coefficients, torch.zeros(coefficients.shape[1]).double(), reduces=False)
+
+
+@stage_for.register(RBFSampler)
+def _rbf_sampler(estimator: RBFSampler) -> Stage:
+    weight = tensor(estimator.random_weights_)
+    return FourierFeatures(weight, tensor(estimator.random_offset_), math.sqrt(2 / weight.shape[1]))
+
+
+# --- classifiers and regressors -------------------------------------------------------------------------------------
 
 
 @stage_for.register(SVC)
 @stage_for.register(NuSVC)
 def _svc(estimator: SVC | NuSVC) -> Stage:
     n_classes = len(estimator.classes_)
-    rule = (
-        Binary(zero_is_second=True)
-        if n_classes == 2
-        else OneVsOne(
-            n_classes,
-            pairwise_scores=estimator.decision_function_shape == "ovo",
-            break_ties=estimator.break_ties and estimator.decision_function_shape == "ovr",
-        )
-    )
+    pairwise = estimator.decision_function_shape == "ovo"
+    several = OneVsOne(n_classes, pairwise_scores=pairwise, break_ties=estimator.break_ties and not pairwise)
+    return _machine(estimator, Binary(zero_is_second=True) if n_classes == 2 else several, estimator.classes_)
+
+
+@stage_for.register(SVR)
+@stage_for.register(NuSVR)
+def _svr(estimator: SVR | NuSVR) -> Stage:
+    return _machine(estimator, Single(), None)
+
+
+@stage_for.register(OneClassSVM)
+def _one_class(estimator: OneClassSVM) -> Stage:
+    return _machine(estimator, OneClass(), None)
+
+
+def _machine(estimator: Any, rule: Rule, classes: Any) -> Stage:
+    points = tensor(estimator.support_vectors_)
     return KernelSVM(
-        _kernel(estimator),
-        tensor(estimator.support_vectors_),
+        _kernel(estimator, estimator._gamma, points.shape[1]),
+        points,
         tensor(estimator.dual_coef_),
         tensor(estimator.intercept_),
         list(estimator.n_support_),
         rule,
-        estimator.classes_,
+        classes,
     )
 
 
-def _kernel(estimator: SVC | NuSVC) -> kernels.Kernel:
-    gamma, coef0 = float(estimator._gamma), float(estimator.coef0)
+@stage_for.register(LinearClassifierMixin)
+def _linear_classifier(estimator: Any) -> Stage:
+    n_classes = len(estimator.classes_)
+    weight = torch.atleast_2d(tensor(estimator.coef_))
+    if getattr(getattr(estimator, "_label_binarizer", None), "y_type_", "").startswith("multilabel"):
+        raise NoClosedFormError(
+            f"{type(estimator).__name__} was fitted on several labels per image: fit one per label."
+        )
+    rule = Binary() if n_classes == 2 else OneVsRest(n_classes)
+    return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), rule, estimator.classes_)
+
+
+@stage_for.register(LinearModel)
+def _linear_regressor(estimator: Any) -> Stage:
+    weight = torch.atleast_2d(tensor(estimator.coef_))
+    if len(weight) != 1:
+        raise NoClosedFormError(f"{type(estimator).__name__} was fitted on {len(weight)} outputs: fit one for each.")
+    return LinearDecision(weight, tensor(estimator.intercept_).reshape(-1).expand(1).clone(), Single(), None)
+
+
+def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Kernel:
+    # Where an estimator has no gamma of its own, pairwise_kernels takes 1 / n_features; coef0 is 1 there.
+    gamma = 1.0 / n_features if gamma is None else float(gamma)
+    coef0 = 1.0 if estimator.coef0 is None else float(estimator.coef0)
+    degree = 3 if estimator.degree is None else estimator.degree
     match estimator.kernel:
         case "linear":
             return kernels.Linear()
         case "rbf":
             return kernels.RBF(gamma)
-        case "poly":
-            return kernels.Polynomial(gamma, int(estimator.degree), coef0)
+        case "poly" | "polynomial":
+            return kernels.Polynomial(gamma, int(degree), coef0)
         case "sigmoid":
             return kernels.Sigmoid(gamma, coef0)
         case kernel:
@@ -160,10 +362,3 @@ def _kernel(estimator: SVC | NuSVC) -> kernels.Kernel:
                 f"{type(estimator).__name__} has the kernel {kernel!r}, whose gradient is not known here. "
                 "Fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'."
             )
-
-
-@stage_for.register(LinearSVC)
-def _linear_svc(estimator: LinearSVC) -> Stage:
-    weight = tensor(estimator.coef_)
-    rule = Binary() if len(estimator.classes_) == 2 else OneVsRest(len(estimator.classes_))
-    return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), rule, estimator.classes_)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.converters import stages_of
 from pytorch_grad_cam_pcasvm.stages import Stage, precision
-from pytorch_grad_cam_pcasvm.svm import Decision, Rule
+from pytorch_grad_cam_pcasvm.svm import Decision, Rule, Single
 
 
 class Head(nn.Module):
@@ -126,10 +126,13 @@ class Head(nn.Module):
             values: as ``forward`` gives them.
 
         Returns:
-            Class labels, or numbers for a regressor.
+            Class labels; numbers for a regressor, 1 and -1 for a one-class machine; without an SVM, the last output.
         """
-        if self.classes_ is None:
-            return values[-1].detach().squeeze(-1).cpu().numpy()
+        if self.decision_level is None:
+            return values[-1].detach().cpu().numpy()
+        if isinstance(self.rule, Single):
+            return self.rule.prediction(values[-1].detach()).cpu().numpy()
+        assert self.classes_ is not None
         return self.classes_[self.rule.predicted(values[-1].detach()).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:

@@ -8,6 +8,8 @@ derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ d stage
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.kernels import Kernel
+
 
 def precision(device: torch.device) -> torch.dtype:
     """Return the dtype a head computes in on ``device``: float64, or float32 where the device has no float64."""
@@ -125,3 +127,124 @@ class Projection(Stage):
     def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
         """Return ``(grad / divisor) V^T``."""
         return (grad / self.divisor) @ self.components
+
+
+class Select(Stage):
+    """``y = x[index]``: some of the features.
+
+    Args:
+        index: positions, shape (B,).
+        n_inputs: number of features D.
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, n_inputs: int) -> None:
+        super().__init__()
+        self.n_inputs, self.n_outputs = n_inputs, len(index)
+        self.register_buffer("index", index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the selected features, shape (N, B)."""
+        return x[:, self.index]
+
+    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return grad at the selected features, and 0 elsewhere."""
+        return grad.new_zeros(*grad.shape[:2], x.shape[1]).index_copy(2, self.index, grad)
+
+
+class Normalise(Stage):
+    """``y = x / |x|`` row by row; a row of zeros stays.
+
+    Args:
+        norm: ``"l1"``, ``"l2"`` or ``"max"`` (of absolute values).
+    """
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the rows divided by their norm, shape (N, D)."""
+        return x / self._size(x)
+
+    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return ``(grad - <grad, y> d|x|/dx) / |x|``."""
+        size = self._size(x).unsqueeze(1)
+        y = (x / size[:, 0]).unsqueeze(1)
+        if self.norm == "l1":
+            slope = x.sign().unsqueeze(1)
+        elif self.norm == "l2":
+            slope = y
+        else:
+            at = x.abs().argmax(1, keepdim=True)
+            slope = torch.zeros_like(x).scatter(1, at, x.gather(1, at).sign()).unsqueeze(1)
+        # A row of zeros was divided by 1, which does not depend on it.
+        slope = slope * x.any(1).reshape(-1, 1, 1)
+        return (grad - (grad * y).sum(-1, keepdim=True) * slope) / size
+
+    def _size(self, x: Tensor) -> Tensor:
+        orders = {"l1": 1.0, "l2": 2.0, "max": torch.inf}
+        size = torch.linalg.vector_norm(x, orders[self.norm], dim=1, keepdim=True)
+        return torch.where(size == 0, 1.0, size)
+
+
+class KernelMap(Stage):
+    """``y = sum_i c_i K(x_i, x) + offset``: KernelPCA, whose centring is in c and offset, and Nystroem.
+
+    Args:
+        kernel: the kernel K.
+        points: x_i, shape (I, D).
+        coefficients: c_i, shape (I, B).
+        offset: shape (B,).
+        reduces: whether the outputs are components.
+    """
+
+    points: Tensor
+    coefficients: Tensor
+    offset: Tensor
+
+    def __init__(self, kernel: Kernel, points: Tensor, coefficients: Tensor, offset: Tensor, reduces: bool) -> None:
+        super().__init__()
+        self.kernel, self.reduces = kernel, reduces
+        self.n_inputs, self.n_outputs = points.shape[1], coefficients.shape[1]
+        self.register_buffer("points", points)
+        self.register_buffer("coefficients", coefficients)
+        self.register_buffer("offset", offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, shape (N, B)."""
+        return self.kernel.value(x, self.points) @ self.coefficients + self.offset
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i <grad, c_i> dK(x_i, x)/dx / exp(log_scale)``, shape (N, K, D), and ``log_scale``, (N, K)."""
+        return self.kernel.pullback(x, self.points, (grad @ self.coefficients.T).expand(len(x), -1, -1))
+
+
+class FourierFeatures(Stage):
+    """``y = amplitude cos(x W + phase)``: the random features of RBFSampler.
+
+    Args:
+        weight: W, shape (D, B).
+        phase: shape (B,).
+        amplitude: a number.
+    """
+
+    weight: Tensor
+    phase: Tensor
+
+    def __init__(self, weight: Tensor, phase: Tensor, amplitude: float) -> None:
+        super().__init__()
+        self.n_inputs, self.n_outputs = weight.shape
+        self.amplitude = amplitude
+        self.register_buffer("weight", weight)
+        self.register_buffer("phase", phase)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features, shape (N, B)."""
+        return self.amplitude * torch.cos(x @ self.weight + self.phase)
+
+    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return ``-amplitude (grad * sin(x W + phase)) W^T``."""
+        slope = -self.amplitude * torch.sin(x @ self.weight + self.phase)
+        return (grad * slope.unsqueeze(1)) @ self.weight.T

@@ -53,7 +53,7 @@ class Rule(ABC):
 
 
 class Single(Rule):
-    """A regressor or a one-class machine: one value and no classes."""
+    """A regressor: one value and no classes."""
 
     n_classes = 1
 
@@ -64,6 +64,18 @@ class Single(Rule):
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
         """Return ones."""
         return torch.ones_like(decision)
+
+    def prediction(self, decision: Tensor) -> Tensor:
+        """Return what the estimator predicts, shape (N,)."""
+        return decision[..., 0]
+
+
+class OneClass(Single):
+    """A one-class machine: inliers are 1, outliers -1."""
+
+    def prediction(self, decision: Tensor) -> Tensor:
+        """Return 1 where the value is positive, otherwise -1."""
+        return torch.where(decision[..., 0] > 0, 1, -1)
 
 
 class Binary(Rule):

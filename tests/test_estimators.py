@@ -1,0 +1,257 @@
+"""Every supported estimator, and heads made of them, against scikit-learn's own decision values."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from reference import relative
+from sklearn.cross_decomposition import PLSRegression
+from sklearn.decomposition import (
+    PCA,
+    FactorAnalysis,
+    FastICA,
+    IncrementalPCA,
+    KernelPCA,
+    MiniBatchSparsePCA,
+    SparsePCA,
+    TruncatedSVD,
+)
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, SelectPercentile, VarianceThreshold
+from sklearn.kernel_approximation import Nystroem, RBFSampler
+from sklearn.linear_model import (
+    LinearRegression,
+    LogisticRegression,
+    Perceptron,
+    Ridge,
+    RidgeClassifier,
+    RidgeClassifierCV,
+    SGDClassifier,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    RobustScaler,
+    StandardScaler,
+)
+from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
+from sklearn.svm import SVC, SVR, LinearSVC, LinearSVR, NuSVC, NuSVR, OneClassSVM
+
+from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets import feature_gradients
+
+RNG = np.random.default_rng(0)
+WIDTH = 10
+CENTRES = 2 * RNG.normal(size=(4, WIDTH))
+
+
+def data(classes):
+    labels = np.arange(120) % classes
+    return CENTRES[labels] + RNG.normal(size=(120, WIDTH)) + 1, labels
+
+
+DATA = {classes: data(classes) for classes in (2, 4)}
+QUERY = CENTRES[np.arange(8) % 4] + 1.5 * RNG.normal(size=(8, WIDTH)) + 1
+
+SCALERS = [
+    StandardScaler(),
+    StandardScaler(with_mean=False),
+    MinMaxScaler((-1, 2)),
+    MinMaxScaler(clip=True),
+    MaxAbsScaler(),
+    RobustScaler(),
+    RobustScaler(with_centering=False, with_scaling=False),
+    Normalizer("l1"),
+    Normalizer("l2"),
+    Normalizer("max"),
+    VarianceThreshold(0.1),
+    SelectKBest(k=6),
+    SelectPercentile(percentile=50),
+    SelectFromModel(LinearSVC()),
+    RFE(LinearSVC(), n_features_to_select=5),
+    FunctionTransformer(),
+]
+REDUCTIONS = [
+    PCA(4),
+    PCA(4, whiten=True),
+    PCA(4, svd_solver="covariance_eigh"),
+    IncrementalPCA(4),
+    IncrementalPCA(4, whiten=True),
+    SparsePCA(3, alpha=0.1, ridge_alpha=0.3, random_state=0, max_iter=20),
+    MiniBatchSparsePCA(3, alpha=0.1, random_state=0, max_iter=20),
+    TruncatedSVD(4, random_state=0),
+    FastICA(4, random_state=0),
+    FastICA(whiten=False, random_state=0),
+    FactorAnalysis(3, random_state=0),
+    LinearDiscriminantAnalysis(),
+    LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.2),
+    KernelPCA(4),
+    KernelPCA(4, kernel="rbf", gamma=0.1),
+    KernelPCA(4, kernel="rbf"),
+    KernelPCA(3, kernel="poly", degree=2, gamma=0.2, coef0=0.5),
+    KernelPCA(3, kernel="sigmoid", gamma=0.01),
+    GaussianRandomProjection(5, random_state=0),
+    SparseRandomProjection(5, random_state=0),
+]
+MAPS = [
+    Nystroem(n_components=20, random_state=0),
+    Nystroem(kernel="poly", gamma=0.1, degree=2, coef0=1, n_components=15, random_state=0),
+    Nystroem(kernel="linear", n_components=5, random_state=0),
+    RBFSampler(gamma=0.1, n_components=30, random_state=0),
+]
+CLASSIFIERS = [
+    SVC(),
+    SVC(kernel="poly", degree=2, decision_function_shape="ovo"),
+    SVC(kernel="sigmoid", gamma=0.02),
+    NuSVC(nu=0.3),
+    LinearSVC(),
+    SGDClassifier(random_state=0),
+    Perceptron(random_state=0),
+    LogisticRegression(),
+    RidgeClassifier(),
+    RidgeClassifierCV(),
+    LinearDiscriminantAnalysis(),
+]
+REGRESSORS = [SVR(), SVR(kernel="linear"), NuSVR(kernel="poly"), LinearSVR(), Ridge(), LinearRegression()]
+
+
+def fitted(parts, classes):
+    x, y = DATA[classes]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_pipeline(*copy.deepcopy(parts)).fit(x, y)
+
+
+def values(pipeline, x):
+    """Return scikit-learn's own numbers: decision values as columns, else predictions of a regressor."""
+    if not hasattr(pipeline, "decision_function"):
+        return pipeline.predict(x).reshape(len(x), -1)
+    scores = pipeline.decision_function(x)
+    if scores.ndim == 2:
+        return scores
+    return np.stack([-scores, scores], 1) if hasattr(pipeline, "classes_") else scores[:, None]
+
+
+HEADS = {
+    **{f"{scaler}, PCA, SVC": [scaler, PCA(4), SVC()] for scaler in SCALERS},
+    **{f"scaler, {reduction}, SVC": [StandardScaler(), reduction, SVC()] for reduction in REDUCTIONS},
+    **{f"{reduction}, scaler, LinearSVC": [reduction, StandardScaler(), LinearSVC()] for reduction in REDUCTIONS},
+    **{f"{kernel_map}, LinearSVC": [MinMaxScaler(), PCA(6), kernel_map, LinearSVC()] for kernel_map in MAPS},
+    **{f"bare {classifier}": [classifier] for classifier in CLASSIFIERS},
+    **{f"PCA, {classifier}": [Normalizer(), PCA(5), classifier] for classifier in CLASSIFIERS},
+    **{f"PCA, {regressor}": [StandardScaler(), PCA(5), regressor] for regressor in REGRESSORS},
+    "OneClassSVM": [StandardScaler(), PCA(4), OneClassSVM(nu=0.2)],
+    "OneClassSVM linear": [OneClassSVM(kernel="linear", nu=0.4)],
+}
+
+
+def test_there_are_many_heads():
+    assert len(HEADS) >= 60
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("name", HEADS)
+def test_scores_predictions_and_gradients(name, classes):
+    pipeline = fitted(HEADS[name], classes)
+    head = Head.of(pipeline)
+    x = torch.tensor(QUERY).requires_grad_()
+    output = HeadOutput.of(head, head(x))
+    assert relative(output, values(pipeline, QUERY)) < 1e-9
+    assert head.labels(output.levels).tolist() == pytest.approx(pipeline.predict(QUERY).tolist(), rel=1e-9)
+    reductions = [i for i, part in enumerate(HEADS[name]) if any(type(part) is type(r) for r in REDUCTIONS)]
+    if reductions and (len(HEADS[name]) > 1 and reductions[-1] < len(HEADS[name]) - 1):
+        assert relative(output.components, pipeline[: reductions[-1] + 1].transform(QUERY)) < 1e-9
+    targets = [SVMTarget()]
+    if head.classes_ is not None:
+        targets += [SVMTarget(0), SVMTarget(1, versus=0), SVMTarget(versus="runner-up")]
+    if output.components is not None:
+        targets.append(PCATarget(0))
+    expected = torch.stack([torch.autograd.grad(t(output).sum(), x, retain_graph=True)[0] for t in targets], 1)
+    detached = HeadOutput.of(head, [value.detach() for value in output.levels])
+    grads, log_scale, _ = feature_gradients(detached, targets, torch.float64)
+    assert relative(grads * log_scale.exp().unsqueeze(-1), expected) < 1e-9
+
+
+# Values that are smooth in the features: votes jump, so one-vs-one machines are asked for their pairwise values.
+@pytest.mark.parametrize("name", HEADS)
+def test_gradients_equal_differences_of_scikit_learns_own_function(name):
+    parts = [
+        part.set_params(decision_function_shape="ovo") if isinstance(part, SVC | NuSVC) else part
+        for part in copy.deepcopy(HEADS[name])
+    ]
+    pipeline = fitted(parts, 4)
+    head = Head.of(pipeline)
+    with torch.no_grad():
+        output = HeadOutput.of(head, head(torch.tensor(QUERY[:3])))
+    columns = output.shape[1]
+    targets = [lambda row, c=c: row[c] for c in range(columns)]
+    grads, _, _ = feature_gradients(output, targets, torch.float64)
+    step = 1e-6
+    largest = float(grads.abs().max())
+    for d in range(WIDTH):
+        ahead, behind = QUERY[:3].copy(), QUERY[:3].copy()
+        ahead[:, d] += step
+        behind[:, d] -= step
+        difference = (values(pipeline, ahead) - values(pipeline, behind)) / (2 * step)
+        assert np.abs(grads[:, :, d].numpy() - difference).max() < 1e-5 * max(1.0, largest)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([FunctionTransformer(np.log1p), PCA(3)], "only the identity"),
+        ([LinearDiscriminantAnalysis(solver="lsqr"), SVC()], "not implemented for 'lsqr'"),
+        ([KernelPCA(3, kernel="cosine")], "the kernel 'cosine', whose gradient is not known"),
+        ([PCA(3), Nystroem(kernel="laplacian", n_components=9), LinearSVC()], "the kernel 'laplacian'"),
+    ],
+)
+def test_options_without_a_closed_form_are_refused(parts, message):
+    x, y = DATA[2]
+    with pytest.raises((NoClosedFormError, NotImplementedError), match=message):
+        Head.of(make_pipeline(*parts).fit(np.abs(x), y))
+
+
+def test_several_outputs_are_refused():
+    x, _ = DATA[2]
+    with pytest.raises(NoClosedFormError, match="Ridge was fitted on 2 outputs"):
+        Head.of([PCA(3).fit(x), Ridge().fit(PCA(3).fit_transform(x), x[:, :2])])
+    labels = (x[:, :3] > 1).astype(int)
+    with pytest.raises(NoClosedFormError, match="several labels per image"):
+        Head.of(RidgeClassifier().fit(x, labels))
+
+
+def test_a_row_of_zeros_stays_and_has_no_gradient_of_its_norm():
+    head = Head.of([Normalizer().fit(DATA[2][0]), PCA(3).fit(DATA[2][0])])
+    zeros = torch.zeros(1, WIDTH, dtype=torch.float64)
+    output = HeadOutput.of(head, head(zeros))
+    grads, _, _ = feature_gradients(output, [PCATarget(0)], torch.float64)
+    assert relative(grads[0, 0], head.stages[1].components[0]) < 1e-12
+
+
+def test_components_far_from_every_sample_of_a_kernel_pca():
+    x, _ = DATA[2]
+    head = Head.of(KernelPCA(3, kernel="rbf", gamma=1.0).fit(x))
+    far = torch.tensor(QUERY[:2]) + 200
+    with torch.no_grad():
+        output = HeadOutput.of(head, head(far))
+    grads, log_scale, _ = feature_gradients(output, [PCATarget(0)], torch.float64)
+    assert (log_scale < -745).all()
+    assert grads.flatten(1).norm(dim=1).gt(1e-6).all()
+
+
+def test_pls_as_a_transformer():
+    """It gives (X, Y) to a pipeline, so people fit it by hand."""
+    x, y = DATA[2]
+    pls = PLSRegression(3).fit(x, y)
+    svm = SVC().fit(pls.transform(x), y)
+    head = Head.of([pls, svm])
+    with torch.no_grad():
+        output = HeadOutput.of(head, head(torch.tensor(QUERY)))
+    assert relative(output.components, pls.transform(QUERY)) < 1e-9
+    assert relative(output[:, 1], svm.decision_function(pls.transform(QUERY))) < 1e-9
