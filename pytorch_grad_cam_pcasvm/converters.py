@@ -318,6 +318,7 @@ def _machine(estimator: Any, rule: Rule, classes: Any) -> Stage:
         tensor(estimator.dual_coef_),
         tensor(estimator.intercept_),
         list(estimator.n_support_),
+        torch.as_tensor(estimator.support_).long(),
         rule,
         classes,
     )

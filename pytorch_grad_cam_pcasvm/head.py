@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.converters import stages_of
 from pytorch_grad_cam_pcasvm.stages import Stage, precision
-from pytorch_grad_cam_pcasvm.svm import Decision, Rule, Single
+from pytorch_grad_cam_pcasvm.svm import Decision, KernelSVM, Rule, Single, SupportVectorEffect
 
 
 class Head(nn.Module):
@@ -180,6 +180,26 @@ class Head(nn.Module):
                 log_scale = logarithm if log_scale is None else log_scale + logarithm
         assert grad is not None, "no seeds were given"
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
+
+    def support_vector_effect(self, components: Tensor) -> SupportVectorEffect:
+        """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
+
+        Args:
+            components: p, shape (N, B), as in ``output.components``; without a reduction the features, shape (N, D).
+
+        Returns:
+            E (N, I), with the sign of its coefficient in every decision (N, P, I), and training set positions (I,).
+
+        Raises:
+            ValueError: the head does not end with a kernel SVM.
+        """
+        machine = self._decision()
+        if not isinstance(machine, KernelSVM):
+            raise ValueError("the head has no support vectors: it does not end with an SVC, NuSVC, SVR or OneClassSVM")
+        x = components.to(precision(components.device))
+        for stage in self._stages()[self.component_level or 0 : -1]:
+            x = stage(x)
+        return machine.effect(x)
 
     def bytes_per_target(self, n: int) -> int:
         """Return about how much memory one target takes in the head for n images: a few rows of its widest stage."""

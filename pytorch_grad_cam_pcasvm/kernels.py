@@ -1,10 +1,11 @@
 """The kernels of support vector machines: their values and, beside them, their gradients.
 
-Every kernel has two methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
+Every kernel has three methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
 
 - ``value(x, points)``: ``K(p_i, x)``, shape (N, I);
 - ``pullback(x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I), as a pair:
-  the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it, shape (N, K).
+  the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it, shape (N, K);
+- ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
 The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
 ``exp(-gamma d^2)`` underflows although the direction is well defined: there the largest term is factored out.
@@ -30,6 +31,9 @@ class Kernel(Protocol):
     def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i dK(p_i, x)/dx``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
 
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``E = |dK(p_i, x)/dx|``, shape (N, I)."""
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -42,6 +46,10 @@ class Linear:
     def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
         return coefficients @ points, coefficients.new_zeros(coefficients.shape[:2])
+
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``E = |p_i|``, shape (N, I): the same for every x."""
+        return points.norm(dim=1).expand(len(x), -1)
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,15 @@ class Polynomial:
 
     def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i degree gamma z^(degree-1) p_i``, shape (N, K, B), and zeros, shape (N, K)."""
-        if self.degree == 0:
-            return Linear().pullback(x, points, torch.zeros_like(coefficients))
-        slope = self.degree * self.gamma * (self.gamma * (x @ points.T) + self.coef0).pow(self.degree - 1)
-        return Linear().pullback(x, points, coefficients * slope.unsqueeze(1))
+        return Linear().pullback(x, points, coefficients * self._slope(x, points).unsqueeze(1))
+
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``E = |degree gamma z^(degree-1)| |p_i|``, shape (N, I)."""
+        return self._slope(x, points).abs() * points.norm(dim=1)
+
+    def _slope(self, x: Tensor, points: Tensor) -> Tensor:
+        z = self.gamma * (x @ points.T) + self.coef0
+        return self.degree * self.gamma * z.pow(self.degree - 1) if self.degree else torch.zeros_like(z)
 
 
 @dataclass(frozen=True)
@@ -77,11 +90,17 @@ class Sigmoid:
 
     def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
-        z = (self.gamma * (x @ points.T) + self.coef0).abs()
-        # log sech(z)^2 = log 4 - 2 |z| - 2 log(1 + exp(-2 |z|)): 1 - tanh(z)^2 cancels where tanh saturates.
-        log_slope = math.log(4) - 2 * z - 2 * torch.log1p(torch.exp(-2 * z))
-        scaled, log_scale = _times_exp(self.gamma * coefficients, log_slope)
+        scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(x, points))
         return scaled @ points, log_scale
+
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``E = |gamma| sech(z)^2 |p_i|``, shape (N, I)."""
+        return abs(self.gamma) * self._log_slope(x, points).exp() * points.norm(dim=1)
+
+    def _log_slope(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return log sech(z)^2, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
+        z = (self.gamma * (x @ points.T) + self.coef0).abs()
+        return math.log(4) - 2 * z - 2 * torch.log1p(torch.exp(-2 * z))
 
 
 @dataclass(frozen=True)
@@ -99,6 +118,14 @@ class RBF:
         scaled, log_scale = _times_exp(coefficients, -self.gamma * squared_distances(x, points))
         towards = scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1)
         return 2 * self.gamma * towards, log_scale
+
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``E = 2 gamma exp(-gamma d_i^2) d_i``, shape (N, I).
+
+        It is 0 at distance 0 and at infinity, and largest at ``d = 1 / sqrt(2 gamma)``: ``sqrt(2 gamma) exp(-1/2)``.
+        """
+        squared = squared_distances(x, points)
+        return 2 * self.gamma * torch.exp(-self.gamma * squared) * squared.sqrt()
 
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ values, so the gradient of a target is a row vector over them, its *seed*.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -225,6 +226,21 @@ class LinearDecision(Decision):
         return grad @ self.weight
 
 
+@dataclass(frozen=True)
+class SupportVectorEffect:
+    """How strongly each support vector pulls on the maps of an SVM at given components.
+
+    Attributes:
+        norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` of the paper, shape (N, I).
+        signed: ``alpha_i c_i E(p_i, p)`` in each decision, shape (N, P, I); 0 where the vector takes no part.
+        indices: positions of the support vectors in the training set (scikit-learn's ``support_``), shape (I,).
+    """
+
+    norm: Tensor
+    signed: Tensor
+    indices: Tensor
+
+
 class KernelSVM(Decision):
     """``a(p) = sum_i alpha_i c_i K(p_i, p) + g`` for every pair of classes (the SVM layer of the paper).
 
@@ -237,6 +253,7 @@ class KernelSVM(Decision):
         dual_coef: alpha_i c_i, shape (C - 1, I), or (1, I) for a single machine.
         intercept: g, shape (P,).
         n_support: support vectors per class, C numbers.
+        support: positions of the support vectors in the training set, shape (I,).
         rule: how decision values become classes.
         classes: class labels, or None for a regressor.
     """
@@ -244,6 +261,7 @@ class KernelSVM(Decision):
     support_vectors: Tensor
     dual_coef: Tensor
     intercept: Tensor
+    support: Tensor
 
     def __init__(
         self,
@@ -252,6 +270,7 @@ class KernelSVM(Decision):
         dual_coef: Tensor,
         intercept: Tensor,
         n_support: Sequence[int],
+        support: Tensor,
         rule: Rule,
         classes: Sequence[Any] | None,
     ) -> None:
@@ -262,6 +281,13 @@ class KernelSVM(Decision):
         self.register_buffer("support_vectors", support_vectors)
         self.register_buffer("dual_coef", dual_coef)
         self.register_buffer("intercept", intercept)
+        self.register_buffer("support", support)
+
+    def effect(self, x: Tensor) -> SupportVectorEffect:
+        """Return how strongly each support vector pulls at x, shape (N, B)."""
+        norm = self.kernel.effect(x, self.support_vectors)
+        seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device).unsqueeze(0)
+        return SupportVectorEffect(norm, self._coefficients(seeds) * norm.unsqueeze(1), self.support)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the decision values, shape (N, P)."""
