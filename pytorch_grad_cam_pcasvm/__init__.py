@@ -8,7 +8,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.layers import register_jacobian
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.version import __version__
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "NoClosedFormError",
     "PCASVMNet",
     "PCATarget",
+    "ProbabilityTarget",
     "SVMTarget",
     "SignedMaps",
     "__version__",

@@ -9,12 +9,14 @@
 
 import math
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cross_decomposition import PLSRegression
 from sklearn.decomposition import (
     PCA,
@@ -28,9 +30,11 @@ from sklearn.decomposition import (
 )
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.feature_selection import SelectorMixin
+from sklearn.isotonic import IsotonicRegression
 from sklearn.kernel_approximation import Nystroem, RBFSampler
 from sklearn.linear_model._base import LinearClassifierMixin, LinearModel
 from sklearn.model_selection._search import BaseSearchCV
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -46,8 +50,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import kernels
+from pytorch_grad_cam_pcasvm.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.stages import (
+    Chain,
     FourierFeatures,
     KernelMap,
     Normalise,
@@ -55,9 +61,14 @@ from pytorch_grad_cam_pcasvm.stages import (
     Scale,
     Select,
     Stage,
+    stages_in,
 )
 from pytorch_grad_cam_pcasvm.svm import (
     Binary,
+    BinaryVote,
+    Calibrated,
+    Decision,
+    Ensemble,
     KernelSVM,
     LinearDecision,
     OneClass,
@@ -104,6 +115,8 @@ def _estimators(fitted: Any) -> Iterator[Any]:
         if not hasattr(fitted, "best_estimator_"):
             raise ValueError(f"{type(fitted).__name__} has no best estimator: fit it with refit=True")
         yield from _estimators(fitted.best_estimator_)
+    elif type(fitted).__name__ == "FrozenEstimator":  # scikit-learn 1.6 and newer
+        yield from _estimators(fitted.estimator)
     elif fitted is not None and not (isinstance(fitted, str) and fitted == "passthrough"):
         yield fitted
 
@@ -127,11 +140,20 @@ def stage_for(estimator: Any) -> Stage:
             f"the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
             f"got {type(estimator).__name__}: {estimator!r:.80}"
         )
-    known = ", ".join(sorted(t.__name__ for t in stage_for.registry if t is not object))
+    name = type(estimator).__name__
+    why = next((reason for part, reason in _REASONS.items() if part in type(estimator).__module__), "")
+    close = get_close_matches(name, [kind.__name__ for kind in stage_for.registry], n=1, cutoff=0.7)
+    usual = "SVC" if is_classifier(estimator) else "SVR" if is_regressor(estimator) else "PCA"
     raise NoClosedFormError(
-        f"{type(estimator).__name__} has no closed-form Jacobian here. Supported: {known}. "
-        f"Use one of these, or add yours with stage_for.register({type(estimator).__name__})."
+        f"{name} has no closed-form Jacobian here{why}. The nearest that has one is {close[0] if close else usual}; "
+        f"or add yours with stage_for.register({name})."
     )
+
+
+_REASONS = {
+    **dict.fromkeys((".tree", ".ensemble", ".neighbors"), ": its output is piecewise constant, its gradient 0"),
+    ".manifold": ": it cannot transform new images",
+}
 
 
 def tensor(array: Any) -> Tensor:
@@ -342,6 +364,69 @@ def _linear_regressor(estimator: Any) -> Stage:
     if len(weight) != 1:
         raise NoClosedFormError(f"{type(estimator).__name__} was fitted on {len(weight)} outputs: fit one for each.")
     return LinearDecision(weight, tensor(estimator.intercept_).reshape(-1).expand(1).clone(), Single(), None)
+
+
+# --- several machines side by side ------------------------------------------------------------------------------------
+
+
+@stage_for.register(OneVsRestClassifier)
+def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
+    if estimator.multilabel_:
+        raise NoClosedFormError("OneVsRestClassifier was fitted on several labels per image: fit one per label.")
+    n_classes = len(estimator.classes_)
+    rule = Binary() if n_classes == 2 else OneVsRest(n_classes)
+    return Ensemble([_member(e) for e in estimator.estimators_], 1.0, rule, estimator.classes_)
+
+
+@stage_for.register(OneVsOneClassifier)
+def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
+    n_classes = len(estimator.classes_)
+    members = [_member(e) for e in estimator.estimators_]
+    if n_classes == 2:
+        return Ensemble(members, 1.0, BinaryVote(), estimator.classes_)
+    # Its members are positive for the second class of a pair, and the best score wins.
+    return Ensemble(members, -1.0, OneVsOne(n_classes, break_ties=True), estimator.classes_)
+
+
+@stage_for.register(CalibratedClassifierCV)
+def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
+    members, rules, sizes, calibrations = [], [], [], []
+    for calibrated in estimator.calibrated_classifiers_:
+        if list(calibrated.estimator.classes_) != list(estimator.classes_):
+            raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes: fit it with fewer folds.")
+        member = _member(calibrated.estimator)
+        decision = stages_in(member.stages)[-1]
+        assert isinstance(decision, Decision)
+        members.append(member)
+        rules.append(decision.rule)
+        sizes.append(_n_decisions(decision))
+        calibrations.append(_calibration(calibrated))
+    return Ensemble(members, 1.0, Calibrated(rules, sizes, calibrations), estimator.classes_)
+
+
+def _member(estimator: Any) -> Chain:
+    chain = Chain(list(stages_of(estimator)))
+    if not isinstance(stages_in(chain.stages)[-1], Decision):
+        raise NoClosedFormError(f"{type(estimator).__name__} has no decision value with a closed-form Jacobian.")
+    return chain
+
+
+def _n_decisions(decision: Decision) -> int:
+    with torch.no_grad():
+        return decision(torch.zeros(1, decision.n_inputs or 1, dtype=torch.float64)).shape[1]
+
+
+def _calibration(calibrated: Any) -> Calibration:
+    """Return how the scores of one calibrated classifier become probabilities."""
+    if calibrated.method == "temperature":
+        return Temperature(float(calibrated.calibrators[0].beta_))
+    curves: list[Platt | Isotonic] = []
+    for calibrator in calibrated.calibrators:
+        if isinstance(calibrator, IsotonicRegression):
+            curves.append(Isotonic(calibrator.X_thresholds_.tolist(), calibrator.y_thresholds_.tolist()))
+        else:
+            curves.append(Platt(float(calibrator.a_), float(calibrator.b_)))
+    return PerClass(curves)
 
 
 def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Kernel:

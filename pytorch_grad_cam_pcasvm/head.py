@@ -1,14 +1,16 @@
 """The head: the fitted stages behind the features, as one differentiable module with a closed-form pullback."""
 
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm import storage
 from pytorch_grad_cam_pcasvm.converters import stages_of
-from pytorch_grad_cam_pcasvm.stages import Stage, precision
+from pytorch_grad_cam_pcasvm.stages import Stage, precision, stages_in
 from pytorch_grad_cam_pcasvm.svm import Decision, KernelSVM, Rule, Single, SupportVectorEffect
 
 
@@ -64,7 +66,7 @@ class Head(nn.Module):
     @property
     def n_features(self) -> int | None:
         """Length of a feature vector, or None where any length will do."""
-        return self._stages()[0].n_inputs
+        return stages_in(self.stages)[0].n_inputs
 
     @property
     def classes_(self) -> np.ndarray | None:
@@ -83,9 +85,6 @@ class Head(nn.Module):
         if decision is None:
             raise ValueError("the head has no SVM: use PCATarget, or put a fitted SVC behind the PCA")
         return decision.rule
-
-    def _stages(self) -> list[Stage]:
-        return list(self.stages)  # type: ignore[arg-type]
 
     def _decision(self) -> Decision | None:
         last = self.stages[-1]
@@ -176,10 +175,37 @@ class Head(nn.Module):
                     grad, log_scale = grad * log_scale.exp().unsqueeze(-1), None
                 grad = seeds[level] if grad is None else grad + seeds[level]
             if level > 0 and grad is not None:
-                grad, logarithm = self._stages()[level - 1].pullback_scaled(values[level - 1], grad)
+                grad, logarithm = stages_in(self.stages)[level - 1].pullback_scaled(values[level - 1], grad)
                 log_scale = logarithm if log_scale is None else log_scale + logarithm
         assert grad is not None, "no seeds were given"
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the head to a file: safetensors with a JSON header, no pickle.
+
+        Args:
+            path: the file.
+
+        Raises:
+            TypeError: a stage is not of this package.
+        """
+        storage.save(stages_in(self.stages), path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Head":
+        """Read a head from a file that ``save`` wrote. It needs no fitted estimator, and gives bit-identical scores.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The head, on the CPU: ``PCASVMNet(backbone, Head.load(path), layer=...)``.
+
+        Raises:
+            ValueError: the file is truncated, changed, or not the file of a head.
+            FileNotFoundError: there is no such file.
+        """
+        return cls(storage.load(path))
 
     def support_vector_effect(self, components: Tensor) -> SupportVectorEffect:
         """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
@@ -197,7 +223,7 @@ class Head(nn.Module):
         if not isinstance(machine, KernelSVM):
             raise ValueError("the head has no support vectors: it does not end with an SVC, NuSVC, SVR or OneClassSVM")
         x = components.to(precision(components.device))
-        for stage in self._stages()[self.component_level or 0 : -1]:
+        for stage in stages_in(self.stages)[self.component_level or 0 : -1]:
             x = stage(x)
         return machine.effect(x)
 

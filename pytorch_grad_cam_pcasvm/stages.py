@@ -5,6 +5,8 @@ to the stage's output, of shape (N, K, out) or (1, K, out) where it is the same 
 derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ d stage(x)/dx``.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -43,6 +45,10 @@ class Stage(nn.Module):
             NotImplementedError: a subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no pullback")
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Keep a tensor in one layout: products of another layout differ in the last bit, also after loading."""
+        super().register_buffer(name, None if tensor is None else tensor.contiguous(), persistent)
 
     def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the pullback divided by a factor, and the factor's logarithm, shape (N, K) or (1, K): usually 0."""
@@ -248,3 +254,39 @@ class FourierFeatures(Stage):
         """Return ``-amplitude (grad * sin(x W + phase)) W^T``."""
         slope = -self.amplitude * torch.sin(x @ self.weight + self.phase)
         return (grad * slope.unsqueeze(1)) @ self.weight.T
+
+
+class Chain(Stage):
+    """Several stages one after another, as one.
+
+    Args:
+        stages: the stages in order.
+    """
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+        self.n_inputs = stages_in(self.stages)[0].n_inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last stage's output."""
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pullback through all stages divided by a factor, and the factor's logarithm."""
+        inputs = [x]
+        for stage in self.stages[:-1]:
+            inputs.append(stage(inputs[-1]))
+        total: Tensor | None = None
+        for stage, value in zip(reversed(stages_in(self.stages)), reversed(inputs), strict=True):
+            grad, log_scale = stage.pullback_scaled(value, grad)
+            total = log_scale if total is None else total + log_scale
+        assert total is not None
+        return grad, total
+
+
+def stages_in(modules: nn.ModuleList) -> list[Stage]:
+    """Return a module list as what it holds, for the type checker."""
+    return list(modules)  # type: ignore[arg-type]

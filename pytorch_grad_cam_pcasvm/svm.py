@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.calibration import Calibration
 from pytorch_grad_cam_pcasvm.kernels import Kernel
-from pytorch_grad_cam_pcasvm.stages import Stage
+from pytorch_grad_cam_pcasvm.stages import Chain, Stage
 
 
 class Rule(ABC):
@@ -51,6 +52,12 @@ class Rule(ABC):
     def predicted(self, decision: Tensor) -> Tensor:
         """Return the index of the predicted class, shape (...)."""
         return self.ranking(decision).argmax(-1)
+
+    def probabilities(self, decision: Tensor) -> Tensor:
+        """Return calibrated probabilities of the classes as ``predict_proba`` gives them, shape (..., C)."""
+        raise ValueError(
+            "the head gives no calibrated probabilities: fit CalibratedClassifierCV(SVC(), ensemble=False), not the SVC"
+        )
 
 
 class Single(Rule):
@@ -104,6 +111,14 @@ class Binary(Rule):
         """Return 1 where the value is positive."""
         value = decision[..., 0]
         return ((value >= 0) if self.zero_is_second else (value > 0)).long()
+
+
+class BinaryVote(Binary):
+    """Two classes of a OneVsOneClassifier, whose score is a vote plus the squashed value."""
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return [-s, s] with ``s = (a > 0) + a / (3 (|a| + 1))``."""
+        return self.margins((decision > 0) + decision / (3 * (decision.abs() + 1)))
 
 
 class OneVsRest(Rule):
@@ -173,6 +188,50 @@ class OneVsOne(Rule):
         first, second = pairs(self.n_classes, for_first.device)
         total = for_first.new_zeros(*for_first.shape[:-1], self.n_classes)
         return total.index_add(-1, first, for_first).index_add(-1, second, for_second)
+
+
+class Calibrated(Rule):
+    """Probabilities of calibrated classifiers: the mean over members, each a rule on its own decision values.
+
+    Margins are the mean of the members' margins: they are explained, since probabilities saturate.
+
+    Args:
+        rules: one per member.
+        sizes: decision values of each member.
+        calibrations: one per member, from its scores (..., C), or (..., 1) for two classes, to probabilities (..., C).
+    """
+
+    def __init__(self, rules: Sequence[Rule], sizes: Sequence[int], calibrations: Sequence[Calibration]) -> None:
+        self.n_classes = rules[0].n_classes
+        self.rules, self.sizes, self.calibrations = list(rules), list(sizes), list(calibrations)
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the mean of the members' margins."""
+        parts = decision.split(self.sizes, -1)
+        return torch.stack([rule.margins(part) for rule, part in zip(self.rules, parts, strict=True)]).mean(0)
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return the members' seeds, divided by their number."""
+        parts = decision.split(self.sizes, -1)
+        seeds = [rule.seed(category, versus, part) for rule, part in zip(self.rules, parts, strict=True)]
+        return torch.cat(seeds, -1) / len(self.rules)
+
+    def probabilities(self, decision: Tensor) -> Tensor:
+        """Return the mean of the members' calibrated probabilities."""
+        probabilities = []
+        parts = decision.split(self.sizes, -1)
+        for rule, part, calibration in zip(self.rules, parts, self.calibrations, strict=True):
+            scores = rule.scores(part)
+            probabilities.append(calibration(scores[..., 1:] if self.n_classes == 2 else scores))
+        return torch.stack(probabilities).mean(0)
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return the probabilities: what ``predict_proba`` gives."""
+        return self.probabilities(decision)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return the probabilities."""
+        return self.probabilities(decision)
 
 
 def pairs(n_classes: int, device: torch.device) -> Tensor:
@@ -320,3 +379,40 @@ class KernelSVM(Decision):
         parts[..., second, first] = grad
         blocks = zip(parts.unbind(2), self.dual_coef.split(self.n_support, 1), strict=True)
         return torch.cat([part @ coef for part, coef in blocks], -1)
+
+
+class Ensemble(Decision):
+    """Decision values of several machines side by side, each behind stages of its own.
+
+    Args:
+        members: the stages of each machine, a decision at the end.
+        sign: factor on all decision values.
+        rule: how decision values become classes.
+        classes: class labels.
+    """
+
+    def __init__(self, members: Sequence[Chain], sign: float, rule: Rule, classes: Sequence[Any] | None) -> None:
+        super().__init__(rule, classes)
+        self.n_inputs = members[0].n_inputs
+        self.sign = sign
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the decision values of all members, shape (N, P)."""
+        return self.sign * torch.cat([member(x) for member in self.members], -1)
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
+        pulled = []
+        start = 0
+        for member in self.members:
+            assert isinstance(member, Chain)
+            width = member(x[:1]).shape[-1]
+            part, log_scale = member.pullback_scaled(x, self.sign * grad[..., start : start + width])
+            # A member that takes no part must not set the scale of the others.
+            pulled.append((part, torch.where(part.any(-1), log_scale, -torch.inf)))
+            start += width
+        largest = torch.stack(torch.broadcast_tensors(*(log_scale for _, log_scale in pulled))).amax(0)
+        largest = torch.where(largest.isfinite(), largest, 0.0)
+        terms = [part * (log_scale - largest).exp().unsqueeze(-1) for part, log_scale in pulled]
+        return torch.stack(torch.broadcast_tensors(*terms)).sum(0), largest

@@ -155,6 +155,38 @@ class SVMTarget(ClosedFormTarget):
 
 
 @dataclass(frozen=True)
+class ProbabilityTarget:
+    """The calibrated probability of a class, exactly as ``predict_proba`` gives it.
+
+    Far from the decision boundary a probability saturates and its gradient fades: ``SVMTarget`` explains the margin.
+
+    Args:
+        category: a label from ``classes_``; None: the class predicted for each image.
+        sign: ``"+"`` for what raises the probability, ``"-"`` for what lowers it.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+    """
+
+    category: Any = None
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        _check_sign(self.sign)
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return the probability: a number for a row, shape (N,) for a batch."""
+        decision = SVMTarget(self.category).decision(output)
+        rule, head = output.head.rule, output.head
+        probabilities = rule.probabilities(decision)
+        if self.category is not None:
+            return probabilities[..., head.class_index(self.category)] * _factor(self.sign)
+        index = rule.predicted(decision.detach()).unsqueeze(-1)
+        return probabilities.gather(-1, index).squeeze(-1) * _factor(self.sign)
+
+
+@dataclass(frozen=True)
 class ScoreTarget(ClosedFormTarget):
     """A score of an ordinary classifier.
 

@@ -5,8 +5,10 @@ import warnings
 
 import numpy as np
 import pytest
+import sklearn
 import torch
 from reference import relative
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cross_decomposition import PLSRegression
 from sklearn.decomposition import (
     PCA,
@@ -30,6 +32,7 @@ from sklearn.linear_model import (
     RidgeClassifierCV,
     SGDClassifier,
 )
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -42,7 +45,7 @@ from sklearn.preprocessing import (
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 from sklearn.svm import SVC, SVR, LinearSVC, LinearSVR, NuSVC, NuSVR, OneClassSVM
 
-from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import feature_gradients
 
@@ -255,3 +258,92 @@ def test_pls_as_a_transformer():
         output = HeadOutput.of(head, head(torch.tensor(QUERY)))
     assert relative(output.components, pls.transform(QUERY)) < 1e-9
     assert relative(output[:, 1], svm.decision_function(pls.transform(QUERY))) < 1e-9
+
+
+CALIBRATED = {
+    "sigmoid": CalibratedClassifierCV(SVC(), ensemble=False),
+    "sigmoid ensemble": CalibratedClassifierCV(SVC(), ensemble=True, cv=3),
+    "isotonic": CalibratedClassifierCV(LinearSVC(), method="isotonic", ensemble=False),
+    "isotonic ensemble": CalibratedClassifierCV(LinearSVC(), method="isotonic", cv=3),
+    "of a pipeline": CalibratedClassifierCV(make_pipeline(StandardScaler(), LinearSVC()), ensemble=False),
+}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_calibrated_probabilities(name, classes):
+    parts = [StandardScaler(), PCA(5), CALIBRATED[name]]
+    pipeline = fitted(parts, classes)
+    head = Head.of(pipeline)
+    x = torch.tensor(QUERY).requires_grad_()
+    output = HeadOutput.of(head, head(x))
+    assert relative(output, pipeline.predict_proba(QUERY)) < 1e-9
+    assert head.labels(output.levels).tolist() == pipeline.predict(QUERY).tolist()
+    targets = [ProbabilityTarget(1), ProbabilityTarget(), ProbabilityTarget(0, sign="-"), SVMTarget(1), SVMTarget()]
+    assert relative(targets[0](output), pipeline.predict_proba(QUERY)[:, 1]) < 1e-9
+    expected = torch.stack([torch.autograd.grad(t(output).sum(), x, retain_graph=True)[0] for t in targets], 1)
+    detached = HeadOutput.of(head, [value.detach() for value in output.levels])
+    grads, log_scale, _ = feature_gradients(detached, targets, torch.float64)
+    assert relative(grads * log_scale.exp().unsqueeze(-1), expected) < 1e-9
+    # scikit-learn's own probability, by central differences (where its one-vs-one scores have no votes that jump).
+    if classes == 2:
+        for d in range(WIDTH):
+            ahead, behind = QUERY.copy(), QUERY.copy()
+            ahead[:, d] += 1e-6
+            behind[:, d] -= 1e-6
+            difference = (pipeline.predict_proba(ahead) - pipeline.predict_proba(behind))[:, 1] / 2e-6
+            assert np.abs(grads[:, 0, d].numpy() - difference).max() < 1e-5
+
+
+@pytest.mark.skipif(sklearn.__version__ < "1.8", reason="temperature scaling is new in 1.8")
+@pytest.mark.parametrize("classes", [2, 4])
+def test_temperature_scaling(classes):
+    pipeline = fitted([PCA(5), CalibratedClassifierCV(LinearSVC(), method="temperature", ensemble=False)], classes)
+    head = Head.of(pipeline)
+    with torch.no_grad():
+        output = HeadOutput.of(head, head(torch.tensor(QUERY)))
+    assert relative(output, pipeline.predict_proba(QUERY)) < 1e-9
+
+
+def test_a_probability_needs_a_calibrated_head():
+    head = Head.of(fitted([PCA(3), SVC()], 2))
+    with torch.no_grad():
+        output = HeadOutput.of(head, head(torch.tensor(QUERY)))
+    with pytest.raises(ValueError, match="fit CalibratedClassifierCV"):
+        ProbabilityTarget(1)(output)
+
+
+SEVERAL = {
+    "OneVsRest SVC": OneVsRestClassifier(SVC()),
+    "OneVsRest LinearSVC": OneVsRestClassifier(LinearSVC()),
+    "OneVsRest pipeline": OneVsRestClassifier(make_pipeline(StandardScaler(), PCA(4), SVC(kernel="poly"))),
+    "OneVsOne SVC": OneVsOneClassifier(SVC()),
+    "OneVsOne Logistic": OneVsOneClassifier(LogisticRegression()),
+}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_machines_side_by_side(name, classes):
+    pipeline = fitted([StandardScaler(), PCA(5), SEVERAL[name]], classes)
+    head = Head.of(pipeline)
+    x = torch.tensor(QUERY).requires_grad_()
+    output = HeadOutput.of(head, head(x))
+    assert relative(output, values(pipeline, QUERY)) < 1e-9
+    assert head.labels(output.levels).tolist() == pipeline.predict(QUERY).tolist()
+    targets = [SVMTarget(), SVMTarget(0), SVMTarget(1, versus=0), SVMTarget(versus="runner-up"), PCATarget(2)]
+    expected = torch.stack([torch.autograd.grad(t(output).sum(), x, retain_graph=True)[0] for t in targets], 1)
+    detached = HeadOutput.of(head, [value.detach() for value in output.levels])
+    grads, log_scale, _ = feature_gradients(detached, targets, torch.float64)
+    assert relative(grads * log_scale.exp().unsqueeze(-1), expected) < 1e-9
+
+
+def test_machines_side_by_side_far_from_every_support_vector():
+    x, y = DATA[4]
+    head = Head.of([PCA(5).fit(x), OneVsRestClassifier(SVC(gamma=1.0)).fit(PCA(5).fit_transform(x), y)])
+    with torch.no_grad():
+        output = HeadOutput.of(head, head(torch.tensor(QUERY[:2]) + 100))
+    grads, log_scale, _ = feature_gradients(output, [SVMTarget(0), SVMTarget(0, versus=1)], torch.float64)
+    assert (log_scale < -745).all()
+    assert grads.isfinite().all()
+    assert grads.norm(dim=2).gt(1e-9).all()

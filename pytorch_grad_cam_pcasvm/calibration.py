@@ -1,0 +1,71 @@
+"""Calibration curves: from the scores of a classifier to probabilities, as scikit-learn's calibrators compute them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Calibration(Protocol):
+    """A curve on scores of one class (...), or a calibration of all classes, (..., C) or (..., 1) to (..., C)."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return probabilities."""
+
+
+@dataclass(frozen=True)
+class Platt:
+    """One class: ``1 / (1 + exp(a s + b))``."""
+
+    a: float
+    b: float
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return probabilities, of the shape of the scores."""
+        return torch.sigmoid(-(self.a * scores + self.b))
+
+
+@dataclass(frozen=True)
+class Isotonic:
+    """One class: linear between the points (x, y), constant outside of them."""
+
+    x: list[float]
+    y: list[float]
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return probabilities, of the shape of the scores."""
+        at, height = scores.new_tensor(self.x), scores.new_tensor(self.y)
+        inside = scores.clamp(at[0], at[-1]).contiguous()
+        right = torch.searchsorted(at, inside.detach()).clamp(1, len(at) - 1)
+        left = right - 1
+        slope = (height[right] - height[left]) / (at[right] - at[left])
+        return height[left] + (inside - at[left]) * slope
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """All classes: one curve for each, then divided by their sum; two classes have one curve."""
+
+    curves: list[Platt | Isotonic]
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return probabilities, shape (..., C)."""
+        each = torch.stack([curve(score) for curve, score in zip(self.curves, scores.unbind(-1), strict=True)], -1)
+        if len(self.curves) == 1:
+            return torch.cat([1 - each, each], -1)
+        total = each.sum(-1, keepdim=True)
+        # Where every curve gives 0, scikit-learn takes the uniform distribution.
+        return torch.where(total > 0, each / torch.where(total > 0, total, 1.0), 1 / len(self.curves))
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """All classes: ``softmax(beta s)``; two classes have the scores -s and s."""
+
+    beta: float
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return probabilities, shape (..., C)."""
+        scores = torch.cat([-scores, scores], -1) if scores.shape[-1] == 1 else scores
+        return torch.softmax(self.beta * scores, -1)

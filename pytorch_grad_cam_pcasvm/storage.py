@@ -1,0 +1,113 @@
+"""Heads in files: tensors as safetensors, all else as JSON in the file's header. No pickle, no scikit-learn.
+
+A part of a head (stage, rule, kernel, calibration) is written as its type and the arguments of its constructor, which
+every part keeps as attributes of the same names.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm import calibration, kernels, stages, svm
+
+FORMAT = "pytorch_grad_cam_pcasvm head 1"
+
+_PARTS: dict[str, type] = {
+    part.__name__: part
+    for module in (stages, svm, kernels, calibration)
+    for part in vars(module).values()
+    if isinstance(part, type) and part.__module__ == module.__name__
+}
+
+
+def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
+    """Write the stages of a head to a file.
+
+    Args:
+        parts: the stages.
+        path: the file.
+
+    Raises:
+        TypeError: a stage is not of this package.
+    """
+    tensors: dict[str, Tensor] = {}
+    header = json.dumps(_encode(parts, tensors))
+    metadata = {"format": FORMAT, "head": header, "sha256": _digest(header, tensors)}
+    save_file(tensors, path, metadata)
+
+
+def load(path: str | PathLike[str]) -> list[stages.Stage]:
+    """Read the stages of a head from a file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The stages, on the CPU.
+
+    Raises:
+        ValueError: the file is truncated, changed, or not the file of a head.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file, or a truncated one ({error})") from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is not the file of a head: write one with net.head.save(path)")
+    if metadata.get("sha256") != _digest(metadata["head"], tensors):
+        raise ValueError(f"{path} was changed since it was written: its checksum does not match")
+    return [_decode(part, tensors) for part in json.loads(metadata["head"])]
+
+
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON; tensors go to ``tensors``, under their numbers."""
+    match value:
+        case Tensor():
+            name = str(len(tensors))
+            tensors[name] = value.detach().cpu().contiguous().clone()
+            return {"tensor": name}
+        case np.ndarray():
+            return {"labels": value.tolist(), "dtype": "object" if value.dtype == object else value.dtype.str}
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple() | nn.ModuleList():
+            return [_encode(item, tensors) for item in value]
+    kind = type(value)
+    if _PARTS.get(kind.__name__) is not kind:
+        raise TypeError(f"a head with a {kind.__name__} cannot be saved: only the package's own parts can")
+    names = inspect.signature(kind).parameters
+    return {"part": kind.__name__, "arguments": {name: _encode(getattr(value, name), tensors) for name in names}}
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match value:
+        case {"tensor": name}:
+            return tensors[name]
+        case {"labels": labels, "dtype": dtype}:
+            return np.array(labels, dtype=dtype)
+        case {"part": name, "arguments": arguments}:
+            return _PARTS[name](**{key: _decode(argument, tensors) for key, argument in arguments.items()})
+        case list():
+            return [_decode(item, tensors) for item in value]
+    return value
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors, key=int):
+        tensor = tensors[name]
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

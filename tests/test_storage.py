@@ -1,0 +1,110 @@
+"""Heads in files."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import test_estimators
+import torch
+from problems import Problem
+from safetensors.torch import save_file
+from sklearn.decomposition import PCA
+from sklearn.svm import SVC
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, Head, PCASVMNet
+from pytorch_grad_cam_pcasvm.stages import Stage
+
+HEADS = {
+    **test_estimators.HEADS,
+    **{name: [PCA(5), head] for name, head in {**test_estimators.SEVERAL, **test_estimators.CALIBRATED}.items()},
+}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_loaded_head_gives_bit_identical_values(name, classes, tmp_path):
+    head = Head.of(test_estimators.fitted(HEADS[name], classes))
+    head.save(tmp_path / "head.safetensors")
+    loaded = Head.load(tmp_path / "head.safetensors")
+    x = torch.tensor(test_estimators.QUERY)
+    for actual, expected in zip(loaded(x), head(x), strict=True):
+        assert torch.equal(actual, expected)
+    assert torch.equal(loaded.scores(loaded(x)), head.scores(head(x)))
+    assert loaded.labels(loaded(x)).tolist() == head.labels(head(x)).tolist()
+
+
+def test_a_loaded_head_gives_bit_identical_maps(tmp_path):
+    problem = Problem(classes=4)
+    problem.net.head.save(tmp_path / "head.safetensors")
+    net = PCASVMNet(problem.backbone, Head.load(tmp_path / "head.safetensors"), layer="classifier.4")
+    expected, actual = (ClosedFormGradCAM(n, [problem.target_layer]).explain(problem.x) for n in (problem.net, net))
+    assert torch.equal(actual.maps, expected.maps)
+    assert net.predict(problem.x).tolist() == problem.net.predict(problem.x).tolist()
+    assert net.predict(problem.x).dtype == problem.net.predict(problem.x).dtype
+
+
+LABELS = [["a", "b"], [3, 7], [False, True], np.array(["x", "y"], dtype=object), [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=str)
+def test_labels_of_any_dtype(labels, tmp_path):
+    x, y = test_estimators.DATA[2]
+    head = Head.of(SVC().fit(x, np.asarray(labels)[y]))
+    head.save(tmp_path / "head.safetensors")
+    loaded = Head.load(tmp_path / "head.safetensors").classes_
+    assert loaded.tolist() == head.classes_.tolist()
+    assert loaded.dtype == head.classes_.dtype
+
+
+@pytest.fixture
+def file(tmp_path):
+    Problem().net.head.save(tmp_path / "head.safetensors")
+    return tmp_path / "head.safetensors"
+
+
+def test_there_is_no_pickle_in_the_file(file):
+    content = file.read_bytes()
+    with pytest.raises(pickle.UnpicklingError):
+        pickle.loads(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    parts = [part["part"] for part in json.loads(header["__metadata__"]["head"])]
+    assert parts == ["Scale", "Projection", "KernelSVM"]
+
+
+@pytest.mark.parametrize("cut", [0, 5, 300, -1])
+def test_a_truncated_file_is_refused(file, cut):
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(ValueError, match="no safetensors file, or a truncated one"):
+        Head.load(file)
+
+
+def test_a_changed_file_is_refused(file):
+    content = file.read_bytes()
+    flipped = bytearray(content)
+    flipped[-20] ^= 1
+    for changed in (bytes(flipped), content.replace(b"ant", b"axt")):
+        assert changed != content
+        file.write_bytes(changed)
+        with pytest.raises(ValueError, match="changed since it was written"):
+            Head.load(file)
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    save_file({"weight": torch.ones(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="not the file of a head"):
+        Head.load(tmp_path / "other.safetensors")
+    (tmp_path / "text").write_text("hello " * 100)
+    with pytest.raises(ValueError, match="no safetensors file"):
+        Head.load(tmp_path / "text")
+    with pytest.raises(FileNotFoundError):
+        Head.load(tmp_path / "nowhere")
+
+
+def test_a_stage_of_ones_own_is_not_saved(tmp_path):
+    class Mine(Stage):
+        reduces = True
+
+    head = Head([Mine()])
+    with pytest.raises(TypeError, match="a head with a Mine cannot be saved"):
+        head.save(tmp_path / "head")
