@@ -222,7 +222,7 @@ class ClosedFormGradCAM(GradCAM):
     def _fall_back(self, error: NoClosedFormError) -> None:
         if self.jacobian == "closed_form":
             raise error
-        warnings.warn(f"using autograd on the path: {error}", AutogradFallbackWarning, stacklevel=4)
+        warnings.warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning, stacklevel=4)
         self.jacobian = "autograd"
 
     def _run(self, x: Tensor) -> tuple[Pass, Tensor]:

@@ -91,6 +91,7 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
     Raises:
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian here.
+        TypeError: a registered conversion gives no stage.
         ValueError: a search was not refitted.
     """
     estimators = list(_estimators(fitted))
@@ -100,7 +101,12 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
             continue
         if isinstance(estimator, BaseEstimator):
             check_is_fitted(estimator)
-        yield stage_for(estimator) if position == len(estimators) - 1 else transformer_for(estimator)
+        stage = stage_for(estimator) if position == len(estimators) - 1 else transformer_for(estimator)
+        if not isinstance(stage, Stage):
+            raise TypeError(
+                f"what is registered for {type(estimator).__name__} gives a {type(stage).__name__}, no Stage"
+            )
+        yield stage
 
 
 def _estimators(fitted: Any) -> Iterator[Any]:
@@ -141,19 +147,14 @@ def stage_for(estimator: Any) -> Stage:
             f"got {type(estimator).__name__}: {estimator!r:.80}"
         )
     name = type(estimator).__name__
-    why = next((reason for part, reason in _REASONS.items() if part in type(estimator).__module__), "")
+    steps = any(part in name for part in ("Tree", "Forest", "Boosting", "Neighbors"))
+    why = ": its output is piecewise constant, its gradient 0" if steps else ""
     close = get_close_matches(name, [kind.__name__ for kind in stage_for.registry], n=1, cutoff=0.7)
     usual = "SVC" if is_classifier(estimator) else "SVR" if is_regressor(estimator) else "PCA"
     raise NoClosedFormError(
         f"{name} has no closed-form Jacobian here{why}. The nearest that has one is {close[0] if close else usual}; "
         f"or add yours with stage_for.register({name})."
     )
-
-
-_REASONS = {
-    **dict.fromkeys((".tree", ".ensemble", ".neighbors"), ": its output is piecewise constant, its gradient 0"),
-    ".manifold": ": it cannot transform new images",
-}
 
 
 def tensor(array: Any) -> Tensor:

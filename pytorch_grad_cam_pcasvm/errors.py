@@ -2,7 +2,16 @@
 
 
 class NoClosedFormError(ValueError):
-    """A layer, an estimator or a kernel has no closed-form Jacobian here."""
+    """A layer, an estimator or a kernel has no closed-form Jacobian here.
+
+    Args:
+        reason: what has none.
+        *ways_out: what to do about it.
+    """
+
+    def __init__(self, reason: str, *ways_out: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}: {', or '.join(ways_out)}" if ways_out else reason)
 
 
 class BlankMapWarning(UserWarning):

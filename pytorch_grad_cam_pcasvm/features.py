@@ -140,10 +140,15 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
     modules = dict(backbone.named_modules())
     name = layer
     if isinstance(layer, nn.Module):
-        name = next((name for name, module in modules.items() if module is layer), type(layer).__name__)
+        name = next((name for name, module in modules.items() if module is layer), None)
+        if name is None:
+            raise ValueError(
+                f"this {type(layer).__name__} object is not in this {type(backbone).__name__}: take it from the "
+                "network itself, not from a copy, or give its name"
+            )
     if name is None or name == "":
         return None
-    if name not in modules or (isinstance(layer, nn.Module) and modules[name] is not layer):
+    if name not in modules:
         last = ", ".join(list(modules)[-8:])
         raise ValueError(f"{type(backbone).__name__} has no layer {name!r}; its last layers are: {last}")
     return str(name)
@@ -166,7 +171,9 @@ def checked_images(x: Any) -> Tensor:
         hint = ": use torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
         raise TypeError(f"input_tensor must be a torch.Tensor, got {type(x).__name__}{hint}")
     if not x.is_floating_point():
-        raise TypeError(f"input_tensor must have floating-point values, got {x.dtype}: use x.float()")
+        raise TypeError(
+            f"input_tensor must have floating-point values, got {x.dtype}: scale and normalise it as in training"
+        )
     if x.dim() == 3:
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
     if x.dim() < 2 or len(x) == 0:

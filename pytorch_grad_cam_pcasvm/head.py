@@ -217,13 +217,19 @@ class Head(nn.Module):
             E (N, I), with the sign of its coefficient in every decision (N, P, I), and training set positions (I,).
 
         Raises:
-            ValueError: the head does not end with a kernel SVM.
+            ValueError: the head does not end with a kernel SVM, or the components are none.
         """
         machine = self._decision()
         if not isinstance(machine, KernelSVM):
             raise ValueError("the head has no support vectors: it does not end with an SVC, NuSVC, SVR or OneClassSVM")
+        level = self.component_level or 0
+        width = stages_in(self.stages)[level].n_inputs
+        if components.dim() != 2 or components.shape[1] != width:
+            raise ValueError(
+                f"components must be net(x).components, of shape (N, {width}), got {tuple(components.shape)}"
+            )
         x = components.to(precision(components.device))
-        for stage in stages_in(self.stages)[self.component_level or 0 : -1]:
+        for stage in stages_in(self.stages)[level:-1]:
             x = stage(x)
         return machine.effect(x)
 

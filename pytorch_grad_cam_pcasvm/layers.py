@@ -55,7 +55,12 @@ def register_jacobian(
 
     Returns:
         A decorator that gives the rule back unchanged.
+
+    Raises:
+        TypeError: a layer is not a module class.
     """
+    if not layers or not all(isinstance(layer, type) and issubclass(layer, nn.Module) for layer in layers):
+        raise TypeError(f"register_jacobian takes layer classes, as in @register_jacobian(nn.ReLU), got {layers!r:.80}")
 
     def register(rule: JacobianRule) -> JacobianRule:
         for layer in layers:

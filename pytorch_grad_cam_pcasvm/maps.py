@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 SCALES = ("map", "target", "none")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SignedMaps:
     """The signed maps of K targets for each of N images, and what they were made of.
 
@@ -40,6 +40,9 @@ class SignedMaps:
     log_scale: Tensor
     targets: Sequence[Any]
     output: Tensor
+
+    def __repr__(self) -> str:
+        return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
         """Return ``P^+ = relu(P)``: what raises each target.
@@ -105,7 +108,7 @@ class SignedMaps:
         return part if size is None else upsampled(part, size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Jacobians:
     """The full Jacobians of Algorithm 1, in closed form. i runs over the positions of a feature map, row by row.
 

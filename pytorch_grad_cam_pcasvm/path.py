@@ -71,7 +71,7 @@ class Path:
         if isinstance(features, list | tuple) and len(features) == 1:
             features = features[0]  # how fx returns one tensor where an argument with a default was filled in
         if not isinstance(features, fx.Node):
-            raise NoClosedFormError(_advice("the network's output is not one tensor", "name a layer"))
+            raise NoClosedFormError(*_advice("the network's output is not one tensor", "name a layer"))
         self.features = features
         needed = _ancestors([features])
         order = [node for node in graph.nodes if node in needed]
@@ -126,7 +126,7 @@ class Path:
             used_again = any(position[user] > position[node] for user in overwritten.users if user in needed)
             if (node not in needed and overwritten in needed) or (node in needed and used_again and node in order):
                 raise NoClosedFormError(
-                    _advice(
+                    *_advice(
                         f"{node.name} works in place on a tensor that is used again",
                         "write it without in-place, as in x = torch.relu(x)",
                     )
@@ -147,7 +147,7 @@ class Path:
             register = f"register its Jacobian with @register_jacobian({kind})" if is_module else None
             what = f"{node.target!r} ({kind})" if is_module else kind
             raise NoClosedFormError(
-                _advice(
+                *_advice(
                     f"the path from {name!r} to the features goes through {what}, which has no closed-form rule",
                     "choose a later target layer",
                     register,
@@ -156,7 +156,7 @@ class Path:
         around = [arg for arg in node.all_input_nodes if arg in dynamic and arg not in path]
         if around:
             raise NoClosedFormError(
-                _advice(
+                *_advice(
                     f"the target layer {name!r} is not the only way to the features: {around[0].target!s} goes around "
                     f"it and joins at {node.name}",
                     "choose the block that contains the join",
@@ -227,7 +227,7 @@ class Path:
         tolerance = eps**0.5
         if not _close(actual.features, reference.features, tolerance):
             raise NoClosedFormError(
-                _advice(
+                *_advice(
                     "the traced path does not give the network's own features (a hook, a branch on the input, or "
                     "dropout that is always on?)"
                 )
@@ -243,7 +243,7 @@ class Path:
             sums = expected.reshape(*weights.shape, -1).sum(-1)
             if not _close(pulled, expected, tolerance) or not _close(weights, sums, tolerance):
                 raise NoClosedFormError(
-                    _advice(
+                    *_advice(
                         f"the Jacobian of the path from {name!r} differs from autograd's (a hook, or a wrong rule or "
                         "keeps_sums in @register_jacobian?)"
                     )
@@ -285,6 +285,11 @@ class ClosedFormPass:
             pulled = layers.rule_of(kind)(layer, x, self.env[node], grads.pop(node))
             for item, part in zip(inputs, pulled if len(values) > 1 else (pulled,), strict=True):
                 if isinstance(item, fx.Node):
+                    expected = (*grad.shape[:2], *self.env[item].shape[1:])
+                    if part.shape != expected:
+                        raise NoClosedFormError(
+                            *_advice(f"the rule of {kind.__name__} gives the shape {tuple(part.shape)}, not {expected}")
+                        )
                     grads[item] = grads[item] + part if item in grads else part
         return grads[until]
 
@@ -334,7 +339,7 @@ class ClosedFormPass:
         try:
             return reading(*args, **kwargs)
         except TypeError as error:
-            raise NoClosedFormError(_advice(f"the call of {node.name} is not understood ({error})")) from error
+            raise NoClosedFormError(*_advice(f"the call of {node.name} is not understood ({error})")) from error
 
     def _value(self, item: Any) -> Any:
         return self.env[item] if isinstance(item, fx.Node) else item
@@ -514,7 +519,9 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
-        output = super().call_module(m, forward, args, kwargs)
+        # m.forward, not forward, which runs the hooks of a block: the host's, of a GradCAM that is open on the same
+        # network, would meet a proxy. A hook that changes its block's output is found out by verification.
+        output = super().call_module(m, m.forward, args, kwargs)
         self._outputs.setdefault(id(m), []).append(output)
         if m is self._last:
             raise _Traced
@@ -531,7 +538,7 @@ class _Tracer(fx.Tracer):
         """
         backbone = self._backbone
         if isinstance(backbone, torch.jit.ScriptModule):
-            raise NoClosedFormError(_advice(f"{type(backbone).__name__} cannot be traced by torch.fx"))
+            raise NoClosedFormError(*_advice(f"{type(backbone).__name__} cannot be traced by torch.fx"))
         parameters = list(inspect.signature(backbone.forward).parameters.values())
         defaults = {p.name: p.default for p in parameters[1:] if p.default is not p.empty}
         with _tracing:
@@ -543,7 +550,7 @@ class _Tracer(fx.Tracer):
                 return self.graph
             except Exception as error:
                 raise NoClosedFormError(
-                    _advice(f"{type(backbone).__name__} cannot be traced by torch.fx ({error})")
+                    *_advice(f"{type(backbone).__name__} cannot be traced by torch.fx ({error})")
                 ) from error
             finally:
                 # Tensor constants become attributes of what is traced, and a forward may keep a proxy of its own.
@@ -570,18 +577,22 @@ class _Tracer(fx.Tracer):
         """
         outputs = self._outputs.get(id(self._backbone.get_submodule(name)), [])
         if not outputs:
-            raise NoClosedFormError(
-                _advice(
-                    f"the layer {name!r} does not run before the features, or inside a layer that is called as a whole",
-                    "choose a layer before them",
+            parts = name.split(".")
+            around = [".".join(parts[:depth]) for depth in range(1, len(parts))]
+            hidden = [parent for parent in around if self.is_leaf(self._backbone.get_submodule(parent))]
+            if hidden:
+                raise NoClosedFormError(
+                    *_advice(
+                        f"the layer {name!r} is inside {hidden[0]!r}, which has no closed form", "choose another layer"
+                    )
                 )
-            )
+            raise ValueError(f"the layer {name!r} does not run before the features: choose a layer before them")
         if len(outputs) > 1:
             raise ValueError(
                 f"the layer {name!r} runs {len(outputs)} times in a forward pass: choose the block around it"
             )
         if not isinstance(outputs[0], fx.Proxy):
-            raise NoClosedFormError(_advice(f"the layer {name!r} gives a {type(outputs[0]).__name__}, not a tensor"))
+            raise NoClosedFormError(*_advice(f"the layer {name!r} gives a {type(outputs[0]).__name__}, not a tensor"))
         return outputs[0].node
 
 
@@ -592,9 +603,8 @@ class _Traced(Exception):  # noqa: N818 - no error: the end of a trace
     pass
 
 
-def _advice(problem: str, *ways_out: str | None) -> str:
-    ways = [*(way for way in ways_out if way), "or pass jacobian='auto' to use autograd on the path"]
-    return f"{problem}: {', '.join(ways)}"
+def _advice(reason: str, *ways_out: str | None) -> list[str]:
+    return [reason, *(way for way in ways_out if way), "pass jacobian='auto' to use autograd on the path"]
 
 
 def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:

@@ -354,6 +354,12 @@ def test_effect_of_support_vectors(kernel, classes):
     assert relative(first, np.broadcast_to(expected, first.shape)) < 1e-9
 
 
+def test_scores_are_not_taken_for_components():
+    head = Head.of(fitted([PCA(4)], SVC(), 3))
+    with pytest.raises(ValueError, match=r"components must be net\(x\).components, of shape \(N, 4\), got \(30, 3\)"):
+        head.support_vector_effect(read(head, QUERY))
+
+
 def test_a_head_without_support_vectors_says_so():
     head = Head.of(fitted([PCA(4)], LinearSVC(), 3))
     with pytest.raises(ValueError, match="the head has no support vectors"):

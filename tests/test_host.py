@@ -620,6 +620,18 @@ def test_a_bad_target_gets_out_of_a_with_block(target: Any) -> None:
         cam(p.x, [target] * len(p.x))
 
 
+def test_an_open_cam_of_the_host_does_not_disturb() -> None:
+    model, x = resnet(), draw((3, 64, 64), 2, 3, seed=3)[0]
+    targets = [ClassifierOutputTarget(1)] * len(x)
+    ours = ClosedFormGradCAM(model, [model.layer4[-1]])
+    expected = ours(x, targets)
+    with GradCAM(model, [model.layer4[-1]]) as host, GradCAM(model, [model.layer3]) as other:
+        for cam in (ours, ClosedFormGradCAM(model, [model.layer4[-1]])):
+            np.testing.assert_allclose(cam(x, targets), expected, rtol=0, atol=1e-6)
+        assert_same_as_host(expected, host(x, targets))
+        assert all(isinstance(kept, Tensor) for kept in other.activations_and_grads.activations)
+
+
 @pytest.mark.parametrize("names", [("features.4",), ("features.4", "features.0")], ids=["one-layer", "two-layers"])
 def test_no_hooks_and_no_activations_are_left(names: tuple[str, ...]) -> None:
     p = problem()

@@ -154,7 +154,7 @@ def test_state_dict_and_deepcopy(problem):
             ValueError,
             r"Backbone has no layer 'classifier.9'; its last layers are: .*classifier.5",
         ),
-        ({"layer": nn.ReLU()}, ValueError, "Backbone has no layer 'ReLU'"),
+        ({"layer": nn.ReLU()}, ValueError, "this ReLU object is not in this Backbone"),
         ({"backbone": lambda x: x}, TypeError, "the backbone must be a torch.nn.Module"),
         ({"head": None}, ValueError, "the head is empty"),
     ],

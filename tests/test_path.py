@@ -263,10 +263,31 @@ def test_a_hook_that_changes_the_features_is_found_out():
         path.run(X)
 
 
-def test_a_hook_on_a_block_is_part_of_the_path():
+def test_a_hook_that_changes_the_output_of_a_block_is_found_out():
     net = nn.Sequential(small(), nn.Identity())
     net[0].register_forward_hook(lambda module, args, output: output * 2)
-    check(net, ["0.0"])
+    path = Path(net, None, ["0.0"])
+    with pytest.raises(NoClosedFormError, match="own features"), torch.no_grad():
+        path.run(X)
+
+
+def test_a_rule_of_the_wrong_shape_is_named():
+    class Half(nn.Module):
+        def forward(self, x):
+            return x / 2 if x.sum() < 1e9 else x
+
+    before = dict(layers._rules)
+    try:
+        layers.register_jacobian(Half)(lambda layer, x, y, grad: grad.sum(1))
+        path = Path(small(Half()), None, ["0"])
+        with pytest.raises(NoClosedFormError, match="the rule of Half gives the shape"), torch.no_grad():
+            path.run(X)
+    finally:
+        layers._rules.clear()
+        layers._rules.update(before)
+    for wrong in ((), (nn.ReLU(),), (lambda layer, x, y, grad: grad,)):
+        with pytest.raises(TypeError, match="register_jacobian takes layer classes"):
+            layers.register_jacobian(*wrong)
 
 
 def test_a_path_that_is_not_the_networks_own_is_found_out():

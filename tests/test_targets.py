@@ -98,7 +98,11 @@ BAD_INPUTS = [
     (lambda x: x[:0], ValueError, "must be a batch of images"),
     (lambda x: x[0, 0, 0], ValueError, "must be a batch of images"),
     (lambda x: x[0], ValueError, r"must be a batch \(N, C, H, W\), got \(3, 12, 12\): use x.unsqueeze\(0\)"),
-    (lambda x: x.mul(9).to(torch.uint8), TypeError, r"floating-point values, got torch.uint8: use x.float\(\)"),
+    (
+        lambda x: x.mul(9).to(torch.uint8),
+        TypeError,
+        r"floating-point values, got torch.uint8: scale and normalise it as in training",
+    ),
     (lambda x: x.clone().fill_(torch.nan), ValueError, "NaN or infinite values"),
     (lambda x: x.clone().index_fill_(0, torch.tensor([2]), torch.inf), ValueError, "NaN or infinite values"),
 ]
@@ -162,7 +166,7 @@ def test_targets_on_an_ordinary_classifier(problem):
         ({"target_layers": []}, ValueError, "target_layers is empty"),
         ({"target_layers": nn.ReLU()}, TypeError, "target_layers must be a list of modules"),
         ({"target_layers": ["features"]}, TypeError, "target_layers must be a list of modules"),
-        ({"target_layers": [nn.ReLU()]}, ValueError, "Backbone has no layer 'ReLU'"),
+        ({"target_layers": [nn.ReLU()]}, ValueError, "this ReLU object is not in this Backbone"),
         ({"model": "net"}, TypeError, "the model must be a torch.nn.Module, got str"),
     ],
 )
