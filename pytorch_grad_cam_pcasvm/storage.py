@@ -12,7 +12,6 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -109,5 +108,5 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors, key=int):
         tensor = tensors[name]
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

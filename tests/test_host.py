@@ -645,7 +645,7 @@ def test_no_hooks_and_no_activations_are_left(names: tuple[str, ...]) -> None:
         assert all(len(module._forward_hooks) == 0 for module in p.net.modules())
         assert all(len(module._backward_hooks) == 0 for module in p.net.modules())
         held = cam.activations_and_grads
-        assert (held.handles, held.activations, held.gradients) == ([], [], [])
+        assert (held.activations, held.gradients) == ([], [])
 
 
 def test_gradients_and_training_flags_are_left_alone() -> None:
