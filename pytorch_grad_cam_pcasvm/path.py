@@ -80,7 +80,6 @@ class Path:
         sizes = _size_nodes(order)
         dynamic = _descendants([node for node in order if node.op == "placeholder"], order) - sizes
         self.paths = [_descendants([target], order) - sizes for target in self.targets]
-        self._check_inplace(graph, order, needed)
         for name, target, path in zip(self._targets, self.targets, self.paths, strict=True):
             for node in order:
                 if node in path and node is not target:
@@ -92,6 +91,7 @@ class Path:
         ])
         self._stem = [node for node in order if node in stem]
         self.rest = [node for node in order if node not in stem]
+        self._check_inplace(graph, needed)
         self._kept_inputs = {node for node in self.rest if _is_inplace(node, self.modules)}
         self._last_use = _last_uses(
             self._stem, keep={*self.targets, *(a for n in self.rest for a in n.all_input_nodes)}
@@ -114,17 +114,19 @@ class Path:
             identity += [value for name, value in state if isinstance(value, _NUMBERS) and name != "training"]
         return identity
 
-    def _check_inplace(self, graph: fx.Graph, order: Sequence[fx.Node], needed: set[fx.Node]) -> None:
-        """Refuse in-place layers that a trace does not show whole: their result is not used, or their input is."""
+    def _check_inplace(self, graph: fx.Graph, needed: set[fx.Node]) -> None:
+        """Refuse in-place layers whose result is not used (a trace drops them), or on the path their input again."""
         position = {node: index for index, node in enumerate(graph.nodes)}
         for node in graph.nodes:
-            if node.op in ("placeholder", "get_attr", "output") or not node.all_input_nodes:
-                continue
-            if not _is_inplace(node, self.modules):
+            if not node.all_input_nodes or not _is_inplace(node, self.modules):
                 continue
             overwritten = node.all_input_nodes[0]
-            used_again = any(position[user] > position[node] for user in overwritten.users if user in needed)
-            if (node not in needed and overwritten in needed) or (node in needed and used_again and node in order):
+            dropped = node not in needed and overwritten in needed
+            # The stem runs in place as the network does; the path runs on copies.
+            again = node in self.rest and any(
+                position[user] > position[node] for user in overwritten.users if user in needed
+            )
+            if dropped or again:
                 raise NoClosedFormError(
                     *_advice(
                         f"{node.name} works in place on a tensor that is used again",

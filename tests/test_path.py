@@ -383,6 +383,16 @@ def test_in_place_statements_that_a_trace_does_not_show_are_refused(kind):
         Path(kind(*small()), None, ["0"])
 
 
+def test_a_stem_may_work_in_place_as_it_likes():
+    class Stem(nn.Sequential):
+        def forward(self, x):
+            y = 2 * x
+            z = torch.relu_(y)
+            return self[4](self[3](self[0](y + z).relu().flatten(1)))
+
+    check(Stem(*small()))
+
+
 class Keeper(nn.Sequential):
     def forward(self, x):
         self.last = self[0](x)
