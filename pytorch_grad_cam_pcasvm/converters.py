@@ -167,9 +167,8 @@ def tensor(array: Any) -> Tensor:
 
 @stage_for.register(StandardScaler)
 def _standard_scaler(estimator: StandardScaler) -> Stage:
-    zeros = torch.zeros(estimator.n_features_in_, dtype=torch.float64)
-    shift = tensor(estimator.mean_) if estimator.with_mean else zeros
-    return Scale(shift, tensor(estimator.scale_) if estimator.with_std else zeros + 1, zeros)
+    mean = estimator.mean_ if estimator.with_mean else None
+    return _centred_and_scaled(estimator.n_features_in_, mean, estimator.scale_)
 
 
 @stage_for.register(MinMaxScaler)
@@ -188,9 +187,13 @@ def _max_abs_scaler(estimator: MaxAbsScaler) -> Stage:
 
 @stage_for.register(RobustScaler)
 def _robust_scaler(estimator: RobustScaler) -> Stage:
-    zeros = torch.zeros(estimator.n_features_in_, dtype=torch.float64)
-    shift = tensor(estimator.center_) if estimator.with_centering else zeros
-    return Scale(shift, tensor(estimator.scale_) if estimator.with_scaling else zeros + 1, zeros)
+    return _centred_and_scaled(estimator.n_features_in_, estimator.center_, estimator.scale_)
+
+
+def _centred_and_scaled(width: int, centre: Any, scale: Any) -> Stage:
+    """Return ``(x - centre) / scale``, without the parts that are None."""
+    zeros = torch.zeros(width, dtype=torch.float64)
+    return Scale(zeros if centre is None else tensor(centre), zeros + 1 if scale is None else tensor(scale), zeros)
 
 
 @stage_for.register(Normalizer)

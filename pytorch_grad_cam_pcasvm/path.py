@@ -315,11 +315,13 @@ class ClosedFormPass:
         return pulled.reshape(*pulled.shape[:2], channels, -1).sum(-1)
 
     def _presummed(self, node: fx.Node, weight: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
-        cache = self._path.presummed
-        summed = cache.get(node)
-        if summed is None or not summed.serves(weight, channels, dtype):
-            cache[node] = summed = _Presummed.of(weight, channels, dtype)
-        return summed.sums
+        # A small sum costs nothing; on an accelerator it is quick, and looking for changes would wait for the device.
+        if weight.numel() < _LARGE or weight.device.type != "cpu" or weight.is_inference():
+            return _sums(weight, channels, dtype)
+        kept = self._path.presummed.get(node)
+        if kept is None or not kept.serves(weight, channels, dtype):
+            self._path.presummed[node] = kept = _Presummed.of(weight, channels, dtype)
+        return kept.sums
 
     def _only_user(self, node: fx.Node, path: set[fx.Node]) -> fx.Node | None:
         users = [user for user in node.users if user in path]
@@ -352,34 +354,34 @@ class ClosedFormPass:
         return 4 * widest * torch.promote_types(self.features.dtype, torch.float32).itemsize
 
 
+_LARGE = 1 << 20  # elements
+
+
+def _sums(weight: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """Return a dense layer's weight (D1, T P) summed over the P positions of every channel, shape (D1, T)."""
+    return weight.detach().unflatten(1, (channels, -1)).sum(-1, dtype=dtype)
+
+
 @dataclass(frozen=True)
 class _Presummed:
-    """A dense layer's weight (D1, T P) summed over the P positions of every channel, (D1, T), and what it came from."""
+    """The sums of a large weight, kept between calls, and what tells whether the weight has changed since."""
 
     sums: Tensor
     version: tuple[Any, ...]
     sample: Tensor
 
-    # Below this size summing anew costs nothing; above it, the sum is kept and compared by version and by sample.
-    _SMALL = 1 << 20
-
     @staticmethod
     def of(weight: Tensor, channels: int, dtype: torch.dtype) -> "_Presummed":
-        sums = weight.detach().unflatten(1, (channels, -1)).sum(-1, dtype=dtype)
-        return _Presummed(sums, _Presummed._version(weight, channels, dtype), _Presummed._sample(weight).clone())
+        version = _Presummed._version(weight, channels, dtype)
+        return _Presummed(_sums(weight, channels, dtype), version, _Presummed._sample(weight))
 
     def serves(self, weight: Tensor, channels: int, dtype: torch.dtype) -> bool:
-        # On an accelerator the sum is quick, and a comparison would wait for the device.
-        if weight.numel() < self._SMALL or weight.device.type != "cpu" or weight.is_inference():
-            return False
-        same = self.version == self._version(weight, channels, dtype)
-        # weight.data.copy_(...) leaves the version as it was.
-        return same and torch.equal(self.sample, self._sample(weight))
+        # weight.data.copy_(...) leaves the version as it was: hence the sample.
+        return self.version == self._version(weight, channels, dtype) and torch.equal(self.sample, self._sample(weight))
 
     @staticmethod
     def _version(weight: Tensor, channels: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        version = None if weight.is_inference() else weight._version
-        return weight.data_ptr(), version, weight.shape, weight.dtype, channels, dtype
+        return weight.data_ptr(), weight._version, weight.shape, weight.dtype, channels, dtype
 
     @staticmethod
     def _sample(weight: Tensor) -> Tensor:
