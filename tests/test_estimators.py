@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import sklearn
 import torch
+from packaging.version import Version
 from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cross_decomposition import PLSRegression
@@ -295,7 +296,7 @@ def test_calibrated_probabilities(name, classes):
             assert np.abs(grads[:, 0, d].numpy() - difference).max() < 1e-5
 
 
-@pytest.mark.skipif(sklearn.__version__ < "1.8", reason="temperature scaling is new in 1.8")
+@pytest.mark.skipif(Version(sklearn.__version__) < Version("1.8"), reason="temperature scaling is new in 1.8")
 @pytest.mark.parametrize("classes", [2, 4])
 def test_temperature_scaling(classes):
     pipeline = fitted([PCA(5), CalibratedClassifierCV(LinearSVC(), method="temperature", ensemble=False)], classes)

@@ -1,12 +1,17 @@
 """Heads against scikit-learn: decision values, predictions, and closed-form gradients."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 import warnings
 
 import numpy as np
 import pytest
+import sklearn
 import torch
+from packaging.version import Version
 from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
@@ -317,6 +322,72 @@ def test_estimators_fitted_on_tensors():
     for name in ("components_", "mean_", "explained_variance_"):
         setattr(pca, name, torch.tensor(getattr(pca, name)))
     assert relative(read(Head.of([scaler, pca, svm]), QUERY), expected) < 1e-10
+
+
+@pytest.mark.skipif(Version(sklearn.__version__) < Version("1.8"), reason="StandardScaler takes tensors since 1.8")
+def test_recipe_for_fitting_on_the_device(tmp_path):
+    """As in the README. In a process of its own: scipy reads SCIPY_ARRAY_API when it is imported."""
+    script = tmp_path / "recipe.py"
+    script.write_text(RECIPE)
+    run = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "SCIPY_ARRAY_API": "1"}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 1e-9
+
+
+RECIPE = """
+import sklearn, torch
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from pytorch_grad_cam_pcasvm import PCASVMNet, extract_features
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+backbone = torch.nn.Sequential(torch.nn.Conv2d(1, 6, 3), torch.nn.ReLU(), torch.nn.Flatten()).double().to(device)
+x, y = torch.randn(60, 1, 5, 5).double(), torch.arange(60) % 3
+features, labels = extract_features(backbone, [(x, y)], as_numpy=False, progress=False)
+with sklearn.config_context(array_api_dispatch=True):
+    reduction = make_pipeline(StandardScaler(), PCA(3, svd_solver="full"))
+    components = reduction.fit_transform(features)
+assert isinstance(components, torch.Tensor) and components.device == features.device
+assert isinstance(reduction[-1].components_, torch.Tensor)
+svm = SVC().fit(components.cpu().numpy(), labels.cpu().numpy())
+net = PCASVMNet(backbone, [reduction, svm])
+usual = make_pipeline(StandardScaler(), PCA(3, svd_solver="full"), SVC()).fit(features.cpu().numpy(), y.numpy())
+print(abs(net(x.to(device)).detach().cpu().numpy() - usual.decision_function(features.cpu().numpy())).max())
+"""
+
+
+@pytest.mark.parametrize("form", [{}, {"probability": False}, {"probability": True}], ids=str)
+@pytest.mark.filterwarnings("ignore:The `probability` parameter:FutureWarning")
+def test_every_form_of_probability_gives_the_same_head(form):
+    """It is a truth value, and in scikit-learn 1.9 a string that means no; the decision does not depend on it."""
+    x, y = DATA[3]
+    expected = SVC().fit(x, y)
+    head = Head.of(SVC(**form, random_state=0).fit(x, y))
+    assert relative(read(head, QUERY), expected.decision_function(QUERY)) < 1e-9
+    assert head.labels(head(torch.tensor(QUERY))).tolist() == expected.predict(QUERY).tolist()
+
+
+def test_names_of_features_are_ignored():
+    pipeline = fitted([StandardScaler(), PCA(4)], SVC(), 3)
+    expected = pipeline.decision_function(QUERY)
+    pipeline[0].feature_names_in_ = np.array([f"feature {d}" for d in range(WIDTH)], dtype=object)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert relative(read(Head.of(pipeline), QUERY), expected) < 1e-9
+
+
+@pytest.mark.parametrize("machine", [SVC(), NuSVC(nu=0.3), LinearSVC()], ids=str)
+def test_heads_from_files_of_skops(machine, tmp_path):
+    skops = pytest.importorskip("skops.io")
+    pipeline = fitted([StandardScaler(), PCA(4)], machine, 3)
+    skops.dump(pipeline, tmp_path / "head.skops")
+    loaded = skops.load(tmp_path / "head.skops", trusted=[])
+    assert torch.equal(read(Head.of(loaded), QUERY), read(Head.of(pipeline), QUERY))
 
 
 def test_a_stage_of_ones_own_may_start_with_an_integer_buffer():

@@ -75,7 +75,7 @@ def exact_direction(x, points, coefficients, slope):
         return np.array([float(t / norm) for t in total]), float(mpmath.log(norm))
 
 
-@pytest.mark.parametrize("gamma_d2", [1e1, 2e2, 1e3, 1e6])
+@pytest.mark.parametrize("gamma_d2", [1e1, 1e2, 2e2, 1e3, 1e6])
 def test_rbf_gradient_far_from_every_support_vector(gamma_d2):
     gamma = 0.5
     rng = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_rbf_gradient_far_from_every_support_vector(gamma_d2):
     leaf = torch.tensor(x, dtype=torch.float32).requires_grad_()
     blank = torch.exp(-gamma * (leaf - torch.tensor(points, dtype=torch.float32)).square().sum(-1))
     (autograd,) = torch.autograd.grad(blank.sum(), leaf)
-    assert bool(autograd.any()) is (gamma_d2 < 50), "float32 autograd underflows, which this kernel must not"
+    assert bool(autograd.any()) is (gamma_d2 < 150), "float32 autograd underflows, which this kernel must not"
 
 
 def test_rbf_factor_is_that_of_the_targets_own_support_vectors():
