@@ -30,7 +30,7 @@ from pytorch_grad_cam_pcasvm.targets import feature_gradients
 def fitted_head(features: np.ndarray, components: int, support_vectors: int, classes: int) -> Any:
     """Return scaler, PCA and RBF SVM whose labels are noise, so that nearly every sample is a support vector."""
     rng = np.random.default_rng(0)
-    samples = features[rng.integers(len(features), size=support_vectors + support_vectors // 50)]
+    samples = features[rng.integers(len(features), size=support_vectors + support_vectors // 30)]
     samples = samples + features.std(0) * rng.normal(size=samples.shape)
     labels = rng.integers(classes, size=len(samples))
     return make_pipeline(StandardScaler(), PCA(components, random_state=0), SVC(cache_size=1000)).fit(samples, labels)

@@ -289,6 +289,20 @@ class LinearDecision(Decision):
 class SupportVectorEffect:
     """How strongly each support vector pulls on the maps of an SVM at given components.
 
+    The gradient of a decision is a sum over support vectors, ``da(p)/dp = sum_i alpha_i c_i dK(p_i, p)/dp``, and the
+    weights of a map are its product with the weights of the components. E is the length of one summand's second factor:
+
+    ========== ============================== ==============================================================
+    kernel     dK(p_i, p)/dp                  E(p_i, p)
+    ========== ============================== ==============================================================
+    RBF        2 gamma K (p_i - p)            2 gamma d exp(-gamma d^2), d = |p_i - p|; 0 at distance 0 and at
+                                              infinity, largest at 1 / sqrt(2 gamma): sqrt(2 gamma) e^(-1/2)
+    linear     p_i                            |p_i|, the same at every p
+    polynomial degree gamma z^(degree-1) p_i  |degree gamma z^(degree-1)| |p_i|, z = gamma <p_i, p> + coef0:
+                                              grows with the projection on p_i and has no largest value
+    sigmoid    gamma sech(z)^2 p_i            |gamma| sech(z)^2 |p_i|: largest where z = 0
+    ========== ============================== ==============================================================
+
     Attributes:
         norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` of the paper, shape (N, I).
         signed: ``alpha_i c_i E(p_i, p)`` in each decision, shape (N, P, I); 0 where the vector takes no part.
