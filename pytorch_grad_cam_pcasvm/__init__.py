@@ -8,6 +8,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.layers import register_jacobian
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.svm import SupportVectorEffect
 from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.version import __version__
 
@@ -24,6 +25,7 @@ __all__ = [
     "ProbabilityTarget",
     "SVMTarget",
     "SignedMaps",
+    "SupportVectorEffect",
     "__version__",
     "extract_features",
     "register_jacobian",

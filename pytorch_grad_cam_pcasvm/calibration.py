@@ -36,6 +36,8 @@ class Isotonic:
     def __call__(self, scores: Tensor) -> Tensor:
         """Return probabilities, of the shape of the scores."""
         at, height = scores.new_tensor(self.x), scores.new_tensor(self.y)
+        if len(at) == 1:
+            return height.expand_as(scores)
         inside = scores.clamp(at[0], at[-1]).contiguous()
         right = torch.searchsorted(at, inside.detach()).clamp(1, len(at) - 1)
         left = right - 1
@@ -51,7 +53,9 @@ class PerClass:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Return probabilities, shape (..., C)."""
-        each = torch.stack([curve(score) for curve, score in zip(self.curves, scores.unbind(-1), strict=True)], -1)
+        # Of the pairwise scores of a one-vs-one machine scikit-learn takes the first C.
+        columns = scores.unbind(-1)[: len(self.curves)]
+        each = torch.stack([curve(score) for curve, score in zip(self.curves, columns, strict=True)], -1)
         if len(self.curves) == 1:
             return torch.cat([1 - each, each], -1)
         total = each.sum(-1, keepdim=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, is_classifier, is_regressor
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cross_decomposition import PLSRegression
 from sklearn.decomposition import (
@@ -29,9 +29,10 @@ from sklearn.decomposition import (
     TruncatedSVD,
 )
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.feature_selection import SelectorMixin
+from sklearn.feature_selection import RFE, SelectorMixin
 from sklearn.isotonic import IsotonicRegression
 from sklearn.kernel_approximation import Nystroem, RBFSampler
+from sklearn.linear_model import SGDRegressor
 from sklearn.linear_model._base import LinearClassifierMixin, LinearModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
@@ -101,12 +102,30 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
             continue
         if isinstance(estimator, BaseEstimator):
             check_is_fitted(estimator)
+            _refuse_own_methods(estimator)
         stage = stage_for(estimator) if position == len(estimators) - 1 else transformer_for(estimator)
         if not isinstance(stage, Stage):
             raise TypeError(
                 f"what is registered for {type(estimator).__name__} gives a {type(stage).__name__}, no Stage"
             )
         yield stage
+
+
+def _refuse_own_methods(estimator: BaseEstimator) -> None:
+    """Refuse a subclass that computes something else than the estimator that is registered."""
+    own = []
+    for kind in type(estimator).__mro__:
+        if kind in stage_for.registry or kind.__module__.startswith("sklearn."):
+            break
+        own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(kind)]
+    else:
+        return
+    if own and kind is not BaseEstimator:
+        name = type(estimator).__name__
+        raise NoClosedFormError(
+            f"{name} is a {kind.__name__} with a {own[0]} of its own, which would not be explained. "
+            f"Add it with stage_for.register({name})."
+        )
 
 
 def _estimators(fitted: Any) -> Iterator[Any]:
@@ -123,6 +142,8 @@ def _estimators(fitted: Any) -> Iterator[Any]:
         yield from _estimators(fitted.best_estimator_)
     elif type(fitted).__name__ == "FrozenEstimator":  # scikit-learn 1.6 and newer
         yield from _estimators(fitted.estimator)
+    elif isinstance(fitted, FunctionTransformer) and fitted.func is None:
+        pass  # the identity, which need not be fitted
     elif fitted is not None and not (isinstance(fitted, str) and fitted == "passthrough"):
         yield fitted
 
@@ -147,13 +168,18 @@ def stage_for(estimator: Any) -> Stage:
             f"got {type(estimator).__name__}: {estimator!r:.80}"
         )
     name = type(estimator).__name__
-    steps = any(part in name for part in ("Tree", "Forest", "Boosting", "Neighbors"))
-    why = ": its output is piecewise constant, its gradient 0" if steps else ""
-    close = get_close_matches(name, [kind.__name__ for kind in stage_for.registry], n=1, cutoff=0.7)
-    usual = "SVC" if is_classifier(estimator) else "SVR" if is_regressor(estimator) else "PCA"
+    # FunctionTransformer is near to many names, and to none in what it does.
+    known = [kind.__name__ for kind in stage_for.registry if kind not in (object, FunctionTransformer)]
+    close = get_close_matches(name, known, n=1, cutoff=0.8)
+    one_to_one = "StandardScaler" if isinstance(estimator, OneToOneFeatureMixin) else "PCA"
+    usual = "SVC" if is_classifier(estimator) else "SVR" if is_regressor(estimator) else one_to_one
+    nearest = f"The nearest that has one is {close[0] if close else usual}"
+    if any(part in name for part in ("Tree", "Forest", "Boosting", "Neighbors")):
+        raise NoClosedFormError(
+            f"{name} has no closed-form Jacobian: its output is piecewise constant, its gradient 0. {nearest}."
+        )
     raise NoClosedFormError(
-        f"{name} has no closed-form Jacobian here{why}. The nearest that has one is {close[0] if close else usual}; "
-        f"or add yours with stage_for.register({name})."
+        f"{name} has no closed-form Jacobian here. {nearest}; or add yours with stage_for.register({name})."
     )
 
 
@@ -161,6 +187,8 @@ def tensor(array: Any) -> Tensor:
     """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU."""
     if hasattr(array, "toarray"):
         array = array.toarray()
+    if isinstance(array, np.ndarray):
+        array = np.array(array, order="C")  # torch takes no negative strides
     # Estimators fitted through scikit-learn's array-API dispatch have tensors, perhaps on another device.
     return torch.as_tensor(array).detach().cpu().double().clone()
 
@@ -207,14 +235,20 @@ def _selector(estimator: SelectorMixin) -> Stage:
     return Select(torch.as_tensor(np.flatnonzero(support)), len(support))
 
 
+@stage_for.register(RFE)
+def _recursive_elimination(estimator: RFE) -> Stage:
+    raise NoClosedFormError(
+        f"{type(estimator).__name__} at the end predicts with an estimator of its own: "
+        "put that behind it, [..., rfe, rfe.estimator_]."
+    )
+
+
 @stage_for.register(FunctionTransformer)
 def _function_transformer(estimator: FunctionTransformer) -> Stage:
-    if estimator.func is not None:
-        raise NoClosedFormError(
-            f"FunctionTransformer({estimator.func!r}) has no closed-form Jacobian: only the identity (func=None) has. "
-            "Put the function into the backbone, or register a transformer of your own with stage_for.register(...)."
-        )
-    return Select(torch.arange(estimator.n_features_in_), estimator.n_features_in_)
+    raise NoClosedFormError(
+        f"FunctionTransformer({estimator.func!r}) has no closed-form Jacobian: only the identity (func=None) has. "
+        "Put the function into the backbone, or register a transformer of your own with stage_for.register(...)."
+    )
 
 
 # --- reductions: most are V^T (x - u) with a matrix of their own ----------------------------------------------------
@@ -227,7 +261,7 @@ def _pca(estimator: PCA | IncrementalPCA) -> Stage:
     if estimator.whiten:
         # scikit-learn takes the root, and clips it at eps, in the dtype that PCA was fitted in.
         variance = estimator.explained_variance_
-        deviations = torch.as_tensor(variance.sqrt() if isinstance(variance, Tensor) else np.sqrt(variance))
+        deviations = variance.sqrt() if isinstance(variance, Tensor) else torch.from_numpy(np.sqrt(variance))
         divisor = tensor(deviations.clamp(min=torch.finfo(deviations.dtype).eps))
     return _projection(estimator.components_, estimator.mean_, divisor)
 
@@ -258,7 +292,7 @@ def _sparse_pca(estimator: SparsePCA | MiniBatchSparsePCA) -> Stage:
     # Its transform is a ridge regression on the components: (C C^T + alpha)^-1 C (x - u).
     components = tensor(estimator.components_)
     ridge = components @ components.T + estimator.ridge_alpha * torch.eye(len(components), dtype=torch.float64)
-    return _projection(torch.linalg.solve(ridge, components), estimator.mean_)
+    return _projection(torch.linalg.pinv(ridge, hermitian=True) @ components, estimator.mean_)
 
 
 @stage_for.register(PLSRegression)
@@ -277,6 +311,9 @@ def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None
 def transformer_for(estimator: Any) -> Stage:
     """Return the stage of an estimator that others follow; it differs only where one both transforms and classifies."""
     return stage_for(estimator)
+
+
+transformer_for.register(RFE, _selector)
 
 
 @transformer_for.register(LinearDiscriminantAnalysis)
@@ -302,6 +339,8 @@ def _kernel_pca(estimator: KernelPCA) -> Stage:
 
 @stage_for.register(Nystroem)
 def _nystroem(estimator: Nystroem) -> Stage:
+    if not callable(estimator.kernel) and estimator.kernel_params:
+        raise NoClosedFormError("Nystroem(kernel_params=...) is not read: pass gamma, degree and coef0 themselves.")
     points, coefficients = tensor(estimator.components_), tensor(estimator.normalization_).T
     kernel = _kernel(estimator, estimator.gamma, points.shape[1])
     return KernelMap(kernel, points, coefficients, torch.zeros(coefficients.shape[1]).double(), reduces=False)
@@ -362,6 +401,7 @@ def _linear_classifier(estimator: Any) -> Stage:
     return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), rule, estimator.classes_)
 
 
+@stage_for.register(SGDRegressor)
 @stage_for.register(LinearModel)
 def _linear_regressor(estimator: Any) -> Stage:
     weight = torch.atleast_2d(tensor(estimator.coef_))
@@ -379,13 +419,13 @@ def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
         raise NoClosedFormError("OneVsRestClassifier was fitted on several labels per image: fit one per label.")
     n_classes = len(estimator.classes_)
     rule = Binary() if n_classes == 2 else OneVsRest(n_classes)
-    return Ensemble([_member(e) for e in estimator.estimators_], 1.0, rule, estimator.classes_)
+    return Ensemble(_binary_members(estimator), 1.0, rule, estimator.classes_)
 
 
 @stage_for.register(OneVsOneClassifier)
 def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
     n_classes = len(estimator.classes_)
-    members = [_member(e) for e in estimator.estimators_]
+    members = _binary_members(estimator)
     if n_classes == 2:
         return Ensemble(members, 1.0, BinaryVote(), estimator.classes_)
     # Its members are positive for the second class of a pair, and the best score wins.
@@ -396,14 +436,18 @@ def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
 def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
     members, rules, sizes, calibrations = [], [], [], []
     for calibrated in estimator.calibrated_classifiers_:
-        if list(calibrated.estimator.classes_) != list(estimator.classes_):
+        # Temperature scaling fits on the classes' numbers.
+        classes = list(calibrated.estimator.classes_)
+        if classes not in (list(estimator.classes_), list(range(len(estimator.classes_)))):
             raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes: fit it with fewer folds.")
         member = _member(calibrated.estimator)
         decision = stages_in(member.stages)[-1]
         assert isinstance(decision, Decision)
         members.append(member)
         rules.append(decision.rule)
-        sizes.append(_n_decisions(decision))
+        if calibrated.method == "temperature" and isinstance(decision.rule, Calibrated):
+            raise NoClosedFormError("temperature scaling of probabilities is not known here.")
+        sizes.append(decision.n_outputs)
         calibrations.append(_calibration(calibrated))
     return Ensemble(members, 1.0, Calibrated(rules, sizes, calibrations), estimator.classes_)
 
@@ -415,9 +459,18 @@ def _member(estimator: Any) -> Chain:
     return chain
 
 
-def _n_decisions(decision: Decision) -> int:
-    with torch.no_grad():
-        return decision(torch.zeros(1, decision.n_inputs or 1, dtype=torch.float64)).shape[1]
+def _binary_members(estimator: Any) -> list[Chain]:
+    """Return the machines of a meta-estimator, each a decision between two classes."""
+    members = [_member(member) for member in estimator.estimators_]
+    for member, fitted in zip(members, estimator.estimators_, strict=True):
+        decision = stages_in(member.stages)[-1]
+        # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
+        if not isinstance(decision, Decision) or type(decision.rule) is not Binary:
+            raise NoClosedFormError(
+                f"{type(estimator).__name__} of {type(fitted).__name__} is not known here: fit it with a "
+                "classifier that has one decision value for two classes, e.g. SVC."
+            )
+    return members
 
 
 def _calibration(calibrated: Any) -> Calibration:
@@ -444,7 +497,7 @@ def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Ker
         case "rbf":
             return kernels.RBF(gamma)
         case "poly" | "polynomial":
-            return kernels.Polynomial(gamma, int(degree), coef0)
+            return kernels.Polynomial(gamma, degree, coef0)
         case "sigmoid":
             return kernels.Sigmoid(gamma, coef0)
         case kernel:

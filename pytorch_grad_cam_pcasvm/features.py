@@ -35,7 +35,7 @@ def extract_features(
 
     Returns:
         Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
-        gives none.
+        gives none. Labels that are no tensors, as names, are an array in any case.
 
     Raises:
         TypeError: the loader gives something else than tensors as images.
@@ -61,7 +61,9 @@ def extract_features(
     stacked = torch.cat(features)
     if as_numpy:
         return stacked.numpy(), np.concatenate([np.asarray(label) for label in labels]) if labels else None
-    return stacked, torch.cat([torch.as_tensor(label, device=device) for label in labels]) if labels else None
+    if not all(isinstance(label, Tensor) for label in labels):
+        return stacked, np.concatenate([np.asarray(label) for label in labels])  # names: no tensor can hold them
+    return stacked, torch.cat([label.to(device) for label in labels]) if labels else None
 
 
 def features_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Tensor:

@@ -147,7 +147,10 @@ class Head(nn.Module):
             ValueError: no such class, or no classes at all.
         """
         if self.classes_ is None:
-            raise ValueError(f"the head has no classes, so {label!r} is none: use SVMTarget() for a regressor")
+            raise ValueError(
+                f"the head has no classes, so {label!r} is none: use SVMTarget(), or SVMTarget(sign='-') for what "
+                "lowers its value (of a one-class machine: what makes an outlier)"
+            )
         labels = self.classes_.tolist()
         label = label.item() if isinstance(label, np.generic | Tensor) else label
         if label not in labels:
@@ -188,6 +191,7 @@ class Head(nn.Module):
 
         Raises:
             TypeError: a stage is not of this package.
+            FileNotFoundError: there is no such folder.
         """
         storage.save(stages_in(self.stages), path)
 
@@ -207,31 +211,74 @@ class Head(nn.Module):
         """
         return cls(storage.load(path))
 
-    def support_vector_effect(self, components: Tensor) -> SupportVectorEffect:
-        """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
+    def get_extra_state(self) -> str | None:
+        """Return what belongs to a state dict besides tensors: kernels, calibration curves, class labels."""
+        return storage.constants(stages_in(self.stages))
+
+    def set_extra_state(self, state: str | None) -> None:
+        """Refuse the state of a head whose tensors would mean something else here.
 
         Args:
-            components: p, shape (N, B), as in ``output.components``; without a reduction the features, shape (N, D).
-
-        Returns:
-            E (N, I), with the sign of its coefficient in every decision (N, P, I), and training set positions (I,).
+            state: from ``get_extra_state``.
 
         Raises:
-            ValueError: the head does not end with a kernel SVM, or the components are none.
+            ValueError: it is that of another head.
+        """
+        if state != self.get_extra_state():
+            raise ValueError(
+                "the state is that of a head with another kernel, calibration or other classes: take the whole head, "
+                "head.save(path) and Head.load(path)"
+            )
+
+    def support_vector_effect(
+        self, components: Tensor, category: Any = None, versus: Any = None
+    ) -> SupportVectorEffect:
+        """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
+
+        The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`), not in
+        the decision value: of an RBF machine, a training image equal to the explained one has none.
+
+        Args:
+            components: p, shape (N, B), as in ``output.components``; without a reduction ``output.features``, (N, D).
+            category: a label from ``classes_``: the effect on its margin; None: on every decision value.
+            versus: another label: the effect on the decision of ``category`` against it.
+
+        Returns:
+            E (N, I), with its sign (N, P, I), P = 1 for a category, and training set positions (I,).
+
+        Raises:
+            TypeError: the components are no tensor.
+            ValueError: the head does not end with a kernel SVM, the components are none, or no such class.
         """
         machine = self._decision()
         if not isinstance(machine, KernelSVM):
-            raise ValueError("the head has no support vectors: it does not end with an SVC, NuSVC, SVR or OneClassSVM")
+            inside = any(isinstance(module, KernelSVM) for module in self.modules())
+            hint = ": they are inside a meta-estimator, ask Head.of() of its fitted estimators" if inside else ""
+            raise ValueError(
+                f"the head has no support vectors of its own{hint or ': it does not end with an SVC, NuSVC or SVR'}"
+            )
         level = self.component_level or 0
         width = stages_in(self.stages)[level].n_inputs
-        if components.dim() != 2 or components.shape[1] != width:
-            raise ValueError(
-                f"components must be net(x).components, of shape (N, {width}), got {tuple(components.shape)}"
+        name = "components" if level else "features"
+        if not isinstance(components, Tensor):
+            raise TypeError(
+                f"expected the tensor net(x).{name}, of shape (N, {width}), got {type(components).__name__}"
             )
-        x = components.to(precision(components.device))
+        if components.dim() != 2 or components.shape[1] != width:
+            raise ValueError(f"expected net(x).{name}, of shape (N, {width}), got {tuple(components.shape)}")
+        if category is None and versus is not None:
+            raise ValueError("versus needs a category: which class is it against?")
+        x = components.detach().to(precision(components.device))
         for stage in stages_in(self.stages)[level:-1]:
             x = stage(x)
-        return machine.effect(x)
+        if category is None:
+            return machine.effect(x)
+        first, second = (
+            None if label is None else torch.tensor([self.class_index(label)], device=x.device)
+            for label in (category, versus)
+        )
+        assert first is not None
+        return machine.effect(x, machine.rule.seed(first, second, machine.intercept.unsqueeze(0)))
 
     def bytes_per_target(self, n: int) -> int:
         """Return about how much memory one target takes in the head for n images: a few rows of its widest stage."""

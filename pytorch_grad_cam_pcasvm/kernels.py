@@ -57,7 +57,7 @@ class Polynomial:
     """``K(p_i, x) = z^degree`` with ``z = gamma <p_i, x> + coef0``, gradient ``degree gamma z^(degree-1) p_i``."""
 
     gamma: float
-    degree: int
+    degree: float
     coef0: float
 
     def value(self, x: Tensor, points: Tensor) -> Tensor:
@@ -162,6 +162,8 @@ def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]
     Returns:
         The products, shape (N, K, I), divided by ``exp(log_scale)``, and ``log_scale``, shape (N, K).
     """
+    if not coefficients.shape[-1]:  # a machine without support vectors
+        return coefficients, coefficients.new_zeros(coefficients.shape[:2])
     logarithms = coefficients.abs().log() + exponents.unsqueeze(1)
     largest = logarithms.amax(-1)
     far = (largest < _REPRESENTABLE) & largest.isfinite()

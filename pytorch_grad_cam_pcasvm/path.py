@@ -554,7 +554,10 @@ class _Tracer(fx.Tracer):
                 return self.graph
             except Exception as error:
                 raise NoClosedFormError(
-                    *_advice(f"{type(backbone).__name__} cannot be traced by torch.fx ({error})")
+                    *_advice(
+                        f"{type(backbone).__name__} cannot be traced by torch.fx ({error})",
+                        "where one layer is the reason, give it a rule with @register_jacobian",
+                    )
                 ) from error
             finally:
                 # Tensor constants become attributes of what is traced, and a forward may keep a proxy of its own.

@@ -159,8 +159,11 @@ class Select(Stage):
         return grad.new_zeros(*grad.shape[:2], x.shape[1]).index_copy(2, self.index, grad)
 
 
+_SMALLEST_NORM = 10 * torch.finfo(torch.float64).eps
+
+
 class Normalise(Stage):
-    """``y = x / |x|`` row by row; a row of zeros stays.
+    """``y = x / |x|`` row by row; a row of zeros (to rounding, as scikit-learn has it) stays.
 
     Args:
         norm: ``"l1"``, ``"l2"`` or ``"max"`` (of absolute values).
@@ -186,13 +189,16 @@ class Normalise(Stage):
             at = x.abs().argmax(1, keepdim=True)
             slope = torch.zeros_like(x).scatter(1, at, x.gather(1, at).sign()).unsqueeze(1)
         # A row of zeros was divided by 1, which does not depend on it.
-        slope = slope * x.any(1).reshape(-1, 1, 1)
+        slope = slope * (self._norm(x) >= _SMALLEST_NORM).unsqueeze(1)
         return (grad - (grad * y).sum(-1, keepdim=True) * slope) / size
 
     def _size(self, x: Tensor) -> Tensor:
+        size = self._norm(x)
+        return torch.where(size < _SMALLEST_NORM, 1.0, size)
+
+    def _norm(self, x: Tensor) -> Tensor:
         orders = {"l1": 1.0, "l2": 2.0, "max": torch.inf}
-        size = torch.linalg.vector_norm(x, orders[self.norm], dim=1, keepdim=True)
-        return torch.where(size == 0, 1.0, size)
+        return torch.linalg.vector_norm(x, orders[self.norm], dim=1, keepdim=True)
 
 
 class KernelMap(Stage):
@@ -267,6 +273,7 @@ class Chain(Stage):
         super().__init__()
         self.stages = nn.ModuleList(stages)
         self.n_inputs = stages_in(self.stages)[0].n_inputs
+        self.n_outputs = stages_in(self.stages)[-1].n_outputs
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last stage's output."""

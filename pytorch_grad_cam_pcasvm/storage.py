@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,10 @@ def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
 
     Raises:
         TypeError: a stage is not of this package.
+        FileNotFoundError: there is no such folder.
     """
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {Path(path).parent} to save the head in")
     tensors: dict[str, Tensor] = {}
     header = json.dumps(_encode(parts, tensors))
     metadata = {"format": FORMAT, "head": header, "sha256": _digest(header, tensors)}
@@ -57,6 +61,8 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
         ValueError: the file is truncated, changed, or not the file of a head.
         FileNotFoundError: there is no such file.
     """
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: name the file that net.head.save(path) wrote")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -65,9 +71,28 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
         raise ValueError(f"{path} is no safetensors file, or a truncated one ({error})") from error
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is not the file of a head: write one with net.head.save(path)")
-    if metadata.get("sha256") != _digest(metadata["head"], tensors):
+    try:
+        unchanged = metadata["sha256"] == _digest(metadata["head"], tensors)
+    except (KeyError, ValueError):  # the names of entries and tensors
+        unchanged = False
+    if not unchanged:
         raise ValueError(f"{path} was changed since it was written: its checksum does not match")
     return [_decode(part, tensors) for part in json.loads(metadata["head"])]
+
+
+def constants(parts: list[stages.Stage]) -> str | None:
+    """Return what a state dict has no tensors for (types, kernels, class labels) as JSON.
+
+    Args:
+        parts: the stages.
+
+    Returns:
+        The JSON, or None where a stage is not of this package.
+    """
+    try:
+        return json.dumps(_encode(parts, {}))
+    except TypeError:
+        return None
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -77,6 +102,8 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             name = str(len(tensors))
             tensors[name] = value.detach().cpu().contiguous().clone()
             return {"tensor": name}
+        case np.ndarray() if value.dtype.kind in "mM":
+            raise TypeError(f"class labels of type {value.dtype} cannot be saved: fit on their strings")
         case np.ndarray():
             return {"labels": value.tolist(), "dtype": "object" if value.dtype == object else value.dtype.str}
         case None | bool() | int() | float() | str():

@@ -56,7 +56,8 @@ class Rule(ABC):
     def probabilities(self, decision: Tensor) -> Tensor:
         """Return calibrated probabilities of the classes as ``predict_proba`` gives them, shape (..., C)."""
         raise ValueError(
-            "the head gives no calibrated probabilities: fit CalibratedClassifierCV(SVC(), ensemble=False), not the SVC"
+            "the head gives no calibrated probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
+            "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
         )
 
 
@@ -249,7 +250,12 @@ class Decision(Stage):
     Args:
         rule: how decision values become classes.
         classes: class labels in the estimator's order, or None for a regressor.
+
+    Attributes:
+        n_outputs: P.
     """
+
+    n_outputs: int
 
     def __init__(self, rule: Rule, classes: Sequence[Any] | None) -> None:
         super().__init__()
@@ -272,7 +278,7 @@ class LinearDecision(Decision):
 
     def __init__(self, weight: Tensor, bias: Tensor, rule: Rule, classes: Sequence[Any] | None) -> None:
         super().__init__(rule, classes)
-        self.n_inputs = weight.shape[1]
+        self.n_outputs, self.n_inputs = weight.shape
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
 
@@ -305,7 +311,10 @@ class SupportVectorEffect:
 
     Attributes:
         norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` of the paper, shape (N, I).
-        signed: ``alpha_i c_i E(p_i, p)`` in each decision, shape (N, P, I); 0 where the vector takes no part.
+        signed: ``alpha_i c_i E(p_i, p)``, shape (N, P, I); 0 where the vector takes no part. For a class that was asked
+            for P is 1, and the sign is plus where the training image speaks for that class. Otherwise there is one row
+            per decision value: for two classes a single one, plus for the second of ``classes_``; for more, those of
+            the pairs (0, 1), (0, 2), ..., (1, 2), ..., plus for the first of the pair.
         indices: positions of the support vectors in the training set (scikit-learn's ``support_``), shape (I,).
     """
 
@@ -349,18 +358,26 @@ class KernelSVM(Decision):
     ) -> None:
         super().__init__(rule, classes)
         self.kernel = kernel
-        self.n_inputs = support_vectors.shape[1]
+        self.n_inputs, self.n_outputs = support_vectors.shape[1], len(intercept)
         self.n_support = [int(n) for n in n_support]
         self.register_buffer("support_vectors", support_vectors)
         self.register_buffer("dual_coef", dual_coef)
         self.register_buffer("intercept", intercept)
         self.register_buffer("support", support)
 
-    def effect(self, x: Tensor) -> SupportVectorEffect:
-        """Return how strongly each support vector pulls at x, shape (N, B)."""
+    def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
+        """Return how strongly each support vector pulls at x, shape (N, B).
+
+        Args:
+            x: components.
+            seeds: derivatives of K targets by the decision values, shape (K, P); None: the decision values themselves.
+
+        Returns:
+            The effect, ``signed`` of shape (N, K, I).
+        """
         norm = self.kernel.effect(x, self.support_vectors)
-        seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device).unsqueeze(0)
-        return SupportVectorEffect(norm, self._coefficients(seeds) * norm.unsqueeze(1), self.support)
+        seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
+        return SupportVectorEffect(norm, self._coefficients(seeds.unsqueeze(0)) * norm.unsqueeze(1), self.support)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the decision values, shape (N, P)."""
@@ -408,6 +425,8 @@ class Ensemble(Decision):
     def __init__(self, members: Sequence[Chain], sign: float, rule: Rule, classes: Sequence[Any] | None) -> None:
         super().__init__(rule, classes)
         self.n_inputs = members[0].n_inputs
+        self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
+        self.n_outputs = sum(self.sizes)
         self.sign = sign
         self.members = nn.ModuleList(members)
 
@@ -418,14 +437,11 @@ class Ensemble(Decision):
     def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
         pulled = []
-        start = 0
-        for member in self.members:
+        for member, seed in zip(self.members, grad.split(self.sizes, -1), strict=True):
             assert isinstance(member, Chain)
-            width = member(x[:1]).shape[-1]
-            part, log_scale = member.pullback_scaled(x, self.sign * grad[..., start : start + width])
+            part, log_scale = member.pullback_scaled(x, self.sign * seed)
             # A member that takes no part must not set the scale of the others.
             pulled.append((part, torch.where(part.any(-1), log_scale, -torch.inf)))
-            start += width
         largest = torch.stack(torch.broadcast_tensors(*(log_scale for _, log_scale in pulled))).amax(0)
         largest = torch.where(largest.isfinite(), largest, 0.0)
         terms = [part * (log_scale - largest).exp().unsqueeze(-1) for part, log_scale in pulled]

@@ -67,6 +67,11 @@ class PCATarget(ClosedFormTarget):
     def _components(self, output: Any) -> Tensor:
         head = _head_of(output, self)
         if head.component_level is None:
+            if any(getattr(module, "reduces", False) for module in head.modules()):
+                raise ValueError(
+                    f"{self}: the PCA is inside a meta-estimator; put it in front, as in "
+                    "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
+                )
             raise ValueError(f"{self} needs a head with a PCA, and this one has none: use SVMTarget")
         components = output.levels[head.component_level]
         if self.component >= components.shape[-1]:
@@ -213,6 +218,9 @@ class PredictedScore:
     Its map is that of ``SVMTarget()``. Only the size of its gradient differs, by the squash of one-vs-one scores, and
     the host's scaling, which adds 1e-7, feels that.
     """
+
+    def __repr__(self) -> str:
+        return "the predicted class"
 
     def __call__(self, output: HeadOutput) -> Tensor:
         """Return the score of a row."""

@@ -32,6 +32,7 @@ from sklearn.linear_model import (
     RidgeClassifier,
     RidgeClassifierCV,
     SGDClassifier,
+    SGDRegressor,
 )
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
@@ -297,20 +298,25 @@ def test_calibrated_probabilities(name, classes):
 
 
 @pytest.mark.skipif(Version(sklearn.__version__) < Version("1.8"), reason="temperature scaling is new in 1.8")
+@pytest.mark.parametrize("ensemble", [True, False])
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3], ["ant", "bee", "cat", "dog"]], ids=["numbers", "names"])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_temperature_scaling(classes):
-    pipeline = fitted([PCA(5), CalibratedClassifierCV(LinearSVC(), method="temperature", ensemble=False)], classes)
+def test_temperature_scaling(classes, labels, ensemble):
+    x, y = DATA[classes]
+    calibrated = CalibratedClassifierCV(LinearSVC(), method="temperature", ensemble=ensemble)
+    pipeline = make_pipeline(PCA(5), calibrated).fit(x, np.array(labels)[y])
     head = Head.of(pipeline)
     with torch.no_grad():
         output = HeadOutput.of(head, head(torch.tensor(QUERY)))
     assert relative(output, pipeline.predict_proba(QUERY)) < 1e-9
+    assert head.labels(output.levels).tolist() == pipeline.predict(QUERY).tolist()
 
 
 def test_a_probability_needs_a_calibrated_head():
     head = Head.of(fitted([PCA(3), SVC()], 2))
     with torch.no_grad():
         output = HeadOutput.of(head, head(torch.tensor(QUERY)))
-    with pytest.raises(ValueError, match="fit CalibratedClassifierCV"):
+    with pytest.raises(ValueError, match="put its classifier into a CalibratedClassifierCV"):
         ProbabilityTarget(1)(output)
 
 
@@ -348,3 +354,65 @@ def test_machines_side_by_side_far_from_every_support_vector():
     assert (log_scale < -745).all()
     assert grads.isfinite().all()
     assert grads.norm(dim=2).gt(1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        (OneVsRestClassifier(CalibratedClassifierCV(SVC(), ensemble=False)), "OneVsRestClassifier of CalibratedClass"),
+        (OneVsOneClassifier(CalibratedClassifierCV(LinearSVC(), cv=3)), "OneVsOneClassifier of CalibratedClass"),
+        (OneVsRestClassifier(Ridge()), "OneVsRestClassifier of Ridge is not known"),
+        (OneVsOneClassifier(SVR()), "OneVsOneClassifier of SVR is not known"),
+        (OneVsRestClassifier(OneVsOneClassifier(SVC())), "OneVsRestClassifier of OneVsOneClassifier"),
+        (RFE(LinearSVC(), n_features_to_select=2), "put that behind it"),
+        (make_pipeline(Nystroem(kernel_params={"gamma": 0.1}), LinearSVC()), "pass gamma, degree and coef0"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_members_that_are_no_plain_decision_are_refused(machine, message, classes):
+    with pytest.raises(NoClosedFormError, match=message):
+        Head.of(fitted([PCA(4), machine], classes))
+
+
+UNUSUAL = {
+    "fractional degree": [MinMaxScaler(clip=True), KernelPCA(2, kernel="poly", degree=2.5), SVC()],
+    "arpack": [PCA(2, svd_solver="arpack"), TruncatedSVD(1, algorithm="arpack", random_state=0), SVC()],
+    "singular ridge": [SparsePCA(WIDTH + 2, alpha=0.1, ridge_alpha=0, random_state=0, max_iter=5), SVC()],
+    "ovo calibrated": [PCA(3), CalibratedClassifierCV(SVC(decision_function_shape="ovo"), ensemble=False)],
+    "normalised members": [CalibratedClassifierCV(OneVsRestClassifier(make_pipeline(Normalizer(), SVC())))],
+    "selected then decided": [RFE(LinearSVC(), n_features_to_select=4), LinearSVC()],
+    "SGDRegressor": [StandardScaler(), PCA(3), SGDRegressor(random_state=0)],
+    "unfitted identity": [FunctionTransformer(), PCA(3), SVC()],
+}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_options(name, classes):
+    pipeline = fitted(UNUSUAL[name], classes)
+    output = HeadOutput.of(head := Head.of(pipeline), head(torch.tensor(QUERY)))
+    calibrated = hasattr(pipeline, "predict_proba")
+    assert relative(output, pipeline.predict_proba(QUERY) if calibrated else values(pipeline, QUERY)) < 1e-9
+    assert head.labels(output.levels).tolist() == pytest.approx(pipeline.predict(QUERY).tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_calibration_curve_of_one_point(classes):
+    """All scores of the folds are equal where gamma is far too large."""
+    rng = np.random.default_rng(0)
+    x, y = 100 * rng.normal(size=(120, 5)), np.array([0, 1, 1, 1] if classes == 2 else [0, 1, 2, 2])[np.arange(120) % 4]
+    calibrated = CalibratedClassifierCV(SVC(gamma=1.0), method="isotonic", ensemble=False).fit(x, y)
+    head = Head.of(calibrated)
+    output = HeadOutput.of(head, head(torch.tensor(x[:9] + 50)))
+    assert relative(output, calibrated.predict_proba(x[:9] + 50)) < 1e-9
+    assert head.labels(output.levels).tolist() == calibrated.predict(x[:9] + 50).tolist()
+
+
+def test_a_machine_without_support_vectors_is_flat():
+    x, y = DATA[2]
+    head = Head.of(SVR(epsilon=10).fit(x, y * 1.0))
+    with torch.no_grad():
+        output = HeadOutput.of(head, head(torch.tensor(QUERY)))
+    grads, _, _ = feature_gradients(output, [SVMTarget()], torch.float64)
+    assert not grads.any()

@@ -55,6 +55,13 @@ def test_loaders_without_labels_and_with_names(backbone, loader):
     assert labels is None or labels.tolist() == ["a"] * 6 + ["b"] * 5
 
 
+def test_names_as_labels_are_an_array_beside_tensors(backbone):
+    names = [f"class {i % 2}" for i in range(11)]
+    features, labels = extract_features(backbone, [(X, names)], as_numpy=False, progress=False)
+    assert isinstance(features, torch.Tensor)
+    assert labels.tolist() == names
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_dtypes(backbone, dtype):
     features, _ = extract_features(backbone.to(dtype), [X.to(dtype)], "classifier.4", progress=False)

@@ -1,6 +1,7 @@
 """Heads against scikit-learn: decision values, predictions, and closed-form gradients."""
 
 import copy
+import itertools
 import os
 import pickle
 import subprocess
@@ -13,13 +14,14 @@ import sklearn
 import torch
 from packaging.version import Version
 from reference import relative
-from sklearn.decomposition import PCA
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.decomposition import NMF, PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, PowerTransformer, QuantileTransformer, StandardScaler
 from sklearn.svm import SVC, LinearSVC, NuSVC
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
@@ -338,7 +340,8 @@ def test_recipe_for_fitting_on_the_device(tmp_path):
 
 RECIPE = """
 import sklearn, torch
-from sklearn.decomposition import PCA
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.decomposition import NMF, PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -427,7 +430,7 @@ def test_effect_of_support_vectors(kernel, classes):
 
 def test_scores_are_not_taken_for_components():
     head = Head.of(fitted([PCA(4)], SVC(), 3))
-    with pytest.raises(ValueError, match=r"components must be net\(x\).components, of shape \(N, 4\), got \(30, 3\)"):
+    with pytest.raises(ValueError, match=r"expected net\(x\).components, of shape \(N, 4\), got \(30, 3\)"):
         head.support_vector_effect(read(head, QUERY))
 
 
@@ -435,3 +438,69 @@ def test_a_head_without_support_vectors_says_so():
     head = Head.of(fitted([PCA(4)], LinearSVC(), 3))
     with pytest.raises(ValueError, match="the head has no support vectors"):
         head.support_vector_effect(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(PCA, "transform"), (StandardScaler, "transform"), (SVC, "decision_function")]
+)
+def test_a_subclass_with_a_method_of_its_own_is_refused(kind, method):
+    plain = type("Plain", (kind,), {})
+    other = type("Other", (kind,), {method: lambda self, x: np.log1p(np.abs(x))})
+    for made, refused in ((plain, False), (other, True)):
+        parts = [made(), *([] if kind is SVC else [SVC()])]
+        x, y = DATA[2]
+        parts[0].fit(x, y)
+        if kind is not SVC:
+            parts[1].fit(kind().fit_transform(x), y)
+        if refused:
+            with pytest.raises(NoClosedFormError, match=f"Other is a {kind.__name__} with a {method} of its own"):
+                Head.of(parts)
+        else:
+            assert relative(read(Head.of(parts), QUERY), expected_scores(make_pipeline(*parts), QUERY)) < 1e-9
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_effect_on_a_class(classes):
+    x, y = samples(classes)
+    names = np.array(["ant", "bee", "cat", "dog"][:classes])
+    pipeline = make_pipeline(PCA(3), SVC()).fit(x, names[y])
+    head = Head.of(pipeline)
+    p = read(head, QUERY).components
+    by_pair = head.support_vector_effect(p)
+    total = dict.fromkeys(names, 0)
+    if classes == 2:
+        total = {"ant": -by_pair.signed[:, 0], "bee": by_pair.signed[:, 0]}
+    else:
+        pairs = itertools.combinations(names, 2)
+        for row, (first, second) in enumerate(pairs):
+            total[first] = total[first] + by_pair.signed[:, row]
+            total[second] = total[second] - by_pair.signed[:, row]
+            assert relative(head.support_vector_effect(p, first, second).signed[:, 0], by_pair.signed[:, row]) < 1e-12
+    for name in names:
+        assert relative(head.support_vector_effect(p, name).signed[:, 0], total[name]) < 1e-12
+    # A plus is a training image of the class itself: its alpha_i c_i is positive there.
+    own = names[y][by_pair.indices] == "bee"
+    assert (head.support_vector_effect(p, "bee").signed[:, 0, own] >= 0).all()
+    with pytest.raises(ValueError, match="versus needs a category"):
+        head.support_vector_effect(p, versus="ant")
+    with pytest.raises(TypeError, match="expected the tensor net"):
+        head.support_vector_effect(p.numpy())
+
+
+def test_a_pca_inside_a_meta_estimator_is_no_component():
+    x, y = DATA[2]
+    inside = CalibratedClassifierCV(make_pipeline(StandardScaler(), PCA(3), SVC()), ensemble=False).fit(x, y)
+    head = Head.of(inside)
+    with pytest.raises(ValueError, match="the PCA is inside a meta-estimator"):
+        PCATarget(0)(read(head, QUERY))
+    with pytest.raises(ValueError, match="they are inside a meta-estimator"):
+        head.support_vector_effect(torch.tensor(QUERY))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "nearest"),
+    [(QuantileTransformer(n_quantiles=9), "StandardScaler"), (PowerTransformer(), "StandardScaler"), (NMF(2), "PCA")],
+)
+def test_the_nearest_supported_estimator_is_named(estimator, nearest):
+    with pytest.raises(NoClosedFormError, match=f"The nearest that has one is {nearest}"):
+        Head.of(estimator.fit(np.abs(DATA[2][0])))

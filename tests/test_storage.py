@@ -108,3 +108,28 @@ def test_a_stage_of_ones_own_is_not_saved(tmp_path):
     head = Head([Mine()])
     with pytest.raises(TypeError, match="a head with a Mine cannot be saved"):
         head.save(tmp_path / "head")
+
+
+@pytest.mark.parametrize("other", [SVC(gamma=0.7), SVC(kernel="sigmoid", gamma=0.1)], ids=str)
+def test_the_state_of_another_kind_of_head_is_refused(other):
+    x, y = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 2
+    head, same = (Head.of(SVC(gamma=0.1).fit(x, y)) for _ in range(2))
+    same.load_state_dict(head.state_dict())
+    strange = Head.of(other.fit(x, y))
+    strange.stages[0].support_vectors = head.stages[0].support_vectors.clone()
+    for name in ("dual_coef", "support"):
+        setattr(strange.stages[0], name, getattr(head.stages[0], name).clone())
+    with pytest.raises(ValueError, match="another kernel"):
+        strange.load_state_dict(head.state_dict())
+
+
+def test_bad_places_and_labels_are_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    head = Head.of(SVC().fit(x, np.arange(40) % 2))
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        head.save(tmp_path / "none" / "head")
+    with pytest.raises(ValueError, match="is a folder"):
+        Head.load(tmp_path)
+    dates = np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")
+    with pytest.raises(TypeError, match="class labels of type datetime64"):
+        Head.of(SVC().fit(x, dates[np.arange(40) % 2])).save(tmp_path / "head")
