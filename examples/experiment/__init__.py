@@ -1,0 +1,1 @@
+"""The parts of ``examples/paper.py``: data sets, frozen features, training, evaluation, report."""

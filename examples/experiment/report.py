@@ -1,0 +1,155 @@
+"""What a run leaves behind: numbers, pictures, and a page that shows them together."""
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+RED, BLUE, GREY = "#b2182b", "#2166ac", "0.45"
+PAPER_F1 = {
+    "mnist": ("10/60,000/10,000", (0.993, 0.991), (0.986, 0.980), (0.997, 0.989)),
+    "fashion-mnist": ("10/60,000/10,000", (0.925, 0.903), (0.922, 0.897), (0.988, 0.943)),
+    "bloodmnist": ("8/11,959/3,421", (0.944, 0.877), (0.925, 0.873), (0.984, 0.909)),
+    "cifar10": ("10/50,000/10,000", (0.899, 0.767), (0.789, 0.735), (0.892, 0.794)),
+    "chest-xray": ("3/5,144/1,288", (0.966, 0.956), (0.998, 0.975), (0.998, 0.975)),
+    "dog-vs-cat": ("2/18,610/4,652", (0.967, 0.931), (0.995, 0.930), (0.995, 0.931)),
+}
+MODELS = ("CNN", "Lin-SVM", "RBF-SVM")
+
+
+def plot_training(accuracies: Sequence[float]) -> Figure:
+    """Draw the validation accuracy of every epoch, the best with a star."""
+    figure = Figure(figsize=(5, 3.2), layout="tight")
+    axis = figure.subplots()
+    epochs = np.arange(1, len(accuracies) + 1)
+    best = int(np.argmax(accuracies))
+    axis.plot(epochs, accuracies, color=BLUE)
+    axis.plot(epochs[best], accuracies[best], "*", markersize=14, color=RED)
+    axis.annotate(
+        f"epoch {epochs[best]}: {accuracies[best]:.3f}", (epochs[best], accuracies[best]), (0, -22), ha="center",
+        textcoords="offset points",
+    )  # fmt: skip
+    axis.set(xlabel="epoch", ylabel="validation accuracy")
+    axis.margins(y=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def plot_curves(curves: dict[str, dict[str, Any]]) -> Figure:
+    """Draw deletion and insertion of every target, its map beside random maps."""
+    drawn = {name: curve for name, curve in curves.items() if "fractions" in curve}
+    figure = Figure(figsize=(2.5 * max(1, len(drawn)) + 1.6, 5), layout="constrained")
+    axes = figure.subplots(2, max(1, len(drawn)), squeeze=False, sharex=True)
+    for column, (name, curve) in enumerate(drawn.items()):
+        for axis, kind in zip(axes[:, column], ("deletion", "insertion"), strict=True):
+            axis.plot(curve["fractions"], curve[f"{kind} of map"], "o-", color=BLUE, label="its map")
+            axis.plot(curve["fractions"], curve[f"{kind} of random"], "s--", color=GREY, label="random maps")
+            gain = curve[f"{kind}, better than random"]
+            axis.set_title(f"{gain['mean']:+.2f} ± {gain['standard error']:.2f}", fontsize="small")
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[0, column].annotate(
+            name, (0.5, 1), (0, 22), xycoords="axes fraction", textcoords="offset points", ha="center", weight="bold"
+        )
+        axes[1, column].set_xlabel("fraction of the image")
+    axes[0, 0].set_ylabel("deletion:\nchange of the value")
+    axes[1, 0].set_ylabel("insertion:\nchange of the value")
+    if drawn:
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.suptitle(
+        "better than random by (in standard deviations of the value, mean ± standard error)", fontsize="small"
+    )
+    return figure
+
+
+def f1_rows(scores: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of a table in the form of the paper's: this run, and the paper's own numbers."""
+    samples = scores["samples"]
+    here = f"{len(scores['classes'])}/{samples['training']:,}/{samples['test']:,}"
+    ours = [f"{train:.3f}/{test:.3f}" for train, test in (scores["macro F1"][model] for model in MODELS)]
+    rows = [[scores["dataset"], scores["settings"]["backbone"], here, *ours]]
+    if scores["dataset"] in PAPER_F1:
+        counts, *values = PAPER_F1[scores["dataset"]]
+        rows.append(["the paper", "vgg16", counts, *(f"{train:.3f}/{test:.3f}" for train, test in values)])
+    return rows
+
+
+HEADER = ["data", "backbone", "classes / training / test", *(f"{model}, macro F1 training/test" for model in MODELS)]
+
+
+def page(scores: dict[str, Any], figures: dict[str, str]) -> str:
+    """Return a page that shows the numbers and the figures, readable without a server.
+
+    Args:
+        scores: as in ``scores.json``.
+        figures: captions by file name.
+
+    Returns:
+        HTML.
+    """
+    closeness = [
+        [name, *(f"{row['mean']:.2f}" for row in rows)]
+        for name, rows in scores["maps"]["closeness of SVM maps"].items()
+    ]
+    components = [
+        f"P{b + 1} ({ratio:.0f} %)" for b, ratio in enumerate(scores["contribution ratios"][: len(closeness[0]) - 1])
+    ]
+    faithful = [
+        [
+            name,
+            *(
+                f"{gain['mean']:+.2f} ± {gain['standard error']:.2f} ({gain['share of images']:.0%} of images)"
+                if (gain := curve.get(f"{kind}, better than random"))
+                else "blank"
+                for kind in ("deletion", "insertion")
+            ),
+        ]
+        for name, curve in scores["maps"]["curves"].items()
+    ]
+    random = scores["maps"]["correlation with randomised dense layers"]
+    settings = ", ".join(f"{key}: {value}" for key, value in scores["settings"].items())
+    pictures = "\n".join(
+        f'<figure><a href="{name}"><img src="{name}" alt="{html.escape(caption)}"></a>'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        for name, caption in figures.items()
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>PCA- and SVM-Grad-CAM: {html.escape(scores["dataset"])}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+table {{ border-collapse: collapse; margin: 1rem 0 }} td, th {{ padding: .3rem .8rem; border-bottom: 1px solid #ccc;
+text-align: left }} figure {{ margin: 2rem 0 }} img {{ max-width: 100% }} figcaption {{ color: #555 }}
+details {{ color: #555 }}
+</style></head><body>
+<h1>PCA- and SVM-Grad-CAM: {html.escape(scores["dataset"])}</h1>
+{_table(HEADER, f1_rows(scores))}
+<p>Best epoch {scores["best epoch"]} of {len(scores["validation accuracy"])}. Duplicates dropped:
+{scores["samples"]["duplicates dropped"]}.</p>
+<details><summary>Settings</summary><p>{html.escape(settings)}</p></details>
+<h2>Figures</h2>
+{pictures}
+<h2>Can the maps be believed?</h2>
+<p>Absolute correlation of the map of each SVM's predicted class with the map of each component (share of variance),
+mean over the test set:</p>
+{_table(["SVM", *components], closeness)}
+<p>Deletion and insertion: how much better than random maps, in standard deviations of the value (above 0: better):</p>
+{_table(["map of", "deletion", "insertion"], faithful)}
+<p>A sanity check: with dense layers drawn at random (PCA and SVM fitted anew) the maps change. Absolute correlation
+with those of the trained network: {", ".join(f"{name} {_mean(row)}" for name, row in random.items())}.</p>
+</body></html>
+"""
+
+
+def _mean(row: dict[str, float]) -> str:
+    return "none" if math.isnan(row["mean"]) else f"{row['mean']:.2f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def cells(kind: str, row: Sequence[str]) -> str:
+        return "".join(f"<{kind}>{html.escape(str(cell))}</{kind}>" for cell in row)
+
+    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><tr>{cells('th', header)}</tr>\n{body}</table>"

@@ -1,0 +1,297 @@
+"""Figures: what they contain."""
+
+import copy
+import itertools
+
+import cv2
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from problems import Problem
+from pytorch_grad_cam.utils.image import show_cam_on_image
+from reference import relative
+from sklearn.decomposition import PCA
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget, figures
+from pytorch_grad_cam_pcasvm.figures import (
+    plot_contribution_ratios,
+    plot_feature_space,
+    plot_jacobian,
+    plot_maps,
+    plot_support_vector_effect,
+    plot_support_vectors,
+)
+
+RNG = np.random.default_rng(0)
+PICTURES = RNG.random((4, 24, 20, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem(seed=1, n=4)
+
+
+@pytest.fixture(scope="module")
+def maps(problem):
+    return ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+
+
+def pictures_of(figure):
+    """Return the images drawn in every axis of a grid with pictures, row by row, without those of bars."""
+    drawn = [axis.images for axis in figure.axes if axis.images]
+    return [images[-1] for images in drawn]
+
+
+def texts_of(figure):
+    return [text.get_text() for axis in figure.axes for text in (*axis.texts, axis.title, axis._left_title)]
+
+
+def test_a_pair_shares_its_scale_and_its_bar_ends_at_nu(problem, maps):
+    figure = plot_maps(PICTURES, maps, overlay=False)
+    size = (24, 20)
+    columns = 1 + 2 * problem.components + 1
+    pictures = pictures_of(figure)
+    assert len(pictures) == 4 * columns
+    for n in range(4):
+        row = pictures[n * columns : (n + 1) * columns]
+        assert relative(row[0].get_array(), PICTURES[n]) == 0
+        for b in range(problem.components):
+            for image, part in zip(row[1 + 2 * b : 3 + 2 * b], (maps.positive(size), maps.negative(size)), strict=True):
+                assert np.abs(np.asarray(image.get_array()) - part[n, b].numpy()).max() < 1e-12
+                assert image.get_clim() == (0, 1)
+    bars = [axis.child_axes[0] for axis in figure.axes if axis.child_axes]
+    ends = [[label.get_text() for label in bar.get_yticklabels()] for bar in bars]
+    raised = maps.positive(size, scale="none").amax((2, 3))
+    for n in range(4):
+        of_row = ends[n * (problem.components + 1) : (n + 1) * (problem.components + 1)]
+        assert of_row[:-1] == [["0", f"{float(nu):.2g}"] for nu in maps.nu[n, :-1]]
+        assert of_row[-1] == ["0", f"{float(raised[n, -1]):.2g}"]
+
+
+def test_titles_name_components_classes_and_values(problem, maps):
+    figure = plot_maps(PICTURES, {"PCA": maps}, rows=["first", "second", "third", "fourth"])
+    texts = texts_of(figure)
+    for title in ("input", "$P_{1}^+$", "$P_{4}^-$", "PCA"):
+        assert texts.count(title) == 1
+    predicted = problem.net.predict(problem.x)
+    for n in range(4):
+        assert f"{predicted[n]} {float(maps.values[n, -1]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
+        assert f"$p_{{2}}$ = {float(maps.values[n, 1]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
+    assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["first", "second", "third", "fourth"]
+
+
+def test_overlays_are_those_of_the_host(maps):
+    pictures = pictures_of(plot_maps(PICTURES, maps))
+    heat = maps.positive((24, 20))[0, 1].numpy()
+    expected = show_cam_on_image(
+        PICTURES[0], heat, use_rgb=True, colormap=cv2.COLORMAP_INFERNO, image_weight=figures._IMAGE_WEIGHT
+    )
+    assert (np.asarray(pictures[3].get_array()) == expected).all()
+
+
+def test_signed_maps_are_centred_at_zero(problem, maps):
+    figure = plot_maps(PICTURES, maps, signed=True, overlay=False)
+    pictures = pictures_of(figure)
+    assert len(pictures) == 4 * (1 + problem.components + 1)
+    signed = maps.positive((24, 20)) - maps.negative((24, 20))
+    assert np.abs(np.asarray(pictures[2].get_array()) - signed[0, 1].numpy()).max() < 1e-6
+    assert pictures[2].get_clim() == (-1, 1)
+    bar = next(axis.child_axes[0] for axis in figure.axes if axis.child_axes)
+    nu = f"{float(maps.nu[0, 0]):.2g}"
+    assert [label.get_text() for label in bar.get_yticklabels()] == [f"\N{MINUS SIGN}{nu}", nu]
+
+
+def test_blank_and_faint_maps_say_why(maps):
+    changed = copy.copy(maps)
+    raw = torch.ones_like(maps.maps)
+    raw[0] = 0
+    raw[1, :, 0, 0] = -0.03
+    raw[2] = -1
+    object.__setattr__(changed, "maps", raw)
+    object.__setattr__(changed, "nu", raw.abs().amax((2, 3)))
+    texts = texts_of(plot_maps(PICTURES, changed))
+    assert "no gradient" in texts
+    assert "at most\n3 % of $\\nu$" in texts
+    assert "all evidence\nhas the\nother sign" in texts
+
+
+def test_tiny_gradients_are_written_with_their_factor():
+    assert figures._number(0.5, 0.0) == "0.5"
+    assert figures._number(2.0, -1000 * np.log(10)) == "2.0e-1000"
+    assert figures._number(0.0, -5.0) == "0"
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (PICTURES[:2], "2 images for maps of shape"),
+        (PICTURES[..., :2], "images must have shape"),
+        (PICTURES * 3 - 1, "undo the normalisation"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(maps, images, message):
+    with pytest.raises(ValueError, match=message):
+        plot_maps(images, maps)
+    with pytest.raises(ValueError, match="row titles"):
+        plot_maps(PICTURES, maps, rows=["one"])
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "N1HW", "NHW", "uint8"])
+def test_images_in_any_layout(maps, layout):
+    grey = PICTURES[..., :1]
+    given, expected = {
+        "NCHW": (torch.tensor(PICTURES).permute(0, 3, 1, 2), PICTURES),
+        "N1HW": (torch.tensor(grey).permute(0, 3, 1, 2), np.repeat(grey, 3, -1)),
+        "NHW": (grey[..., 0], np.repeat(grey, 3, -1)),
+        "uint8": ((PICTURES * 255).astype(np.uint8), (PICTURES * 255).astype(np.uint8) / 255),
+    }[layout]
+    assert relative(pictures_of(plot_maps(given, maps))[0].get_array(), expected[0].astype(np.float32)) == 0
+
+
+def test_grad_cam_of_the_network_beside_its_components(problem, maps):
+    cnn = ClosedFormGradCAM(problem.backbone, [problem.target_layer]).explain(problem.x)
+    classes = ["one", "two", "three"]
+    texts = texts_of(plot_maps(PICTURES, {"Grad-CAM": cnn, "PCA": maps}, classes=classes))
+    best = problem.backbone(problem.x).argmax(1)
+    assert f"{classes[best[0]]} {float(cnn.values[0, 0]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
+
+
+@pytest.mark.parametrize("given", ["pca", "pipeline", "eigenvalues"])
+def test_contribution_ratios(problem, given):
+    pca = PCA(5).fit(RNG.normal(size=(30, 5)) * [5, 4, 3, 2, 1])
+    source = {"pca": pca, "pipeline": problem.head, "eigenvalues": pca.explained_variance_}[given]
+    expected = 100 * (problem.head[1] if given == "pipeline" else pca).explained_variance_ratio_
+    figure = plot_contribution_ratios(source, highlight=2)
+    axis = figure.axes[0]
+    assert relative([bar.get_height() for bar in axis.patches], expected) < 1e-12
+    colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
+    assert len(set(colours[:2])) == 1
+    assert colours[2] != colours[1]
+    assert f"{expected[:2].sum():.1f} %" in axis.get_title()
+    with pytest.raises(ValueError, match="no fitted PCA"):
+        plot_contribution_ratios(PCA(3))
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 2, 3)])
+def test_feature_space(dims):
+    train, test = RNG.normal(size=(60, 4)), 2 * RNG.normal(size=(20, 4))
+    labels = np.array(["ant", "bee", "cat"])
+    figure = plot_feature_space(train, labels[np.arange(60) % 3], test=(test, labels[np.arange(20) % 3]), dims=dims)
+    assert len(figure.axes) == 2
+    markers = []
+    for axis, points in zip(figure.axes, (train, test), strict=True):
+        assert [c.get_label() for c in axis.collections] == ["ant", "bee", "cat"]
+        first = axis.collections[0]
+        drawn = np.stack(first._offsets3d, 1) if len(dims) == 3 else first.get_offsets()
+        assert relative(np.asarray(drawn), points[::3][:, list(dims)]) < 1e-12
+        markers = [tuple(c.get_paths()[0].vertices.ravel()) for c in axis.collections]
+        assert axis.get_xlabel() == f"$p_{{{dims[0] + 1}}}$"
+    assert len(set(markers)) == 3
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    assert figure.axes[0].get_xlim()[1] > max(train[:, dims[0]].max(), test[:, dims[0]].max())
+
+
+def test_feature_space_on_an_axis_of_ones_own():
+    axis = Figure().subplots()
+    train, labels = RNG.normal(size=(9, 4)), np.arange(9) % 2
+    assert plot_feature_space(train, labels, dims=(0, 1), classes=["no", "yes"], ax=axis) is axis.figure
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["no", "yes"]
+    with pytest.raises(ValueError, match="leave out test or ax"):
+        plot_feature_space(train, labels, test=(train, labels), dims=(0, 1), ax=axis)
+    with pytest.raises(ValueError, match=r"expected \(R, B\)"):
+        plot_feature_space(train, labels[:3], dims=(0, 1))
+    with pytest.raises(ValueError, match="two or three"):
+        plot_feature_space(train, labels, dims=(0,))
+
+
+def test_effect_of_a_support_vector():
+    gammas = (0.5, 2.0)
+    axis = plot_support_vector_effect(gammas).axes[0]
+    curves, marks = axis.lines[::2], axis.lines[1::2]
+    for gamma, curve, mark in zip(gammas, curves, marks, strict=True):
+        d, effect = (np.asarray(data) for data in curve.get_data())
+        assert relative(effect, 2 * gamma * d * np.exp(-gamma * d**2)) < 1e-12
+        (best,), (height,) = mark.get_data()
+        assert best == pytest.approx(1 / np.sqrt(2 * gamma))
+        assert height == pytest.approx(np.sqrt(2 * gamma) * np.exp(-0.5))
+        assert effect.max() <= height
+    with pytest.raises(ValueError, match="positive"):
+        plot_support_vector_effect((0.0,))
+
+
+def test_support_vectors_are_shown_strongest_first(problem):
+    training = RNG.random((60, 8, 8, 3))
+    names = [f"image {i}" for i in range(60)]
+    with torch.no_grad():
+        output = problem.net(problem.x)
+    effect = output.head.support_vector_effect(output.components, "ant")
+    figure = plot_support_vectors(effect, training, row=2, count=3, image=PICTURES[2], names=names)
+    signed = effect.signed[2, 0].numpy()
+    titled = [axis for axis in figure.axes if "image" in axis.get_title()]
+    for axes, order in ((titled[:3], np.argsort(-signed)), (titled[3:], np.argsort(signed))):
+        for axis, i in zip(axes, order[:3], strict=True):
+            position = int(effect.indices[i])
+            value = f"{signed[i]:+.2g}".replace("-", "\N{MINUS SIGN}")
+            assert axis.get_title() == f"image {position}\n{value}"
+            assert relative(axis.images[0].get_array(), training[position].astype(np.float32)) == 0
+    assert figure.axes[0].get_title() == "explained"
+    with pytest.raises(ValueError, match="counted from 0"):
+        plot_support_vectors(effect, training, decision=1)
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_the_layers_of_the_path_diagram_multiply_to_the_closed_form(activation):
+    problem = Problem(activation, n=1)
+    levels = figures._dense_levels(problem.net, problem.target_layer, problem.x)
+    assert [level.shape[1] for level in levels[1:]] == [12, 9, problem.components]
+    product = torch.eye(problem.components, dtype=torch.float64)
+    for before, after in reversed(list(itertools.pairwise(levels))):
+        product = product @ figures._jacobian(after, before)
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).jacobians(problem.x).components[0]
+    assert relative(product.unflatten(1, (5, 16)).transpose(0, 1), expected) < 1e-10
+
+
+def test_paths_are_red_where_they_raise_and_wide_where_they_are_strong(problem):
+    figure = plot_jacobian(problem.net, problem.target_layer, problem.x[0], channel=2)
+    axis = figure.axes[0]
+    levels = figures._dense_levels(problem.net, problem.target_layer, problem.x[:1])
+    last = figures._jacobian(levels[-1], levels[-2]).numpy()
+    lines = [line for line in axis.lines if line.get_xdata()[0] == 2]
+    assert len(lines) == last.size
+    strength = np.sort(np.abs(last), axis=None) / np.abs(last).max()
+    assert relative(np.array([line.get_linewidth() for line in lines]), 3 * strength) < 1e-12
+    red = sum(to_hex(line.get_color()) == figures.RED for line in lines)
+    assert red == (last > 0).sum()
+    texts = [text.get_text() for text in axis.texts]
+    assert "feature map 2\n16 pixels" in texts
+    assert [t for t in texts if t.startswith("$p_")] == [f"$p_{{{b + 1}}}$" for b in range(problem.components)]
+
+
+def test_the_path_diagram_leaves_the_network_as_it_was(problem):
+    net = PCASVMNet(copy.deepcopy(problem.backbone).train().requires_grad_(False), problem.head, layer="classifier.4")
+    plot_jacobian(net, net.backbone.features[-1], problem.x[0])
+    assert net.backbone.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    with pytest.raises(ValueError, match="numbered from 0"):
+        plot_jacobian(net, net.backbone.features[-1], problem.x[0], channel=9)
+    with pytest.raises(ValueError, match="one image is drawn"):
+        plot_jacobian(net, net.backbone.features[-1], problem.x[:2])
+
+
+def test_figures_need_no_window_and_show_in_a_notebook(maps):
+    figure = plot_maps(PICTURES, maps)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert "matplotlib.pyplot" not in mpl.__dict__ or not mpl.pyplot.get_fignums()
+
+
+def test_one_class_of_target_only(problem):
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(
+        problem.x, [SVMTarget("ant", versus="bee"), PCATarget(0, sign="-")]
+    )
+    texts = texts_of(plot_maps(PICTURES, {"pair": maps}))
+    assert f"ant / bee {float(maps.values[0, 0]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
+    assert "$(-P_{1})^+$" in texts
