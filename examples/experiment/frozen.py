@@ -67,6 +67,8 @@ class FrozenFeatures:
         file = folder / f"{title}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.float16"
         width = int(np.prod(self.shape))
         done = file.stat().st_size // (2 * width) if file.exists() else 0
+        if done < len(part.labels):
+            done -= done % batch  # the last bit may depend on the batch
         needed = 2 * width * (len(part.labels) - done)
         free = shutil.disk_usage(folder).free
         if needed > free:

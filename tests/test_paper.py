@@ -1,0 +1,253 @@
+"""The paper's experiment on a handful of small pictures: what it leaves behind, what it says where it cannot run."""
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+import paper
+import pytest
+import torch
+import torchvision
+from experiment import training
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import Head, extract_features
+
+FIGURES = (
+    *("maps.png", "signed.png", "contribution.png", "feature_space.png", "effect.png", "jacobian.png"),
+    *("support_vectors.png", "training.png", "curves.png"),
+)
+
+
+def picture(rng, label):
+    """A bright square, to the left or to the right."""
+    pixels = rng.integers(0, 90, size=(40, 40, 3), dtype=np.uint8)
+    pixels[10:30, 4 + 20 * label : 16 + 20 * label] += 150
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("weights") / "squeezenet.pth"
+    torch.save(torchvision.models.squeezenet1_1(weights=None).state_dict(), file)
+    return file
+
+
+@pytest.fixture
+def root(tmp_path):
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 10), ("test", 3)):
+        for label, name in enumerate(("left", "right")):
+            folder = tmp_path / "pictures" / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                picture(rng, label).save(folder / f"{i}.png")
+    return tmp_path / "pictures"
+
+
+def options(root, weights, out, *more):
+    return [
+        *("--dataset", "folder", "--root", str(root), "--out", str(out), "--backbone", "squeezenet1_1"),
+        *("--weights", str(weights), "--size", "64", "--epochs", "3", "--curve-images", "2", "--device", "cpu", *more),
+    ]
+
+
+def test_a_run_leaves_scores_layers_heads_figures_and_a_page(root, weights, tmp_path):
+    out = tmp_path / "out"
+    assert paper.main(options(root, weights, out, "--rate", "0.01")) == 0
+    scores = json.loads((out / "scores.json").read_text())
+    assert scores["samples"] == {"training": 20, "test": 6, "duplicates dropped": 0}
+    assert scores["classes"] == ["left", "right"]
+    assert len(scores["validation accuracy"]) == 3
+    assert scores["validation accuracy"][scores["best epoch"] - 1] == max(scores["validation accuracy"])
+    assert sum(scores["contribution ratios"]) == pytest.approx(100)
+    page = (out / "index.html").read_text()
+    for name in FIGURES:
+        assert f'src="{name}"' in page
+        assert Image.open(out / name).size[0] > 200
+    assert not [path for path in out.iterdir() if path.is_dir() and path.name != "cache"]
+
+    # The files are enough to rebuild the network: the same macro F1 from images.
+    layers = load_file(out / "dense.safetensors")
+    net = torchvision.models.squeezenet1_1(weights=None)
+    net.load_state_dict(torch.load(weights, weights_only=True))
+    dense = nn.Sequential(
+        net.features, nn.Flatten(), nn.Linear(layers["1.weight"].shape[1], 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU()
+    )
+    dense[2].load_state_dict({"weight": layers["1.weight"], "bias": layers["1.bias"]})
+    dense[4].load_state_dict({"weight": layers["3.weight"], "bias": layers["3.bias"]})
+    data = paper.datasets.load("folder", root)
+    batch = paper.images(data.test, range(6), 64), torch.tensor(data.test.labels)
+    features, labels = extract_features(dense, [batch], progress=False)
+    head = Head.load(out / "Lin-SVM.safetensors")
+    guess = head.labels(head(torch.tensor(features)))
+    assert paper.f1_score(labels, guess, average="macro") == pytest.approx(scores["macro F1"]["Lin-SVM"][1])
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(root, weights, tmp_path, monkeypatch, capsys):
+    assert paper.main(options(root, weights, tmp_path / "whole")) == 0
+    whole = json.loads((tmp_path / "whole" / "scores.json").read_text())
+
+    class Interrupted(training.tqdm):
+        def update(self, n=1):
+            super().update(n)
+            if self.desc == "training":
+                raise KeyboardInterrupt
+
+    out = tmp_path / "resumed"
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "tqdm", Interrupted)
+        for epochs in (1, 2):
+            assert paper.main(options(root, weights, out)) == 130
+            assert "Start it again" in capsys.readouterr().err
+            state = torch.load(next((out / "cache").glob("training-*.pt")), weights_only=True)
+            assert len(state["accuracies"]) == epochs
+    # The features, too, are cut off in the middle of an image.
+    for file in (out / "cache").glob("*.float16"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 + 1])
+    assert paper.main(options(root, weights, out)) == 0
+    resumed = json.loads((out / "scores.json").read_text())
+    assert resumed["validation accuracy"] == whole["validation accuracy"]
+    assert resumed["macro F1"] == whole["macro F1"]
+    for kind in ("training", "test"):
+        mine, theirs = (next((tmp_path / run / "cache").glob(f"{kind}-*.float16")) for run in ("resumed", "whole"))
+        assert mine.read_bytes() == theirs.read_bytes()
+
+
+def spoil(kind, root, out, weights, monkeypatch):
+    """Do something wrong, and return the options to run with."""
+    more = []
+    match kind:
+        case "corrupt image":
+            (root / "train" / "left" / "3.png").write_bytes(b"no image")
+        case "one image":
+            for file in sorted((root / "train" / "right").iterdir())[1:]:
+                file.unlink()
+        case "no test image":
+            shutil.rmtree(root / "test" / "right")
+        case "no root":
+            shutil.rmtree(root)
+        case "no weights":
+            weights = root / "weights.pth"
+        case "other weights":
+            weights = root / "weights.pth"
+            torch.save(torchvision.models.squeezenet1_0(weights=None).state_dict(), weights)
+        case "broken weights":
+            weights = root / "weights.pth"
+            weights.write_bytes(b"x" * 100)
+        case "unknown backbone":
+            more = ["--backbone", "vgg99"]
+        case "no convolutions":
+            more = ["--backbone", "vit_b_16"]
+            weights = root / "weights.pth"
+            torch.save(torchvision.models.vit_b_16(weights=None).state_dict(), weights)
+        case "no room":
+            usage = shutil.disk_usage(root)._replace(free=1000)
+            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+            more = ["--cache", str(out / "other")]
+    return options(root, weights, out, *more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("corrupt image", "3.png is no readable image"),
+        ("one image", "the class 'right' has 1 training images: at least 5 are needed"),
+        ("no test image", "has no folder for"),
+        ("no root", "name the data with --root"),
+        ("no weights", "--weights must name a file"),
+        ("other weights", "its tensors are not those of that network"),
+        ("broken weights", "holds no state_dict of torchvision's squeezenet1_1"),
+        ("unknown backbone", "torchvision.models has no 'vgg99'"),
+        ("no convolutions", "vit_b_16 has no convolutional part"),
+        ("no room", "name another folder with --cache"),
+    ],
+)
+def test_what_cannot_run_says_why_and_leaves_earlier_results(
+    kind, message, root, weights, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "scores.json").write_text("earlier")
+    assert paper.main(spoil(kind, root, out, weights, monkeypatch)) == 1
+    assert message in capsys.readouterr().err
+    assert (out / "scores.json").read_text() == "earlier"
+    assert not (out / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--dataset", "imagenet"], "invalid choice"),
+        (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--components", "31"], "--components must be 1 to 30"),
+        (["--limit", "2"], "--limit must be at least 5"),
+        (["--rate", "0"], "--rate must be positive"),
+        (["--device", "tpu9"], "--device tpu9 cannot be used"),
+    ],
+)
+def test_wrong_options_are_refused(wrong, message, root, weights, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        paper.main(options(root, weights, tmp_path, *wrong))
+    assert message in capsys.readouterr().err
+
+
+def test_duplicates_are_dropped_from_the_training_set(root):
+    shutil.copy(root / "test" / "left" / "0.png", root / "train" / "left" / "copy.png")
+    shutil.copy(root / "train" / "right" / "1.png", root / "train" / "right" / "copy.png")
+    data = paper.datasets.load("folder", root)
+    assert data.dropped == 2
+    assert len(data.test.labels) == 6
+    assert not any("left/copy" in name for name in data.train.names)
+
+
+def test_folders_without_a_split_are_split(root, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "flat" / name).mkdir(parents=True)
+        for i in range(10):
+            picture(rng, 0).save(tmp_path / "flat" / name / f"{i}.jpg")
+    data = paper.datasets.load("dog-vs-cat", tmp_path / "flat")
+    assert np.bincount(data.train.labels).tolist() == [8, 8]
+    assert np.bincount(data.test.labels).tolist() == [2, 2]
+    assert not set(data.train.names) & set(data.test.names)
+
+
+def test_formats_of_torchvision_and_medmnist(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (60, 28, 28), dtype=np.uint8), np.arange(60, dtype=np.uint8) % 10
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        header = (0x803).to_bytes(4, "big") + b"".join(n.to_bytes(4, "big") for n in images.shape)
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        header = (0x801).to_bytes(4, "big") + (60).to_bytes(4, "big")
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+    data = paper.datasets.load("mnist", tmp_path, limit=5)
+    assert len(data.train.labels) == 50
+    assert (np.asarray(data.train.read(7))[..., 0] == images[7]).all()
+    arrays = {f"{part}_images": np.repeat(images[..., None], 3, -1) for part in ("train", "test")}
+    arrays |= {f"{part}_labels": labels[:, None] % 8 for part in ("train", "test")}
+    np.savez(tmp_path / "bloodmnist.npz", **arrays)
+    data = paper.datasets.load("bloodmnist", tmp_path)
+    assert data.classes[0] == "basophil"
+    assert (np.asarray(data.test.read(3)) == arrays["test_images"][3]).all()
+    with gzip.open(tmp_path / "bloodmnist.npz", "wb") as file:
+        file.write(b"damaged")
+    with pytest.raises(paper.RunError, match="or damaged"):
+        paper.datasets.load("bloodmnist", tmp_path)
+    with pytest.raises(paper.RunError, match="torchvision finds no CIFAR10"):
+        paper.datasets.load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vgg11", "resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5"])
+def test_convolutions_of_torchvisions_classifiers(name, tmp_path):
+    net = torchvision.models.get_model(name, weights=None)
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    part = paper.convolutions(name, tmp_path / "weights.pth")
+    with torch.no_grad():
+        assert part(torch.zeros(1, 3, 96, 96)).dim() == 4
