@@ -7,6 +7,7 @@ Every function returns a :class:`matplotlib.figure.Figure` that belongs to no wi
 import io
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,7 @@ def plot_maps(
             axis = next(rest)
             _bare(axis).imshow(pictures[row])
             if rows is not None:
-                axis.set_ylabel(rows[row])
+                axis.set_ylabel(textwrap.fill(rows[row], 12))
             if row == 0:
                 _above(axis, "input")
             for column in columns:
@@ -199,7 +200,7 @@ def _draw_bar(bar: Axes, column: _Column, row: int) -> None:
 def _number(value: float, log_scale: float = 0.0) -> str:
     """Return ``value * exp(log_scale)`` with two digits, also where no float is small enough."""
     if log_scale == 0 or value == 0:
-        return f"{value:.2g}"
+        return f"{float(f'{value:.2g}'):g}".replace("-", "\N{MINUS SIGN}")
     exponent, fraction = divmod(math.log10(value) + log_scale / math.log(10), 1)
     return f"{10**fraction:.1f}e{exponent:.0f}"
 
@@ -207,7 +208,7 @@ def _number(value: float, log_scale: float = 0.0) -> str:
 def _caption(column: _Column, row: int, classes: Sequence[Any] | None) -> str:
     """Return what the target is for this image, and its value."""
     target, output = column.group.targets[column.k], column.group.output
-    value = f"{float(column.group.values[row, column.k]):.2g}".replace("-", "\N{MINUS SIGN}")
+    value = _number(float(column.group.values[row, column.k]))
     if isinstance(target, PCATarget):
         return (
             f"$p_{{{target.component + 1}}}$ = {value}"
@@ -428,7 +429,7 @@ def plot_support_vectors(
             for spine in axis.spines.values():
                 spine.set(visible=True, color=colour, linewidth=3)
             name = f"{names[index]}\n" if names is not None else f"no. {index}\n"
-            axis.set_title(f"{name}{signed[i]:+.2g}".replace("-", "\N{MINUS SIGN}"), fontsize="small", color=colour)
+            axis.set_title(f"{name}{'+' if signed[i] > 0 else ''}{_number(signed[i])}", fontsize="small", color=colour)
     figure.subplots_adjust(left=0.02, right=0.98, bottom=0.03, top=0.86, hspace=0.45)
     return figure
 

@@ -122,6 +122,7 @@ def test_tiny_gradients_are_written_with_their_factor():
     assert figures._number(0.5, 0.0) == "0.5"
     assert figures._number(2.0, -1000 * np.log(10)) == "2.0e-1000"
     assert figures._number(0.0, -5.0) == "0"
+    assert figures._number(-173.0) == "\N{MINUS SIGN}170"
 
 
 @pytest.mark.parametrize(
