@@ -211,11 +211,12 @@ class Head(nn.Module):
         """
         return cls(storage.load(path))
 
-    def get_extra_state(self) -> str | None:
-        """Return what belongs to a state dict besides tensors: kernels, calibration curves, class labels."""
-        return storage.constants(stages_in(self.stages))
+    def get_extra_state(self) -> Tensor:
+        """Return what belongs to a state dict besides tensors (kernels, calibration curves, class labels), as bytes."""
+        # A tensor, since people clone, move and save whatever they find in a state dict.
+        return torch.tensor(list(storage.constants(stages_in(self.stages)).encode()), dtype=torch.uint8)
 
-    def set_extra_state(self, state: str | None) -> None:
+    def set_extra_state(self, state: Tensor) -> None:
         """Refuse the state of a head whose tensors would mean something else here.
 
         Args:
@@ -224,7 +225,7 @@ class Head(nn.Module):
         Raises:
             ValueError: it is that of another head.
         """
-        if state != self.get_extra_state():
+        if not torch.equal(state.cpu(), self.get_extra_state()):
             raise ValueError(
                 "the state is that of a head with another kernel, calibration or other classes: take the whole head, "
                 "head.save(path) and Head.load(path)"

@@ -80,19 +80,19 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
     return [_decode(part, tensors) for part in json.loads(metadata["head"])]
 
 
-def constants(parts: list[stages.Stage]) -> str | None:
+def constants(parts: list[stages.Stage]) -> str:
     """Return what a state dict has no tensors for (types, kernels, class labels) as JSON.
 
     Args:
         parts: the stages.
 
     Returns:
-        The JSON, or None where a stage is not of this package.
+        The JSON; nothing where a stage is not of this package.
     """
     try:
         return json.dumps(_encode(parts, {}))
     except TypeError:
-        return None
+        return ""
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
