@@ -9,10 +9,10 @@ trained layers, both heads, every figure, and index.html. A run that was interru
 """
 
 import argparse
+import errno
 import hashlib
 import json
 import os
-import shutil
 import sys
 import tempfile
 import warnings
@@ -66,16 +66,18 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--size", type=int, default=200, help="side of the input in pixels (default: 200)")
     add("--activation", default="relu", choices=sorted(ACTIVATIONS), help="of the dense layers (default: relu)")
     add("--epochs", type=int, default=300, help="the most epochs; the best is taken (default: 300)")
-    add("--patience", type=int, default=50, help="stop after so many epochs without a better one (default: 50)")
+    add("--patience", type=int, default=300, help="stop after so many epochs without a better one (default: 300)")
     add("--rate", type=float, default=1e-3, help="learning rate of SGD (default: 0.001)")
     add("--batch", type=int, default=32, help="images in a batch (default: 32)")
     add("--components", type=int, default=3, help="B of the PCA (default: 3)")
     add("--limit", type=int, help="images per class, in training and in test (default: all)")
     add("--curve-images", type=int, default=48, help="test images for deletion and insertion (default: 48)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of initial weights, splits and batches (default: 0)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(argv)
-    for name, least in (("size", 64), ("epochs", 1), ("patience", 1), ("batch", 1), ("limit", 5), ("curve_images", 1)):
+    for name, least in (
+        *(("size", 64), ("epochs", 1), ("patience", 1), ("batch", 1), ("limit", 5), ("curve_images", 2), ("seed", 0)),
+    ):
         value = getattr(options, name)
         if value is not None and value < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
@@ -96,6 +98,14 @@ def fit_head(kernel: str, features: np.ndarray, labels: np.ndarray, components: 
     """Fit the paper's head: PCA of the unbiased covariance, then an SVM."""
     svm = SVC(kernel=kernel, C=1.0, gamma=1.0)
     return make_pipeline(PCA(components, svd_solver="covariance_eigh"), svm).fit(features.astype(np.float64), labels)
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """Return a digest of a network's weights."""
+    digest = hashlib.sha256()
+    for value in module.state_dict().values():
+        digest.update(np.ascontiguousarray(value.cpu().numpy()))
+    return digest.hexdigest()
 
 
 def one_per_class(labels: np.ndarray, right: np.ndarray, most: int = 6) -> np.ndarray:
@@ -121,14 +131,15 @@ def run(options: argparse.Namespace) -> Path:
     data = datasets.load(
         options.dataset, options.root, download=options.download, limit=options.limit, seed=options.seed
     )
+    if len(data.train.labels) < options.components:
+        raise RunError(f"{len(data.train.labels)} training images are too few for {options.components} components")
     print(f"{options.dataset}: {len(data.train.labels)} training and {len(data.test.labels)} test images", flush=True)
     options.cache.mkdir(parents=True, exist_ok=True)
     conv = convolutions(options.backbone, options.weights).to(options.device)
     origin = {
         "dataset": options.dataset,
-        "root": str(options.root.resolve()),
         "backbone": options.backbone,
-        "weights": hashlib.sha256(options.weights.read_bytes()).hexdigest() if options.weights else "torchvision",
+        "weights": weights_digest(conv),
     }
     parts = {"training": data.train, "test": data.test}
     features = {
@@ -147,8 +158,9 @@ def run(options: argparse.Namespace) -> Path:
     torch.manual_seed(options.seed)
     dense, randomised = dense_layers(), dense_layers()
     # More epochs go on from where fewer ended.
-    shaping = {name: getattr(options, name) for name in ("size", "activation", "rate", "batch", "seed")}
-    key = hashlib.sha256(json.dumps({**origin, **shaping, "images": list(data.train.names)}).encode()).hexdigest()[:16]
+    shaping = {name: getattr(options, name) for name in ("size", "activation", "rate", "batch", "seed", "patience")}
+    learned_on = {"images": list(data.train.digests), "labels": labels["training"].tolist()}
+    key = hashlib.sha256(json.dumps({**origin, **shaping, **learned_on}).encode()).hexdigest()[:16]
     course = training.train(
         dense, features["training"], data.train.labels, epochs=options.epochs, patience=options.patience,
         rate=options.rate, batch=options.batch, seed=options.seed, device=options.device,
@@ -178,22 +190,32 @@ def run(options: argparse.Namespace) -> Path:
         print(f"{model:<8} macro F1 {on_training:.3f} / {on_test:.3f}", flush=True)
 
     # The dense layers on frozen features explain the whole test set in seconds, with the maps of the whole network.
-    small = {name: PCASVMNet(dense, head, layer=FEATURE_LAYER).eval() for name, head in heads.items()}
-    q_random = second_layer(randomised, "training")
-    unlearned = fit_head("linear", q_random, labels["training"], options.components)
     components = [PCATarget(b) for b in range(options.components)]
-    both = [
-        evaluation.maps_of(net, features["test"], everything["test"], [*components, SVMTarget()], options.device)
-        for net in (small["Lin-SVM"], PCASVMNet(randomised, unlearned, layer=FEATURE_LAYER).eval())
-    ]
-    names = [*(f"P{b + 1}" for b in range(options.components)), "Lin-SVM"]
+    names = [f"P{b + 1}" for b in range(options.components)]
+    targets = [*components, SVMTarget()]
+    small = {name: PCASVMNet(dense, head, layer=FEATURE_LAYER).eval() for name, head in heads.items()}
+    of_test = {
+        name: evaluation.explained(net, features["test"], targets, options.device) for name, net in small.items()
+    }
+    unlearned = fit_head("linear", second_layer(randomised, "training"), labels["training"], options.components)
+    every_class = [SVMTarget(label) for label in unlearned.classes_.tolist()]
+    other, _ = evaluation.explained(
+        PCASVMNet(randomised, unlearned, layer=FEATURE_LAYER).eval(), features["test"], [*components, *every_class],
+        options.device,
+    )  # fmt: skip
+    mine = of_test["Lin-SVM"][0]
+    same_class = options.components + np.searchsorted(unlearned.classes_, predicted["test"]["Lin-SVM"])
+    numbers = range(options.components)
+    matches = [[evaluation.closeness(mine[:, b], other[:, c]) for c in numbers] for b in numbers]
+    best = [max(row, key=lambda match: match["same image"]["mean"] or 0.0) for row in matches]
     maps: dict[str, Any] = {
-        "closeness of SVM maps": evaluation.closeness(
-            small, features["test"], everything["test"], options.components, options.device
-        ),
-        "correlation with randomised dense layers": {
-            name: evaluation.summary(np.abs(evaluation.correlations(both[0][:, k], both[1][:, k])))
-            for k, name in enumerate(names)
+        "closeness of SVM maps": {
+            name: [evaluation.closeness(of_net[:, b], of_net[:, -1]) for b in range(options.components)]
+            for name, (of_net, _) in of_test.items()
+        },
+        "closeness to randomised dense layers": {
+            **dict(zip(names, best, strict=True)),
+            "Lin-SVM": evaluation.closeness(mine[:, -1], other[everything["test"], same_class]),
         },
     }
 
@@ -203,13 +225,13 @@ def run(options: argparse.Namespace) -> Path:
     nets = {name: PCASVMNet(cnn, head, layer=FEATURE_LAYER).eval() for name, head in heads.items()}
     chosen = np.random.default_rng(options.seed).permutation(everything["test"])[: options.curve_images]
     x = images(data.test, chosen, options.size).to(options.device, memory_format=torch.channels_last)
-    p = heads["Lin-SVM"][:-1].transform(q["test"].astype(np.float64))
-    spread = {f"P{b + 1}": float(p[:, b].std()) for b in range(options.components)}
+    spread = {name: of_net.std(0).tolist() for name, (_, of_net) in of_test.items()}
     maps["curves"] = evaluation.curves(
-        nets["Lin-SVM"], x, {f"P{b + 1}": target for b, target in enumerate(components)}, spread, options.seed
-    )
-    for name, net in nets.items():
-        maps["curves"] |= evaluation.curves(net, x, {name: SVMTarget()}, _spread(net, x, name), options.seed)
+        nets["Lin-SVM"], x, dict(zip([*names, "Lin-SVM"], targets, strict=True)),
+        dict(zip([*names, "Lin-SVM"], spread["Lin-SVM"], strict=True)), options.seed,
+    ) | evaluation.curves(
+        nets["RBF-SVM"], x, {"RBF-SVM": SVMTarget()}, {"RBF-SVM": spread["RBF-SVM"][-1]}, options.seed
+    )  # fmt: skip
 
     pca = PCA(svd_solver="covariance_eigh").fit(q["training"].astype(np.float64))
     scores = {
@@ -218,8 +240,9 @@ def run(options: argparse.Namespace) -> Path:
         "samples": {**{part: len(labels[part]) for part in parts}, "duplicates dropped": data.dropped},
         "settings": {
             name: getattr(options, name)
-            for name in ("backbone", "epochs", "patience", "components", "limit", "curve_images", *shaping)
-        },
+            for name in ("backbone", "epochs", "components", "limit", "curve_images", *shaping)
+        }
+        | {"weights": origin["weights"]},
         "macro F1": f1,
         "best epoch": course.best_epoch,
         "validation accuracy": course.accuracies,
@@ -240,11 +263,6 @@ def run(options: argparse.Namespace) -> Path:
                              report.plot_curves(maps["curves"]))  # fmt: skip
     _write(options.out, scores, figures, cnn, nets)
     return options.out
-
-
-def _spread(net: PCASVMNet, x: torch.Tensor, name: str) -> dict[str, float]:
-    with torch.no_grad():
-        return {name: float(net(x).margins.std())}
 
 
 def _figures(
@@ -332,7 +350,7 @@ def _write(
         new = Path(folder)
         for name, (_, figure) in figures.items():
             figure.savefig(new / name, dpi=100)
-        (new / "scores.json").write_text(json.dumps(scores, indent=1))
+        (new / "scores.json").write_text(json.dumps(scores, indent=1, allow_nan=False))
         (new / "index.html").write_text(report.page(scores, {name: caption for name, (caption, _) in figures.items()}))
         save_file(cnn.classifier.state_dict(), new / "dense.safetensors")
         for name, net in nets.items():
@@ -354,12 +372,9 @@ def main(argv: list[str] | None = None) -> int:
         print("paper.py: interrupted. Start it again: it goes on where it stopped.", file=sys.stderr)
         return 130
     except OSError as error:
-        free = shutil.disk_usage(options.cache if options.cache.exists() else Path()).free
-        print(
-            f"paper.py: {error}. {free / 1e9:.1f} GB are free: make room, or name other folders with --out and "
-            "--cache. Earlier results are as they were.",
-            file=sys.stderr,
-        )
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "Make room, or name other folders with --out and --cache" if full else "Check --root, --out and --cache"
+        print(f"paper.py: {error}. {hint}, and start again. Earlier results are as they were.", file=sys.stderr)
         return 1
     print(f"{out / 'index.html'} shows the results")
     return 0

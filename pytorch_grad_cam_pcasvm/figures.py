@@ -44,7 +44,7 @@ def plot_maps(
     images: Any,
     maps: SignedMaps | Mapping[str, SignedMaps],
     *,
-    rows: Sequence[str] | None = None,
+    rows: Sequence[Any] | None = None,
     classes: Sequence[Any] | None = None,
     overlay: bool = True,
     signed: bool = False,
@@ -59,7 +59,7 @@ def plot_maps(
         images: what is drawn below the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
         maps: from ``explain``, or several by title: ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``.
         rows: a title for each image, e.g. its true class.
-        classes: names of an ordinary classifier's classes; a head knows its own.
+        classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels.
         overlay: over the image (by the host's ``show_cam_on_image``), otherwise bare.
         signed: one picture per target, from -nu (blue: lowers it) through 0 (white) to nu (red: raises it).
         size: width and height of the figure in inches.
@@ -107,7 +107,7 @@ def plot_maps(
             axis = next(rest)
             _bare(axis).imshow(pictures[row])
             if rows is not None:
-                axis.set_ylabel(textwrap.fill(rows[row], 12))
+                axis.set_ylabel(textwrap.fill(str(rows[row]), 12))
             if row == 0:
                 _above(axis, "input")
             for column in columns:
@@ -166,7 +166,7 @@ def _draw_map(axis: Axes, picture: np.ndarray, column: _Column, row: int, overla
             axis.imshow(0.35 + 0.65 * picture.mean(-1), cmap="gray", vmin=0, vmax=1)
         axis.imshow(values, cmap=DIVERGING, vmin=-1, vmax=1, alpha=np.abs(values) ** 0.6 * 0.9 if overlay else None)
     elif overlay:
-        axis.imshow(show_cam_on_image(picture, values, True, cv2.COLORMAP_INFERNO, _IMAGE_WEIGHT))
+        axis.imshow(_overlay(picture, values))
     else:
         axis.imshow(values, cmap=HEAT, vmin=0, vmax=1)
     _bare(axis)
@@ -176,6 +176,15 @@ def _draw_map(axis: Axes, picture: np.ndarray, column: _Column, row: int, overla
         if not bool(column.group.maps[row, column.k].any()):
             note = "no gradient"
         axis.text(0.5, 0.5, note, transform=axis.transAxes, ha="center", va="center", color="white", path_effects=_HALO)
+
+
+def _overlay(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """Return the host's overlay, whose colours mean the same in every picture.
+
+    The host divides each overlay by its own largest value. A row that is white and hot is the largest in all of them.
+    """
+    picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
+    return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, _IMAGE_WEIGHT)[:-1]
 
 
 def _draw_bar(bar: Axes, column: _Column, row: int) -> None:
@@ -210,21 +219,29 @@ def _caption(column: _Column, row: int, classes: Sequence[Any] | None) -> str:
     target, output = column.group.targets[column.k], column.group.output
     value = _number(float(column.group.values[row, column.k]))
     if isinstance(target, PCATarget):
-        return (
-            f"$p_{{{target.component + 1}}}$ = {value}"
-            if target.sign == "+"
-            else f"$-p_{{{target.component + 1}}}$ = {value}"
-        )
-    name = getattr(target, "category", None)
-    if name is None and isinstance(output, HeadOutput) and output.head.classes_ is not None:
-        name = output.head.labels([level[row : row + 1] for level in output.levels])[0]
-    elif name is None and isinstance(target, ScoreTarget):
-        name = int(output[row].argmax())
-    if classes is not None and isinstance(name, int | np.integer):
-        name = classes[int(name)]
-    versus = getattr(target, "versus", None)
-    against = "" if versus is None else f" / {versus}"
-    return f"{'' if name is None else name}{against} {value}".strip()
+        return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}"
+    if isinstance(output, HeadOutput):
+        known = output.head.classes_
+
+        def name(label: Any) -> str:
+            return str(label if classes is None else classes[output.head.class_index(label)])
+
+        category, versus = getattr(target, "category", None), getattr(target, "versus", None)
+        if known is None or not hasattr(target, "category"):
+            words = [getattr(target, "__name__", "")]
+        else:
+            if category is None:
+                category = output.head.labels([level[row : row + 1] for level in output.levels])[0]
+            words = [name(category)]
+            if versus is not None:
+                words.append(f"/ {versus if versus == 'runner-up' and versus not in known else name(versus)}")
+        if getattr(target, "sign", "+") == "-":
+            words.insert(0, "against" if known is not None else "\N{MINUS SIGN}")
+    else:
+        index = getattr(target, "category", None)
+        index = int(output[row].argmax()) if index is None and isinstance(target, ScoreTarget) else index
+        words = [str(index if classes is None or index is None else classes[index]) if index is not None else ""]
+    return " ".join(word for word in (*words, value) if word)
 
 
 def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes | None = None) -> Figure:
@@ -256,7 +273,8 @@ def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes
 
 
 def _ratios(pca: Any) -> np.ndarray:
-    steps = [step for _, step in pca.steps] if hasattr(pca, "steps") else [pca]
+    pca = getattr(pca, "best_estimator_", pca)
+    steps = [step for _, step in pca.steps] if hasattr(pca, "steps") else pca if isinstance(pca, list) else [pca]
     for step in steps:
         if hasattr(step, "explained_variance_ratio_"):
             return np.asarray(torch.as_tensor(step.explained_variance_ratio_).cpu(), dtype=float)
@@ -286,7 +304,7 @@ def plot_feature_space(
         labels: their classes, shape (R,).
         test: components and labels of the test set, drawn beside it on the same scale.
         dims: two or three components, from 0.
-        classes: names of the labels, by label or position; None: the labels themselves.
+        classes: names of the labels: by label, or a list in which numbers are looked up; None: the labels.
         ax: where to draw the training set alone (for three components an axis with ``projection="3d"``).
         size: width and height of the figure in inches.
 
@@ -319,7 +337,9 @@ def plot_feature_space(
     for axis, (name, (p, y)) in zip(axes, arrays.items(), strict=True):
         for index, value in enumerate(values.tolist()):
             chosen = p[y == value][:, list(dims)]
-            style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+            # From the eleventh class on colours come again, with other markers.
+            marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+            style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": marker}
             style |= {"s": 14 if len(p) < 2000 else 6, "alpha": 0.75, "linewidths": 0}
             axis.scatter(*chosen.T, label=_name(value, index, classes), **style)
         for letter, d, low, high in zip("xyz", dims, limits.min(0), limits.max(0), strict=False):
@@ -445,8 +465,8 @@ def plot_jacobian(
 ) -> Figure:
     """Draw the Jacobian of one image as paths: pixels of a feature map, units of every dense layer, components.
 
-    Red paths raise, blue ones lower; the width is the size of the derivative, layer by layer. The product of the layers
-    is ``jacobians(x).components`` for that feature map.
+    Red paths raise, blue ones lower; the width is the size of the derivative, relative to the largest of its layer. The
+    product of the layers is ``jacobians(x).components`` for that feature map.
 
     Args:
         net: a backbone with dense layers, and a head with a PCA.
@@ -466,22 +486,26 @@ def plot_jacobian(
     if len(x) != 1:
         raise ValueError(f"one image is drawn, got {len(x)}")
     levels = _dense_levels(net, target_layer, x)
-    jacobians = [_jacobian(after, before) for before, after in itertools.pairwise(levels)]
-    total = jacobians[-1]
-    through = [total]  # d components / d level, from the right
-    for jacobian in reversed(jacobians[:-1]):
-        total = total @ jacobian
-        through.insert(0, total)
+    of_components = [
+        torch.stack(grads).double()  # d components / d level, for every level but the last
+        for grads in zip(*(_gradients(p, levels[:-1]) for p in levels[-1][0]), strict=True)
+    ]
     maps = levels[0][0].detach()
-    of_channels = through[0].unflatten(1, (len(maps), -1))
-    channel = int(of_channels.sum(-1).abs().sum(0).argmax()) if channel is None else channel
+    pixels = maps[0].numel()
+    weights = of_components[0].unflatten(1, (len(maps), pixels)).sum(-1)
+    channel = int(weights.abs().sum(0).argmax()) if channel is None else channel
     if not 0 <= channel < len(maps):
         raise ValueError(f"channel {channel}: the target layer has {len(maps)} feature maps, numbered from 0")
-    kept = [torch.arange(channel * maps[0].numel(), (channel + 1) * maps[0].numel())]
-    kept += [step.abs().amax(0).topk(min(units, step.shape[1])).indices.sort().values.cpu() for step in through[1:]]
+    kept = [torch.arange(channel * pixels, (channel + 1) * pixels)]
+    kept += [
+        step.abs().amax(0).topk(min(units, step.shape[1])).indices.sort().values.cpu() for step in of_components[1:]
+    ]
     kept.append(torch.arange(levels[-1].shape[1]))
-    edges = [j.cpu()[after][:, before] for j, before, after in zip(jacobians, kept, kept[1:], strict=False)]
-    return _draw_paths(maps[channel].cpu().numpy(), [edge.numpy() for edge in edges], channel, size)
+    edges = [
+        torch.stack([_gradients(after[0, unit], [before])[0].cpu()[inputs] for unit in outputs.tolist()]).double()
+        for (before, after), (inputs, outputs) in zip(itertools.pairwise(levels), itertools.pairwise(kept), strict=True)
+    ]
+    return _draw_paths(_array(maps[channel]), [edge.numpy() for edge in edges], channel, size)
 
 
 def _dense_levels(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Tensor]:
@@ -515,10 +539,9 @@ def _dense_levels(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Te
     return [*levels, output.features, output.components]
 
 
-def _jacobian(after: Tensor, before: Tensor) -> Tensor:
-    """Return the derivative of one level by the one before it, both of one image, shape (after, before)."""
-    rows = [torch.autograd.grad(value, before, retain_graph=True)[0].flatten() for value in after.flatten()]
-    return torch.stack(rows).double()
+def _gradients(value: Tensor, levels: Sequence[Tensor]) -> list[Tensor]:
+    """Return the derivative of one number by each level of one image, flat."""
+    return [grad.flatten() for grad in torch.autograd.grad(value, levels, retain_graph=True)]
 
 
 _MOST_PATHS = 150  # of a layer
@@ -620,11 +643,16 @@ def _above(axis: Axes, title: str) -> None:
 def _name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
     if classes is None:
         return str(value)
-    return classes.get(value, str(value)) if isinstance(classes, Mapping) else classes[index]
+    if isinstance(classes, Mapping):
+        return classes.get(value, str(value))
+    return classes[value if isinstance(value, int) and 0 <= value < len(classes) else index]
 
 
 def _array(values: Any) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
+    return np.asarray(values)
 
 
 def _pictures(images: Any) -> np.ndarray:

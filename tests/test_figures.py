@@ -86,10 +86,26 @@ def test_titles_name_components_classes_and_values(problem, maps):
 def test_overlays_are_those_of_the_host(maps):
     pictures = pictures_of(plot_maps(PICTURES, maps))
     heat = maps.positive((24, 20))[0, 1].numpy()
+    white = np.ones((1, 20, 3), dtype=np.float32)
     expected = show_cam_on_image(
-        PICTURES[0], heat, use_rgb=True, colormap=cv2.COLORMAP_INFERNO, image_weight=figures._IMAGE_WEIGHT
-    )
+        np.concatenate([PICTURES[0], white]),
+        np.concatenate([heat, white[..., 0]]),
+        use_rgb=True,
+        colormap=cv2.COLORMAP_INFERNO,
+        image_weight=figures._IMAGE_WEIGHT,
+    )[:-1]
     assert (np.asarray(pictures[3].get_array()) == expected).all()
+
+
+def test_overlays_share_their_colours():
+    """The host divides each by its own maximum: half of nu would look like nu."""
+    black = np.zeros((4, 4, 3), dtype=np.float32)
+    full, half = (figures._overlay(black, np.full((4, 4), value)) for value in (1.0, 0.5))
+    inferno = mpl.colormaps["inferno"]
+    for overlay, value in ((full, 1.0), (half, 0.5)):
+        expected = 255 * np.array(inferno(value)[:3]) * (1 - figures._IMAGE_WEIGHT)
+        largest = (1 - figures._IMAGE_WEIGHT) * max(inferno(1.0)[:3]) + figures._IMAGE_WEIGHT
+        assert np.abs(overlay[0, 0] - expected / largest).max() < 3
 
 
 def test_signed_maps_are_centred_at_zero(problem, maps):
@@ -251,7 +267,7 @@ def test_the_layers_of_the_path_diagram_multiply_to_the_closed_form(activation):
     assert [level.shape[1] for level in levels[1:]] == [12, 9, problem.components]
     product = torch.eye(problem.components, dtype=torch.float64)
     for before, after in reversed(list(itertools.pairwise(levels))):
-        product = product @ figures._jacobian(after, before)
+        product = product @ torch.stack([figures._gradients(value, [before])[0] for value in after[0]])
     expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).jacobians(problem.x).components[0]
     assert relative(product.unflatten(1, (5, 16)).transpose(0, 1), expected) < 1e-10
 
@@ -260,7 +276,7 @@ def test_paths_are_red_where_they_raise_and_wide_where_they_are_strong(problem):
     figure = plot_jacobian(problem.net, problem.target_layer, problem.x[0], channel=2)
     axis = figure.axes[0]
     levels = figures._dense_levels(problem.net, problem.target_layer, problem.x[:1])
-    last = figures._jacobian(levels[-1], levels[-2]).numpy()
+    last = torch.stack([figures._gradients(value, [levels[-2]])[0] for value in levels[-1][0]]).numpy()
     lines = [line for line in axis.lines if line.get_xdata()[0] == 2]
     assert len(lines) == last.size
     strength = np.sort(np.abs(last), axis=None) / np.abs(last).max()
@@ -296,3 +312,52 @@ def test_one_class_of_target_only(problem):
     texts = texts_of(plot_maps(PICTURES, {"pair": maps}))
     assert f"ant / bee {float(maps.values[0, 0]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
     assert "$(-P_{1})^+$" in texts
+
+
+def captions(maps, classes=None):
+    return [figures._caption(figures._Column("", maps, k, None, None), 0, classes) for k in range(len(maps.targets))]
+
+
+def test_captions_say_for_and_against_whom():
+    problem = Problem(classes=2, n=1)
+    problem.head[-1].classes_ = np.array([-1, 1])
+    net = PCASVMNet(problem.backbone, problem.head, layer="classifier.4").eval()
+    targets = [
+        SVMTarget(-1),
+        SVMTarget(1, sign="-"),
+        SVMTarget(1, versus=-1),
+        SVMTarget(versus="runner-up"),
+        PCATarget(1, sign="-"),
+        lambda row: row[1],
+    ]
+    maps = ClosedFormGradCAM(net, [problem.target_layer]).explain(problem.x, targets)
+    values = [figures._number(float(value)) for value in maps.values[0]]
+    predicted = "malignant" if net.predict(problem.x)[0] == 1 else "benign"
+    assert captions(maps, ["benign", "malignant"]) == [
+        f"benign {values[0]}",
+        f"against malignant {values[1]}",
+        f"malignant / benign {values[2]}",
+        f"{predicted} / runner-up {values[3]}",
+        f"$-p_{{2}}$ = {values[4]}",
+        f"<lambda> {values[5]}",
+    ]
+    assert captions(maps)[:2] == [f"-1 {values[0]}", f"against 1 {values[1]}"]
+
+
+def test_colours_come_again_with_other_markers():
+    axis = Figure().subplots()
+    labels = np.arange(24) % 12
+    plot_feature_space(RNG.normal(size=(24, 2)), labels, dims=(0, 1), classes=[f"c{i}" for i in range(12)], ax=axis)
+    looks = {(to_hex(c.get_facecolor()[0]), tuple(c.get_paths()[0].vertices.ravel())) for c in axis.collections}
+    assert len(looks) == 12
+    assert [c.get_label() for c in axis.collections][10] == "c10"
+    axis = Figure().subplots()
+    plot_feature_space(RNG.normal(size=(6, 2)), np.arange(6) % 2 + 1, dims=(0, 1), classes=["a", "b", "c"], ax=axis)
+    assert [c.get_label() for c in axis.collections] == ["b", "c"]
+
+
+def test_half_precision_and_row_titles_that_are_numbers(problem, maps):
+    figure = plot_maps(torch.tensor(PICTURES).bfloat16(), maps, rows=[3, 1, 4, 1])
+    assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["3", "1", "4", "1"]
+    half = PCASVMNet(copy.deepcopy(problem.backbone).bfloat16(), problem.head, layer="classifier.4").eval()
+    plot_jacobian(half, half.backbone.features[-1], problem.x[0].bfloat16())

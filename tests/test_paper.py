@@ -9,7 +9,7 @@ import paper
 import pytest
 import torch
 import torchvision
-from experiment import training
+from experiment import evaluation, training
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -145,6 +145,10 @@ def spoil(kind, root, out, weights, monkeypatch):
             more = ["--backbone", "vit_b_16"]
             weights = root / "weights.pth"
             torch.save(torchvision.models.vit_b_16(weights=None).state_dict(), weights)
+        case "too many components":
+            more = ["--components", "25"]
+        case "diverging":
+            more = ["--rate", "1e30"]
         case "no room":
             usage = shutil.disk_usage(root)._replace(free=1000)
             monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -164,6 +168,8 @@ def spoil(kind, root, out, weights, monkeypatch):
         ("broken weights", "holds no state_dict of torchvision's squeezenet1_1"),
         ("unknown backbone", "torchvision.models has no 'vgg99'"),
         ("no convolutions", "vit_b_16 has no convolutional part"),
+        ("too many components", "too few for 25 components"),
+        ("diverging", "lower --rate"),
         ("no room", "name another folder with --cache"),
     ],
 )
@@ -187,6 +193,7 @@ def test_what_cannot_run_says_why_and_leaves_earlier_results(
         (["--components", "31"], "--components must be 1 to 30"),
         (["--limit", "2"], "--limit must be at least 5"),
         (["--rate", "0"], "--rate must be positive"),
+        (["--seed", "-1"], "--seed must be at least 0"),
         (["--device", "tpu9"], "--device tpu9 cannot be used"),
     ],
 )
@@ -202,7 +209,7 @@ def test_duplicates_are_dropped_from_the_training_set(root):
     data = paper.datasets.load("folder", root)
     assert data.dropped == 2
     assert len(data.test.labels) == 6
-    assert not any("left/copy" in name for name in data.train.names)
+    assert not set(data.train.digests) & set(data.test.digests)
 
 
 def test_folders_without_a_split_are_split(root, tmp_path):
@@ -214,7 +221,7 @@ def test_folders_without_a_split_are_split(root, tmp_path):
     data = paper.datasets.load("dog-vs-cat", tmp_path / "flat")
     assert np.bincount(data.train.labels).tolist() == [8, 8]
     assert np.bincount(data.test.labels).tolist() == [2, 2]
-    assert not set(data.train.names) & set(data.test.names)
+    assert not set(data.train.digests) & set(data.test.digests)
 
 
 def test_formats_of_torchvision_and_medmnist(tmp_path):
@@ -251,3 +258,58 @@ def test_convolutions_of_torchvisions_classifiers(name, tmp_path):
     part = paper.convolutions(name, tmp_path / "weights.pth")
     with torch.no_grad():
         assert part(torch.zeros(1, 3, 96, 96)).dim() == 4
+
+
+@pytest.mark.parametrize("fraction", evaluation.FRACTIONS)
+def test_fractions_of_deletion_and_insertion_are_exact(fraction):
+    """Maps have ties, at 0 above all, on which percentiles of their values would all be lost."""
+    rng = np.random.default_rng(0)
+    signed = np.maximum(rng.normal(size=(1, 40, 40)), 0)
+    ranked = torch.tensor(evaluation.ranks(signed)[0])
+    for kind, removed in (("deletion", fraction), ("insertion", 1 - fraction)):
+        removal = evaluation.REMOVALS[kind](fraction)
+        removal.imputer = lambda image, keep: keep
+        keep = removal(torch.zeros(3, 40, 40), ranked).bool()
+        assert float((~keep).float().mean()) == pytest.approx(removed, abs=2e-3)
+        # Deletion takes the most relevant first, insertion leaves them.
+        best = ranked > 1 - fraction + 1e-3
+        assert bool((keep[best] == (kind == "insertion")).all())
+
+
+def test_what_was_computed_from_other_contents_is_not_used_again(root, weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert paper.main(options(root, weights, out)) == 0
+    before = {file.name for file in (out / "cache").iterdir()}
+    rng = np.random.default_rng(1)
+    picture(rng, 1).save(root / "train" / "left" / "0.png")
+    assert paper.main(options(root, weights, out)) == 0
+    after = {file.name for file in (out / "cache").iterdir()}
+    assert len({name for name in after - before if name.startswith("training-")}) == 2  # features and checkpoint
+    for file in (out / "cache").glob("training-*.pt"):
+        file.write_bytes(b"damaged")
+    assert paper.main(options(root, weights, out)) == 0
+    assert "is damaged: training starts anew" in capsys.readouterr().out
+
+
+def test_a_shorter_training_keeps_the_checkpoint_of_a_longer_one(root, weights, tmp_path):
+    out = tmp_path / "out"
+    assert paper.main(options(root, weights, out)) == 0
+    longer = json.loads((out / "scores.json").read_text())["validation accuracy"]
+    assert paper.main(options(root, weights, out, "--epochs", "2")) == 0
+    assert json.loads((out / "scores.json").read_text())["validation accuracy"] == longer[:2]
+    lengths = {len(torch.load(file, weights_only=True)["accuracies"]) for file in (out / "cache").glob("training-*.pt")}
+    assert lengths == {2, 3}
+
+
+def test_images_of_16_bits_keep_their_greys(root):
+    ramp = np.linspace(0, 65535, 40 * 40).reshape(40, 40).astype(np.uint16)
+    Image.fromarray(ramp).save(root / "test" / "left" / "0.png")
+    data = paper.datasets.load("folder", root)
+    pixels = np.stack([np.asarray(data.test.read(i)) for i in range(6)])
+    assert np.abs(pixels[0][..., 0] - ramp / 256).max() < 2
+
+
+def test_the_same_image_in_two_classes_is_refused(root):
+    shutil.copy(root / "train" / "left" / "1.png", root / "train" / "right" / "copy.png")
+    with pytest.raises(paper.RunError, match="the same image in two classes"):
+        paper.datasets.load("folder", root)

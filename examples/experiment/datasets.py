@@ -1,6 +1,8 @@
 """The data sets of the paper, from the formats they are distributed in."""
 
 import hashlib
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,16 +28,16 @@ class Part:
     Attributes:
         read: gives image i, RGB.
         labels: class indices, shape (R,).
-        names: what image i is called, e.g. its file.
+        digests: of the contents of image i: what was computed from it is used again only for the same contents.
     """
 
     read: Callable[[int], Image.Image]
     labels: np.ndarray
-    names: Sequence[str]
+    digests: Sequence[str]
 
     def rows(self, index: np.ndarray) -> "Part":
         """Return some of the images."""
-        return Part(lambda i: self.read(int(index[i])), self.labels[index], [self.names[i] for i in index])
+        return Part(lambda i: self.read(int(index[i])), self.labels[index], [self.digests[i] for i in index])
 
     def limited(self, per_class: int | None) -> "Part":
         """Return the first images of every class, in their order."""
@@ -121,17 +123,15 @@ def _medmnist(root: Path) -> ImageData:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             parts = [_arrays(arrays[f"{part}_images"], arrays[f"{part}_labels"][:, 0]) for part in ("train", "test")]
-    except (KeyError, ValueError, OSError, EOFError) as error:
+    except (KeyError, IndexError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RunError(f"{file} is no file of MedMNIST, or damaged ({error}): download it again") from error
     return ImageData(BLOOD_CELLS, *parts)
 
 
 def _arrays(images: np.ndarray, labels: np.ndarray) -> Part:
-    return Part(
-        lambda i: Image.fromarray(images[i]).convert("RGB"),
-        labels.astype(int),
-        [f"no. {i}" for i in range(len(images))],
-    )
+    whole = hashlib.sha256(np.ascontiguousarray(images)).hexdigest()
+    digests = [f"{whole} {i}" for i in range(len(images))]
+    return Part(lambda i: Image.fromarray(images[i]).convert("RGB"), labels.astype(int), digests)
 
 
 def _folders(root: Path, seed: int) -> ImageData:
@@ -151,15 +151,17 @@ def _folders(root: Path, seed: int) -> ImageData:
         [(file, label) for label, name in enumerate(classes) for file in _images(folder / name)] for folder in folders
     ]
     # A copy of a test image in the training set would be no test: of equal files the test set keeps its own.
-    seen: set[bytes] = set()
+    seen: dict[str, tuple[Path, int]] = {}
     kept = []
     for files in reversed(found):
         unique = []
         for file, label in files:
-            digest = hashlib.sha256(file.read_bytes()).digest()
-            if digest not in seen:
-                seen.add(digest)
-                unique.append((file, label))
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            first, its_label = seen.setdefault(digest, (file, label))
+            if its_label != label:
+                raise RunError(f"{first} and {file} are the same image in two classes: delete one of them")
+            if first is file:
+                unique.append((file, label, digest))
         kept.insert(0, unique)
     dropped = sum(map(len, found)) - sum(map(len, kept))
     if tests:
@@ -181,15 +183,17 @@ def _images(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
 
 
-def _files(files: Sequence[tuple[Path, int]]) -> Part:
+def _files(files: Sequence[tuple[Path, int, str]]) -> Part:
     def read(i: int) -> Image.Image:
         try:
             with Image.open(files[i][0]) as image:
+                if image.mode.startswith("I"):  # 16 bits, which convert("RGB") would clip
+                    image = image.point(lambda value: value / 256).convert("L")
                 return image.convert("RGB")
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
             raise RunError(
-                f"{files[i][0]} is no readable image ({error}): mend or delete it, and start again. What has been "
-                "computed so far is kept"
+                f"{files[i][0]} is no readable image ({error}): mend or delete it, and start again. Earlier "
+                "results are as they were"
             ) from error
 
-    return Part(read, np.array([label for _, label in files], dtype=int), [str(file) for file, _ in files])
+    return Part(read, np.array([label for _, label, _ in files], dtype=int), [digest for _, _, digest in files])

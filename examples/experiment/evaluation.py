@@ -1,7 +1,7 @@
 """Can the maps be believed? Numbers over the test set, not one picture."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cv2
@@ -16,34 +16,47 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from experiment.frozen import FrozenFeatures
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, SVMTarget
 
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
-def maps_of(net: PCASVMNet, features: FrozenFeatures, index: np.ndarray, targets: Sequence[Any], device: str) -> Tensor:
-    """Return the signed maps of a network of dense layers on frozen features, shape (len(index), K, M, N)."""
+def explained(
+    net: PCASVMNet, features: FrozenFeatures, targets: Sequence[Any], device: str, batch: int = 256
+) -> tuple[Tensor, Tensor]:
+    """Return the signed maps, (R, K, M, N), and the values, (R, K), of a network of dense layers on frozen features."""
+    parts = []
     with ClosedFormGradCAM(net, [net.backbone.features]) as cam, warnings.catch_warnings():
-        warnings.simplefilter("ignore", BlankMapWarning)  # counted below
-        parts = np.array_split(index, len(index) // 256 + 1)
-        return torch.cat([cam.explain(features.batch(rows, device), targets).maps for rows in parts]).cpu()
+        warnings.simplefilter("ignore", BlankMapWarning)
+        for start in range(0, len(features.rows), batch):
+            index = np.arange(start, min(start + batch, len(features.rows)))
+            maps = cam.explain(features.batch(index, device), targets)
+            parts.append((maps.maps.cpu(), maps.values.cpu()))
+    maps_of_all, values = zip(*parts, strict=True)
+    return torch.cat(maps_of_all), torch.cat(values)
 
 
 def correlations(first: Tensor, second: Tensor) -> np.ndarray:
-    """Return Pearson's correlation of two maps of each image, (N, M, N) and (N, M, N); NaN where one is constant."""
+    """Return the absolute correlation of two maps of each image, (R, M, N) and (R, M, N); NaN where one is constant."""
     a, b = (maps.flatten(1).double() for maps in (first, second))
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
-    return ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))).numpy()
+    return ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))).abs().numpy()
 
 
-def summary(values: np.ndarray) -> dict[str, float | int]:
-    """Return mean, standard error and number of what is not NaN."""
-    values = values[np.isfinite(values)]
-    if len(values) < 2:
-        return {"mean": float("nan"), "standard error": float("nan"), "n": len(values)}
+def closeness(first: Tensor, second: Tensor) -> dict[str, Any]:
+    """Return how close maps are to others of the same image, and to those of the next image, which is no relation."""
     return {
-        "mean": float(values.mean()),
-        "standard error": float(values.std(ddof=1) / np.sqrt(len(values))),
+        "same image": summary(correlations(first, second)),
+        "another image": summary(correlations(first, second.roll(1, 0))),
+    }
+
+
+def summary(values: np.ndarray) -> dict[str, float | int | None]:
+    """Return mean, standard error (None where there are too few) and number of what is not NaN."""
+    values = values[np.isfinite(values)]
+    return {
+        "mean": float(values.mean()) if len(values) else None,
+        "standard error": float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None,
         "n": len(values),
     }
 
@@ -58,13 +71,24 @@ class Blur:
         return torch.where(keep.bool(), image, blurred.permute(2, 0, 1))
 
 
-def curves(
-    net: PCASVMNet, x: Tensor, targets: dict[str, Any], spread: dict[str, float], seed: int
-) -> dict[str, dict[str, Any]]:
-    """Return deletion and insertion curves of targets, for their maps and for random maps of the same resolution.
+# Removed is what lies above a percentile of the map: most relevant first, or of its negative, least relevant first.
+REMOVALS: dict[str, Callable[[float], Any]] = {
+    "deletion": lambda fraction: RemoveMostRelevantFirst(100 * (1 - fraction), Blur()),
+    "insertion": lambda fraction: RemoveLeastRelevantFirst(100 * fraction, Blur()),
+}
+
+
+def ranks(maps: np.ndarray) -> np.ndarray:
+    """Return the ranks of the pixels of each map (N, H, W), from 0 to 1: without ties a percentile is exact."""
+    order = maps.reshape(len(maps), -1).argsort(1, kind="stable").argsort(1, kind="stable")
+    return (order / (order.shape[1] - 1)).reshape(maps.shape).astype(np.float32)
+
+
+def curves(net: PCASVMNet, x: Tensor, targets: dict[str, Any], spread: dict[str, float], seed: int) -> dict[str, Any]:
+    """Return deletion and insertion curves of targets, for their maps and for maps that know nothing of them.
 
     Deletion takes away the most relevant part of an image and insertion leaves only that, by the host's metrics. A
-    faithful map lets the target fall early in deletion, and rise early in insertion.
+    faithful map lets the target fall early in deletion, and keeps it in insertion. Pixels are ranked by the signed map.
 
     Args:
         net: the network.
@@ -74,81 +98,53 @@ def curves(
         seed: of the random maps.
 
     Returns:
-        By target: mean curves ``deletion`` and ``insertion`` at ``FRACTIONS`` of the image, those of random maps, how
-        much better than random the map is per image (mean difference of the curves, in the sense of its kind), with
-        the share of images where it is better, and how many images were left out for a blank map.
+        By target: how many images have no map at all, and else, of the others, the mean change of the value at
+        ``FRACTIONS`` of the image, by kind (``deletion``, ``insertion``) and source (``map``; ``random``, maps of the
+        same resolution; ``another image``, its map of the same target); and by kind and source how much better the map
+        is than the source (mean difference of the curves), with the share of images where it is better.
     """
     rng = np.random.default_rng(seed)
     size = tuple(x.shape[2:])
-    results = {}
     with ClosedFormGradCAM(net, [net.backbone.features]) as cam, warnings.catch_warnings():
         warnings.simplefilter("ignore", BlankMapWarning)
-        explained = cam.explain(x, list(targets.values()))
-        positive = explained.positive(size).cpu().numpy().astype(np.float32)
+        maps = cam.explain(x, list(targets.values()))
+        signed = (maps.positive(size) - maps.negative(size)).cpu().numpy()
+    results: dict[str, Any] = {}
     for k, (name, target) in enumerate(tqdm(targets.items(), desc="curves", unit="target")):
-        seen = positive[:, k].any((1, 2))
-        if not seen.any():
-            results[name] = {"blank": int((~seen).sum())}
+        seen = signed[:, k].any((1, 2))
+        results[name] = {"without a gradient": int((~seen).sum())}
+        if not seen.any() or not spread[name]:
             continue
+        values = maps.values[:, k].cpu().numpy()[seen]
         if isinstance(target, SVMTarget):
             # The class that is predicted for the whole image, also where much of it is taken away.
-            labels = net.head.classes_[net.head.rule.predicted(explained.output.decision).cpu().numpy()][seen]
-            per_image = [SVMTarget(label) for label in labels.tolist()]
+            of_image = [SVMTarget(label) for label in net.head.labels(maps.output.levels)[seen].tolist()]
         else:
-            per_image = [target] * int(seen.sum())
-        coarse = rng.random((int(seen.sum()), *explained.maps.shape[2:]), dtype=np.float32)
-        maps = {
-            "map": positive[seen, k],
-            "random": np.stack([np.clip(cv2.resize(m, size[::-1]), 0, 1) for m in coarse]),
+            of_image = [target] * len(values)
+        coarse = rng.random((len(values), *maps.maps.shape[2:]), dtype=np.float32)
+        sources = {
+            "map": ranks(signed[seen, k]),
+            "random": ranks(np.stack([cv2.resize(m, size[::-1]) for m in coarse])),
+            "another image": np.roll(ranks(signed[seen, k]), 1, 0),
         }
-        values = {
-            (kind, source): _curve(net, x[seen], heat, per_image, kind) / spread[name]
-            for source, heat in maps.items()
-            for kind in ("deletion", "insertion")
-        }
-        better = {
-            "deletion": (values["deletion", "random"] - values["deletion", "map"]).mean(0),
-            "insertion": (values["insertion", "map"] - values["insertion", "random"]).mean(0),
-        }
-        results[name] = {
-            "fractions": FRACTIONS,
-            "blank": int((~seen).sum()),
-            **{f"{kind} of {source}": value.mean(1).tolist() for (kind, source), value in values.items()},
-            **{
-                f"{kind}, better than random": {**summary(gain), "share of images": float((gain > 0).mean())}
-                for kind, gain in better.items()
-            },
-        }
+        for kind, remove in REMOVALS.items():
+            changes = {}
+            for source, heat in sources.items():
+                after = [
+                    PerturbationConfidenceMetric(remove(f))(x[seen], heat, of_image, net, return_diff=False)
+                    for f in FRACTIONS
+                ]
+                changes[source] = (np.stack(after) - values) / spread[name]
+            gains = {
+                source: (changes[source] - changes["map"]).mean(0) * (1 if kind == "deletion" else -1)
+                for source in sources
+                if source != "map"
+            }
+            results[name][kind] = {
+                "curves": {source: change.mean(1).tolist() for source, change in changes.items()},
+                "better than": {
+                    source: {**summary(gain), "share of images": float((gain > 0).mean())}
+                    for source, gain in gains.items()
+                },
+            }
     return results
-
-
-def _curve(net: PCASVMNet, x: Tensor, heat: np.ndarray, targets: Sequence[Any], kind: str) -> np.ndarray:
-    """Return the targets' values, less those of the whole images, at every fraction: shape (F, N)."""
-    remove = {
-        "deletion": lambda fraction: RemoveMostRelevantFirst(100 * (1 - fraction), Blur()),
-        "insertion": lambda fraction: RemoveLeastRelevantFirst(100 * fraction, Blur()),
-    }[kind]
-    return np.stack([PerturbationConfidenceMetric(remove(f))(x, heat, targets, net) for f in FRACTIONS])
-
-
-def closeness(
-    nets: dict[str, PCASVMNet], features: FrozenFeatures, index: np.ndarray, components: int, device: str
-) -> dict[str, list[dict[str, float | int]]]:
-    """Return how close the map of each SVM's predicted class is to that of each component, over images.
-
-    Args:
-        nets: by name, on frozen features.
-        features: of the images.
-        index: which of them.
-        components: number of components B.
-        device: where to compute.
-
-    Returns:
-        By name, for every component: the absolute correlation of the signed maps.
-    """
-    targets = [*(PCATarget(b) for b in range(components)), SVMTarget()]
-    result = {}
-    for name, net in nets.items():
-        maps = maps_of(net, features, index, targets, device)
-        result[name] = [summary(np.abs(correlations(maps[:, b], maps[:, -1]))) for b in range(components)]
-    return result

@@ -63,7 +63,7 @@ class FrozenFeatures:
     ) -> None:
         with torch.no_grad():
             self.shape = tuple(convolutions(torch.zeros(1, 3, size, size, device=device)).shape[1:])
-        key = json.dumps({**settings, "size": size, "names": list(part.names), "title": title}, sort_keys=True)
+        key = json.dumps({**settings, "size": size, "images": list(part.digests), "title": title}, sort_keys=True)
         file = folder / f"{title}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.float16"
         width = int(np.prod(self.shape))
         done = file.stat().st_size // (2 * width) if file.exists() else 0
@@ -97,18 +97,15 @@ class FrozenFeatures:
         with file.open("r+b") as stream, torch.inference_mode():
             stream.truncate(done * 2 * width)
             stream.seek(0, 2)
-            progress = tqdm(total=len(part.labels), initial=done, desc=f"{title} features", unit="image")
+            bar = tqdm(total=len(part.labels), initial=done, desc=f"{title} features", unit="image")
             for start in range(done, len(part.labels), batch):
                 x = images(part, range(start, min(start + batch, len(part.labels))), size)
-                maps = convolutions(x.to(device, memory_format=torch.channels_last))
-                try:
-                    stream.write(maps.contiguous().half().cpu().numpy().tobytes())
-                except OSError as error:
-                    raise RunError(
-                        f"writing to {file} failed ({error}): make room and start again, it goes on where it stopped"
-                    ) from error
-                progress.update(len(x))
-            progress.close()
+                maps = convolutions(x.to(device, memory_format=torch.channels_last)).contiguous().half().cpu().numpy()
+                if not np.isfinite(maps).all():
+                    raise RunError("the convolutional features do not fit in half precision: take other --weights")
+                stream.write(maps.tobytes())
+                bar.update(len(x))
+            bar.close()
 
     def batch(self, index: np.ndarray, device: str) -> Tensor:
         """Return some rows as float32, shape (len(index), T, M, N)."""

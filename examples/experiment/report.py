@@ -1,12 +1,13 @@
 """What a run leaves behind: numbers, pictures, and a page that shows them together."""
 
 import html
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+
+from experiment.evaluation import FRACTIONS
 
 RED, BLUE, GREY = "#b2182b", "#2166ac", "0.45"
 PAPER_F1 = {
@@ -18,6 +19,7 @@ PAPER_F1 = {
     "dog-vs-cat": ("2/18,610/4,652", (0.967, 0.931), (0.995, 0.930), (0.995, 0.931)),
 }
 MODELS = ("CNN", "Lin-SVM", "RBF-SVM")
+SOURCES = {"random": "random maps", "another image": "another image's map"}
 
 
 def plot_training(accuracies: Sequence[float]) -> Figure:
@@ -39,16 +41,18 @@ def plot_training(accuracies: Sequence[float]) -> Figure:
 
 
 def plot_curves(curves: dict[str, dict[str, Any]]) -> Figure:
-    """Draw deletion and insertion of every target, its map beside random maps."""
-    drawn = {name: curve for name, curve in curves.items() if "fractions" in curve}
-    figure = Figure(figsize=(2.5 * max(1, len(drawn)) + 1.6, 5), layout="constrained")
+    """Draw deletion and insertion of every target: its map beside random maps and the map of another image."""
+    drawn = {name: curve for name, curve in curves.items() if "deletion" in curve}
+    figure = Figure(figsize=(2.5 * max(1, len(drawn)) + 2, 5.4), layout="constrained")
     axes = figure.subplots(2, max(1, len(drawn)), squeeze=False, sharex=True)
+    styles = {"map": ("o-", BLUE, "its map"), "random": ("s--", GREY, "random maps"),
+              "another image": ("^:", RED, "another image's map")}  # fmt: skip
     for column, (name, curve) in enumerate(drawn.items()):
         for axis, kind in zip(axes[:, column], ("deletion", "insertion"), strict=True):
-            axis.plot(curve["fractions"], curve[f"{kind} of map"], "o-", color=BLUE, label="its map")
-            axis.plot(curve["fractions"], curve[f"{kind} of random"], "s--", color=GREY, label="random maps")
-            gain = curve[f"{kind}, better than random"]
-            axis.set_title(f"{gain['mean']:+.2f} ± {gain['standard error']:.2f}", fontsize="small")
+            for source, values in curve[kind]["curves"].items():
+                line, colour, label = styles[source]
+                axis.plot(FRACTIONS, values, line, color=colour, label=label)
+            axis.set_title(cell(curve, kind, "random"), fontsize="small")
             axis.spines[["top", "right"]].set_visible(False)
         axes[0, column].annotate(
             name, (0.5, 1), (0, 22), xycoords="axes fraction", textcoords="offset points", ha="center", weight="bold"
@@ -58,10 +62,27 @@ def plot_curves(curves: dict[str, dict[str, Any]]) -> Figure:
     axes[1, 0].set_ylabel("insertion:\nchange of the value")
     if drawn:
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    figure.suptitle(
-        "better than random by (in standard deviations of the value, mean ± standard error)", fontsize="small"
-    )
+    unit = "standard deviations of the value, mean ± standard error"
+    figure.suptitle(f"better than random maps by ({unit})", fontsize="small")
     return figure
+
+
+def cell(curve: dict[str, Any], kind: str, source: str) -> str:
+    """Return how much better than a source a map is, as mean ± standard error."""
+    if kind not in curve:
+        return "–"
+    gain = curve[kind]["better than"][source]
+    return f"{number(gain['mean'], '+.2f')} ± {number(gain['standard error'], '.2f')}"
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """Return a number in some format, or a dash."""
+    return "–" if value is None else f"{value:{form}}"
+
+
+def pair(row: dict[str, Any]) -> str:
+    """Return the closeness of maps of the same image, and in brackets of another."""
+    return f"{number(row['same image']['mean'])} ({number(row['another image']['mean'])})"
 
 
 def f1_rows(scores: dict[str, Any]) -> list[list[str]]:
@@ -89,26 +110,15 @@ def page(scores: dict[str, Any], figures: dict[str, str]) -> str:
     Returns:
         HTML.
     """
-    closeness = [
-        [name, *(f"{row['mean']:.2f}" for row in rows)]
-        for name, rows in scores["maps"]["closeness of SVM maps"].items()
-    ]
-    components = [
-        f"P{b + 1} ({ratio:.0f} %)" for b, ratio in enumerate(scores["contribution ratios"][: len(closeness[0]) - 1])
-    ]
+    maps = scores["maps"]
+    close = [[name, *map(pair, rows)] for name, rows in maps["closeness of SVM maps"].items()]
+    components = [f"P{b + 1} ({ratio:.0f} %)" for b, ratio in enumerate(scores["contribution ratios"])]
     faithful = [
-        [
-            name,
-            *(
-                f"{gain['mean']:+.2f} ± {gain['standard error']:.2f} ({gain['share of images']:.0%} of images)"
-                if (gain := curve.get(f"{kind}, better than random"))
-                else "blank"
-                for kind in ("deletion", "insertion")
-            ),
-        ]
-        for name, curve in scores["maps"]["curves"].items()
+        [name, *(cell(curve, kind, source) for kind in ("deletion", "insertion") for source in SOURCES)]
+        for name, curve in maps["curves"].items()
     ]
-    random = scores["maps"]["correlation with randomised dense layers"]
+    random = [[name, pair(row)] for name, row in maps["closeness to randomised dense layers"].items()]
+    than = [f"{kind}, than {name}" for kind in ("deletion", "insertion") for name in SOURCES.values()]
     settings = ", ".join(f"{key}: {value}" for key, value in scores["settings"].items())
     pictures = "\n".join(
         f'<figure><a href="{name}"><img src="{name}" alt="{html.escape(caption)}"></a>'
@@ -133,18 +143,16 @@ details {{ color: #555 }}
 {pictures}
 <h2>Can the maps be believed?</h2>
 <p>Absolute correlation of the map of each SVM's predicted class with the map of each component (share of variance),
-mean over the test set:</p>
-{_table(["SVM", *components], closeness)}
-<p>Deletion and insertion: how much better than random maps, in standard deviations of the value (above 0: better):</p>
-{_table(["map of", "deletion", "insertion"], faithful)}
+mean over the test set; in brackets with that component's map of another image:</p>
+{_table(["SVM", *components[: len(close[0]) - 1]], close)}
+<p>How much better than other maps, in standard deviations of the value (mean ± standard error over images; above 0:
+better):</p>
+{_table(["map of", *than], faithful)}
 <p>A sanity check: with dense layers drawn at random (PCA and SVM fitted anew) the maps change. Absolute correlation
-with those of the trained network: {", ".join(f"{name} {_mean(row)}" for name, row in random.items())}.</p>
+with the best-matching component, and with the SVM's map of the same class; in brackets for another image:</p>
+{_table(["map of", "correlation"], random)}
 </body></html>
 """
-
-
-def _mean(row: dict[str, float]) -> str:
-    return "none" if math.isnan(row["mean"]) else f"{row['mean']:.2f}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

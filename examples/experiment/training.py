@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from tqdm.auto import tqdm
 
 from experiment.frozen import FrozenFeatures
+from experiment.problems import RunError
 
 
 @dataclass
@@ -61,17 +62,23 @@ def train(
         batch: images in a batch.
         seed: of split and batches.
         device: where to train.
-        checkpoint: a file of this training; of a longer one it starts anew.
+        checkpoint: a file of this training; if it is of a longer one, that is kept, and another written.
 
     Returns:
         The course of the training.
+
+    Raises:
+        RunError: the training diverged, or the disk is full.
     """
     fit, validation = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=seed)
     targets = torch.from_numpy(labels).to(device)
     optimizer = torch.optim.SGD(dense.parameters(), lr=rate)
     course = Training()
-    saved = torch.load(checkpoint, map_location=device, weights_only=True) if checkpoint.exists() else None
-    if saved is not None and len(saved["accuracies"]) <= epochs:
+    saved = _saved(checkpoint, device)
+    if saved is not None and len(saved["accuracies"]) > epochs:
+        checkpoint = checkpoint.with_stem(f"{checkpoint.stem}-{epochs}")  # the longer training is kept
+        saved = _saved(checkpoint, device)
+    if saved is not None:
         course = Training(saved["accuracies"], saved["best"])
         dense.load_state_dict(saved["state"])
     progress = tqdm(total=epochs, initial=len(course.accuracies), desc="training", unit="epoch")
@@ -83,6 +90,8 @@ def train(
             optimizer.zero_grad()
             F.cross_entropy(dense(features.batch(index, device)), targets[index]).backward()
             optimizer.step()
+        if not all(bool(parameter.isfinite().all()) for parameter in dense.parameters()):
+            raise RunError(f"the training diverged in epoch {len(course.accuracies) + 1}: lower --rate")
         accuracy = float((scores(dense, features, validation, device).argmax(1) == labels[validation]).mean())
         course.accuracies.append(accuracy)
         if course.best_epoch == len(course.accuracies):
@@ -100,10 +109,24 @@ def _stalled(course: Training, patience: int) -> bool:
     return bool(course.accuracies) and len(course.accuracies) - course.best_epoch >= patience
 
 
+def _saved(file: Path, device: str) -> dict[str, Any] | None:
+    """Return a checkpoint, or None where there is none that can be read."""
+    try:
+        return torch.load(file, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        return None
+    except Exception:  # torch.load raises whatever the bytes of a damaged file lead to
+        print(f"{file} is damaged: training starts anew", flush=True)
+        return None
+
+
 def _save(state: dict[str, Any], file: Path) -> None:
     """Write a checkpoint at once or not at all."""
     beside = file.with_suffix(".new")
-    torch.save(state, beside)
+    try:
+        torch.save(state, beside)
+    except RuntimeError as error:  # torch's word for a full disk
+        raise RunError(f"the checkpoint {file} could not be written ({error}): make room, and start again") from error
     os.replace(beside, file)
 
 
