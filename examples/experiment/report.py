@@ -30,12 +30,9 @@ def plot_training(accuracies: Sequence[float]) -> Figure:
     best = int(np.argmax(accuracies))
     axis.plot(epochs, accuracies, color=BLUE)
     axis.plot(epochs[best], accuracies[best], "*", markersize=14, color=RED)
-    axis.annotate(
-        f"epoch {epochs[best]}: {accuracies[best]:.3f}", (epochs[best], accuracies[best]), (0, -22), ha="center",
-        textcoords="offset points",
-    )  # fmt: skip
+    axis.set_title(f"best: epoch {epochs[best]}, {accuracies[best]:.3f}", fontsize="medium")
     axis.set(xlabel="epoch", ylabel="validation accuracy")
-    axis.margins(y=0.25)
+    axis.margins(y=0.1)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -95,6 +92,21 @@ def f1_rows(scores: dict[str, Any]) -> list[list[str]]:
         counts, *values = PAPER_F1[scores["dataset"]]
         rows.append(["the paper", "vgg16", counts, *(f"{train:.3f}/{test:.3f}" for train, test in values)])
     return rows
+
+
+def rows(scores: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of one data set in the tables of ``docs/paper.md``: scores, closeness, deletion and insertion."""
+    (_, _, *ours), (_, _, *theirs) = f1_rows(scores)
+    name, maps = scores["dataset"], scores["maps"]
+    ratios = " / ".join(f"{ratio:.0f}" for ratio in scores["contribution ratios"][:3])
+    close = [" / ".join(map(pair, by_component)) for by_component in maps["closeness of SVM maps"].values()]
+    random = maps["closeness to randomised dense layers"]
+    curves = [
+        [f"{name}, {kind}, than {SOURCES[source]}", *(cell(curve, kind, source) for curve in maps["curves"].values())]
+        for kind in ("deletion", "insertion")
+        for source in SOURCES
+    ]
+    return [[name, *ours, *theirs], [name, ratios, *close, pair(random["P1"]), pair(random["Lin-SVM"])], *curves]
 
 
 HEADER = ["data", "backbone", "classes / training / test", *(f"{model}, macro F1 training/test" for model in MODELS)]
