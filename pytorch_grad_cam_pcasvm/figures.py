@@ -92,7 +92,9 @@ def plot_maps(
         *(width for column in columns for width in ([1.0, 0.65 if signed else 0.5] if column.has_bar else [1.0])),
     ]
     width, height = size or (1.5 * sum(widths) + 0.5, 1.95 * len(pictures) + 0.75)
-    edges = {"left": 0.45 / width, "right": 0.998, "bottom": 0.06 / height, "top": 1 - 0.85 / height}
+    titles = [textwrap.fill(str(title), 12) for title in rows or ()]
+    margin = 0.45 + 0.25 * max((title.count("\n") for title in titles), default=0)
+    edges = {"left": margin / width, "right": 0.998, "bottom": 0.06 / height, "top": 1 - 0.85 / height}
     figure = _figure((width, height))
     with mpl.rc_context({"font.size": 15}):  # still readable where the figure is shown at half its size
         grid = figure.subplots(
@@ -106,8 +108,8 @@ def plot_maps(
             rest = iter(axes)
             axis = next(rest)
             _bare(axis).imshow(pictures[row])
-            if rows is not None:
-                axis.set_ylabel(textwrap.fill(str(rows[row]), 12))
+            if titles:
+                axis.set_ylabel(titles[row])
             if row == 0:
                 _above(axis, "input")
             for column in columns:
