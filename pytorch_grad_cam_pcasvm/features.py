@@ -200,8 +200,9 @@ _evaluating_lock = threading.Lock()
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode, and each of its modules back as it was when the last of its users leaves."""
-    modules = list(model.modules())
     with _evaluating_lock:
+        # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
+        modules = [m for m in model.modules() if m.training or (_evaluating and m in _evaluating)]
         for module in modules:
             users, training = _evaluating.get(module, (0, module.training))
             _evaluating[module] = users + 1, training

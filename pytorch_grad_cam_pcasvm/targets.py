@@ -1,7 +1,7 @@
 """Targets: what a map explains. Each is a callable on the network's output and knows its closed-form gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,25 @@ class PCATarget(ClosedFormTarget):
         level = output.head.component_level
         assert level is not None
         return {level: seed}
+
+    @staticmethod
+    def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return values, shape (N, K), and gradient by level of the head, shape (1, K, B), of K components.
+
+        Args:
+            targets: the components.
+            output: N rows.
+
+        Returns:
+            What ``__call__`` and ``seeds`` give of each.
+        """
+        components = max(targets, key=lambda target: target.component)._components(output)
+        index = torch.tensor([target.component for target in targets], device=components.device)
+        factor = components.new_tensor([_factor(target.sign) for target in targets])
+        level = output.head.component_level
+        assert level is not None
+        seeds = torch.diag(components.new_ones(components.shape[1]))[index] * factor.unsqueeze(1)
+        return components[:, index] * factor, {level: seeds.unsqueeze(0)}
 
     def _components(self, output: Any) -> Tensor:
         head = _head_of(output, self)
@@ -241,20 +260,34 @@ def feature_gradients(output: Tensor, targets: Sequence[Any], dtype: torch.dtype
         Gradients divided by ``exp(log_scale)``, shape (N, K, D); ``log_scale``, shape (N, K); values, shape (N, K).
     """
     count = len(output)
-    pairs = [_values_and_seeds(target, output) for target in targets]
-    values = torch.stack([value for value, _ in pairs], 1)
-    grads: dict[int, tuple[Tensor, Tensor]] = {}
-    for levels in {frozenset(seeds) for _, seeds in pairs}:
-        members = [k for k, (_, seeds) in enumerate(pairs) if frozenset(seeds) == levels]
-        stacked = {level: _stack([pairs[k][1][level] for k in members]) for level in levels}
+    parts: list[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = []
+    for members, values, seeds in _grouped(targets, output):
         if isinstance(output, HeadOutput):
-            grad, log_scale = output.head.pullback(output.levels, stacked)
+            grad, log_scale = output.head.pullback(output.levels, seeds)
         else:
-            grad, log_scale = stacked[0], stacked[0].new_zeros(stacked[0].shape[:2])
-        grad, log_scale = grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1)
-        grads.update(zip(members, zip(grad.unbind(1), log_scale.unbind(1), strict=True), strict=True))
-    in_order = [grads[k] for k in range(len(targets))]
-    return torch.stack([grad for grad, _ in in_order], 1), torch.stack([scale for _, scale in in_order], 1), values
+            grad, log_scale = seeds[0], seeds[0].new_zeros(seeds[0].shape[:2])
+        parts.append((members, (grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1), values)))
+    if len(parts) == 1:
+        return parts[0][1]
+    grad, log_scale, values = (torch.cat(tensors, 1) for tensors in zip(*(part for _, part in parts), strict=True))
+    order = [k for members, _ in parts for k in members]
+    if order == sorted(order):
+        return grad, log_scale, values
+    back = torch.tensor(order, device=grad.device).argsort()
+    return grad[:, back], log_scale[:, back], values[:, back]
+
+
+def _grouped(targets: Sequence[Any], output: Tensor) -> Iterator[tuple[list[int], Tensor, Mapping[int, Tensor]]]:
+    """Yield targets whose gradients start at the same levels: their numbers, values (N, K), seeds (N or 1, K, .)."""
+    components = [k for k, target in enumerate(targets) if type(target) is PCATarget]
+    if components:
+        # Many at once: 64 of them are one row of a matrix each, and not 64 calls.
+        yield components, *PCATarget.several([targets[k] for k in components], output)
+    pairs = {k: _values_and_seeds(target, output) for k, target in enumerate(targets) if type(target) is not PCATarget}
+    for levels in dict.fromkeys(frozenset(seeds) for _, seeds in pairs.values()):
+        members = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == levels]
+        values = torch.stack([pairs[k][0] for k in members], 1)
+        yield members, values, {level: _stack([pairs[k][1][level] for k in members]) for level in levels}
 
 
 def feature_gradients_per_image(output: Tensor, targets: Sequence[Target], dtype: torch.dtype) -> Tensor:
