@@ -75,9 +75,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of initial weights, splits and batches (default: 0)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(argv)
-    for name, least in (
-        *(("size", 64), ("epochs", 1), ("patience", 1), ("batch", 1), ("limit", 5), ("curve_images", 2), ("seed", 0)),
-    ):
+    least_values = {"size": 64, "epochs": 1, "patience": 1, "batch": 1, "limit": 5, "curve_images": 2, "seed": 0}
+    for name, least in least_values.items():
         value = getattr(options, name)
         if value is not None and value < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
@@ -136,11 +135,7 @@ def run(options: argparse.Namespace) -> Path:
     print(f"{options.dataset}: {len(data.train.labels)} training and {len(data.test.labels)} test images", flush=True)
     options.cache.mkdir(parents=True, exist_ok=True)
     conv = convolutions(options.backbone, options.weights).to(options.device)
-    origin = {
-        "dataset": options.dataset,
-        "backbone": options.backbone,
-        "weights": weights_digest(conv),
-    }
+    origin = {"dataset": options.dataset, "backbone": options.backbone, "weights": weights_digest(conv)}
     parts = {"training": data.train, "test": data.test}
     features = {
         name: FrozenFeatures(part, conv, options.size, options.cache, origin, name, options.device)
@@ -259,7 +254,7 @@ def run(options: argparse.Namespace) -> Path:
     figures = _figures(options, data, cnn, nets, heads, q, labels, pca, one_per_class(labels["test"], right))
     figures["training.png"] = ("Validation accuracy of every epoch; the star is the one taken.",
                                report.plot_training(course.accuracies))  # fmt: skip
-    figures["curves.png"] = ("Deletion and insertion curves of the maps, and of random maps of the same resolution.",
+    figures["curves.png"] = ("Deletion and insertion curves of the maps, of random maps and of another image's map.",
                              report.plot_curves(maps["curves"]))  # fmt: skip
     _write(options.out, scores, figures, cnn, nets)
     return options.out

@@ -242,7 +242,7 @@ def _caption(column: _Column, row: int, classes: Sequence[Any] | None) -> str:
     else:
         index = getattr(target, "category", None)
         index = int(output[row].argmax()) if index is None and isinstance(target, ScoreTarget) else index
-        words = [str(index if classes is None or index is None else classes[index]) if index is not None else ""]
+        words = ["" if index is None else str(index if classes is None else classes[index])]
     return " ".join(word for word in (*words, value) if word)
 
 
@@ -407,15 +407,15 @@ def plot_support_vectors(
 ) -> Figure:
     """Draw the training images that drive a decision for one image, with their signed effect on its map.
 
-    The sign is that of ``alpha_i c_i``: positive where the training image speaks for the decision's first side (for two
-    classes the second class of ``classes_``; for one-vs-one the first class of the pair).
+    Red, above: training images that speak for the class that the effect was asked for; blue, below: against it. For an
+    effect on decision values, :class:`SupportVectorEffect` says which side is plus.
 
     Args:
-        effect: from ``net.head.support_vector_effect(components)``.
+        effect: from ``net.head.support_vector_effect(components, category)``.
         training_images: gives training image i of shape (H, W, 3), (3, H, W) or (H, W), in [0, 1], for i in
             ``effect.indices``: an array (R, ...), a list or a dict.
         row: which of the N images was explained.
-        decision: which of its P decision values.
+        decision: which of its P decision values; of a category there is one, 0.
         count: how many of each sign.
         image: the explained image, drawn first.
         names: a title for every training image, e.g. its class.
