@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError
-from pytorch_grad_cam_pcasvm.features import checked_images, device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.features import all_finite, checked_images, device_of, evaluating, layer_name, modules_of
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, divided, largest, signed_maps, upsampled, warn_of_blanks
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
+from pytorch_grad_cam_pcasvm.stages import full_precision
 from pytorch_grad_cam_pcasvm.targets import (
     PCATarget,
     PredictedScore,
@@ -81,7 +83,7 @@ class ClosedFormGradCAM(GradCAM):
             self.activations_and_grads.release()
             self.jacobian = jacobian
             self.max_bytes = max_bytes
-            self._path = self._make_path()
+            self._renew_path()
 
     def __call__(
         self,
@@ -137,12 +139,13 @@ class ClosedFormGradCAM(GradCAM):
                 weights.append(self._weights(passed, grad, self._only_layer()))
                 log_scales.append(log_scale)
                 values.append(value)
-            weight = torch.cat(weights, 1)
+            weight = _joined(weights)
             maps = signed_maps(weight, activations)
+            nu = largest(maps)
         if maps.device.type == "cpu":
-            _check_finite(maps)
-            warn_of_blanks(maps, maps, lambda image, k: targets[k])
-        return SignedMaps(maps, weight, torch.cat(values, 1), largest(maps), torch.cat(log_scales, 1), targets, output)
+            _check_finite(nu)
+            warn_of_blanks(nu.unsqueeze(2), maps, lambda image, k: targets[k])
+        return SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales), targets, output)
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
         """Return the full Jacobians of components and margins with respect to the activations (Algorithm 1).
@@ -161,9 +164,8 @@ class ClosedFormGradCAM(GradCAM):
         with self._running(x):
             passed, output = self._run(x)
             activations = self._activations(passed, self._only_layer())
-            components, margins = self._all_targets(output)
-            of_components, _ = self._jacobian(passed, output, components)
-            of_margins, log_scale = self._jacobian(passed, output, margins)
+            of_components, _ = self._jacobian(passed, output, _every_component(output))
+            of_margins, log_scale = self._jacobian(passed, output, _every_class(output))
         return Jacobians(of_components, of_margins, log_scale, activations, output)
 
     def forward(
@@ -211,6 +213,10 @@ class ClosedFormGradCAM(GradCAM):
     def __del__(self) -> None:
         """Do nothing: there are no hooks to release."""
 
+    def _renew_path(self) -> None:
+        self._path = self._make_path()
+        self._modules = modules_of(self.model)
+
     def _make_path(self) -> Path | AutogradPath:
         if self.jacobian != "autograd":
             try:
@@ -227,15 +233,12 @@ class ClosedFormGradCAM(GradCAM):
 
     def _run(self, x: Tensor) -> tuple[Pass, Tensor]:
         """Run the network once; return the pass and the network's output."""
-        path = self._path
-        if isinstance(path, Path) and path.stale():
-            self._path = path = self._make_path()
         try:
-            passed: Pass = path.run(x)
+            passed: Pass = self._path.run(x)
         except NoClosedFormError as error:
             self._fall_back(error)
-            self._path = path = self._make_path()
-            passed = path.run(x)
+            self._renew_path()
+            passed = self._path.run(x)
         if isinstance(self.model, PCASVMNet):
             return passed, HeadOutput.of(self.model.head, self.model.head(passed.features))
         return passed, passed.features
@@ -269,7 +272,7 @@ class ClosedFormGradCAM(GradCAM):
 
     def _pullback(self, passed: Pass, grad: Tensor, layer: int) -> Tensor:
         """Return the derivative of K targets with respect to the activations, shape (N, K, T, H, W)."""
-        with torch.autocast(grad.device.type, enabled=False):
+        with full_precision(grad.device):
             pulled = passed.pullback(grad, layer)
         if self.reshape_transform is None:
             return pulled
@@ -279,7 +282,7 @@ class ClosedFormGradCAM(GradCAM):
         """Return the weights of the maps, shape (N, K, T)."""
         if self.reshape_transform is not None:
             return self._pullback(passed, grad, layer).flatten(3).sum(-1)
-        with torch.autocast(grad.device.type, enabled=False):
+        with full_precision(grad.device):
             return passed.weights(grad, layer)
 
     def _jacobian(self, passed: Pass, output: Tensor, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
@@ -291,7 +294,7 @@ class ClosedFormGradCAM(GradCAM):
             grad, log_scale, _ = feature_gradients(output, chunk, dtype)
             parts.append(self._pullback(passed, grad, self._only_layer()).flatten(3).transpose(1, 2))
             log_scales.append(log_scale)
-        return torch.cat(parts, 2), torch.cat(log_scales, 1)
+        return _joined(parts, 2), _joined(log_scales)
 
     def _chunks(self, targets: Sequence[Target], passed: Pass) -> Iterator[Sequence[Target]]:
         size = len(targets)
@@ -302,21 +305,11 @@ class ClosedFormGradCAM(GradCAM):
             size = max(1, self.max_bytes // needed)
         return (targets[start : start + size] for start in range(0, len(targets), size))
 
-    def _all_targets(self, output: Tensor) -> tuple[list[Target], list[Target]]:
-        """Return the targets of every component, and of every class."""
-        if not isinstance(output, HeadOutput):
-            return [], [ScoreTarget(category) for category in range(output.shape[-1])]
-        components, classes = output.components, output.head.classes_
-        of_components: list[Target] = [PCATarget(b) for b in range(0 if components is None else components.shape[-1])]
-        if output.decision is None:
-            return of_components, []
-        return of_components, [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
-
     def _default_targets(self, output: Tensor) -> list[Target]:
         """Return every component, then the predicted class."""
         if not isinstance(output, HeadOutput):
             return [ScoreTarget()]
-        return self._all_targets(output)[0] + ([] if output.decision is None else [SVMTarget()])
+        return [*_every_component(output), *([] if output.decision is None else [SVMTarget()])]
 
     def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
         if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_level is None:
@@ -346,7 +339,13 @@ class ClosedFormGradCAM(GradCAM):
         """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
         kind = x.device.type
         with ExitStack() as stack:
-            stack.enter_context(evaluating(self.model))
+            known = None
+            if isinstance(self._path, Path):
+                if self._path.stale():
+                    with evaluating(self.model):
+                        self._renew_path()
+                known = self._modules  # as they were when it was traced
+            stack.enter_context(evaluating(self.model, known))
             # Not inference mode, whose tensors a user could not train on.
             stack.enter_context(torch.no_grad())
             if torch.is_autocast_enabled(kind):
@@ -407,6 +406,30 @@ def _as_list(targets: Sequence[Target] | Target) -> list[Target]:
     return listed  # type: ignore[return-value]
 
 
+def _every_component(output: Tensor) -> Sequence[Target]:
+    components = output.components if isinstance(output, HeadOutput) else None
+    return () if components is None else _components(components.shape[-1])
+
+
+@lru_cache(maxsize=8)
+def _components(count: int) -> tuple[PCATarget, ...]:
+    return tuple(PCATarget(b) for b in range(count))
+
+
+def _every_class(output: Tensor) -> Sequence[Target]:
+    if not isinstance(output, HeadOutput):
+        return [ScoreTarget(category) for category in range(output.shape[-1])]
+    if output.decision is None:
+        return ()
+    classes = output.head.classes_
+    return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
+
+
+def _joined(parts: list[Tensor], dim: int = 1) -> Tensor:
+    """Return the parts of all chunks as one tensor, which most often is the only one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
 def _check_finite(maps: Tensor) -> None:
-    if not bool(maps.isfinite().all()):
+    if not all_finite(maps):
         raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")

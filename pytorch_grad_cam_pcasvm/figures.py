@@ -380,9 +380,8 @@ def plot_support_vector_effect(
         raise ValueError(f"gammas must be positive numbers, got {gammas!r}")
     axis = _axis(ax, (5.0, 3.2))
     distance = torch.linspace(0, largest or 3 / math.sqrt(2 * min(gammas)), 401, dtype=torch.float64)
-    origin = torch.zeros(1, 1, dtype=torch.float64)
     for index, gamma in enumerate(gammas):
-        effect = RBF(gamma).effect(origin, distance.unsqueeze(1))[0]
+        effect = RBF(gamma).effect(distance.square(), distance)
         style = ("-", "--", "-.", ":")[index % 4]
         axis.plot(distance, effect, style, color=COLOURS[index % len(COLOURS)], label=f"$\\gamma$ = {gamma:g}")
         best = 1 / math.sqrt(2 * gamma)

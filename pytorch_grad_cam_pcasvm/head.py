@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm import storage
 from pytorch_grad_cam_pcasvm.converters import stages_of
-from pytorch_grad_cam_pcasvm.stages import Stage, precision, stages_in
+from pytorch_grad_cam_pcasvm.stages import Stage, full_precision, precision, stages_in
 from pytorch_grad_cam_pcasvm.svm import Decision, KernelSVM, Rule, Single, SupportVectorEffect
+
+
+class Values(list[Tensor]):
+    """The features and the output of every stage, and beside each output what its pullback can use again."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__([features])
+        self.kept: list[Any] = []
 
 
 class Head(nn.Module):
@@ -90,7 +98,7 @@ class Head(nn.Module):
         last = self.stages[-1]
         return last if isinstance(last, Decision) else None
 
-    def forward(self, features: Tensor) -> list[Tensor]:
+    def forward(self, features: Tensor) -> Values:
         """Return the features and the output of every stage.
 
         Args:
@@ -108,10 +116,12 @@ class Head(nn.Module):
                 "name the layer that the features came from, PCASVMNet(backbone, head, layer=...)"
             )
         # A head is small and exact: autocast would put it in half precision.
-        with torch.autocast(features.device.type, enabled=False):
-            values = [features.to(precision(features.device))]
-            for stage in self.stages:
-                values.append(stage(values[-1]))
+        with full_precision(features.device):
+            values = Values(features.to(precision(features.device)))
+            for stage in stages_in(self.stages):
+                output, kept = stage.evaluate(values[-1])
+                values.append(output)
+                values.kept.append(kept)
         return values
 
     def scores(self, values: list[Tensor]) -> Tensor:
@@ -178,8 +188,11 @@ class Head(nn.Module):
                     grad, log_scale = grad * log_scale.exp().unsqueeze(-1), None
                 grad = seeds[level] if grad is None else grad + seeds[level]
             if level > 0 and grad is not None:
-                grad, logarithm = stages_in(self.stages)[level - 1].pullback_scaled(values[level - 1], grad)
-                log_scale = logarithm if log_scale is None else log_scale + logarithm
+                kept = values.kept[level - 1] if isinstance(values, Values) else None
+                grad, logarithm = stages_in(self.stages)[level - 1].pullback_scaled(values[level - 1], grad, kept)
+                log_scale = (
+                    logarithm if log_scale is None else log_scale if logarithm is None else log_scale + logarithm
+                )
         assert grad is not None, "no seeds were given"
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 

@@ -1,11 +1,14 @@
 """The kernels of support vector machines: their values and, beside them, their gradients.
 
-Every kernel has three methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
+Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has four
+methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
 
-- ``value(x, points)``: ``K(p_i, x)``, shape (N, I);
-- ``pullback(x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I), as a pair:
-  the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it, shape (N, K);
-- ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
+- ``argument(x, points)``: shape (N, I), computed once for all that follows;
+- ``value(argument)``: ``K(p_i, x)``, shape (N, I);
+- ``pullback(argument, x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I) or
+  (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it,
+  shape (N, K);
+- ``effect(argument, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
 The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
 ``exp(-gamma d^2)`` underflows although the direction is well defined: there the largest term is factored out.
@@ -25,81 +28,93 @@ _REPRESENTABLE = -30.0
 class Kernel(Protocol):
     """What a kernel has to offer (see the module's text for shapes)."""
 
-    def value(self, x: Tensor, points: Tensor) -> Tensor:
+    def argument(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return what the kernel is a function of, shape (N, I)."""
+
+    def value(self, argument: Tensor) -> Tensor:
         """Return ``K(p_i, x)``, shape (N, I)."""
 
-    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i dK(p_i, x)/dx``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
 
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |dK(p_i, x)/dx|``, shape (N, I)."""
 
 
-@dataclass(frozen=True)
-class Linear:
-    """``K(p_i, x) = <p_i, x>``, gradient ``p_i``."""
+class _OfInnerProduct:
+    """A kernel of ``<p_i, x>``."""
 
-    def value(self, x: Tensor, points: Tensor) -> Tensor:
-        """Return ``K(p_i, x)``, shape (N, I)."""
+    def argument(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``<p_i, x>``, shape (N, I)."""
         return x @ points.T
 
-    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
-        return coefficients @ points, coefficients.new_zeros(coefficients.shape[:2])
 
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Linear(_OfInnerProduct):
+    """``K(p_i, x) = <p_i, x>``, gradient ``p_i``."""
+
+    def value(self, argument: Tensor) -> Tensor:
+        """Return ``K(p_i, x)``, shape (N, I)."""
+        return argument
+
+    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
+        grad = (coefficients @ points).expand(len(x), -1, -1)
+        return grad, grad.new_zeros(grad.shape[:2])
+
+    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |p_i|``, shape (N, I): the same for every x."""
-        return points.norm(dim=1).expand(len(x), -1)
+        return points.norm(dim=1).expand_as(argument)
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(_OfInnerProduct):
     """``K(p_i, x) = z^degree`` with ``z = gamma <p_i, x> + coef0``, gradient ``degree gamma z^(degree-1) p_i``."""
 
     gamma: float
     degree: float
     coef0: float
 
-    def value(self, x: Tensor, points: Tensor) -> Tensor:
+    def value(self, argument: Tensor) -> Tensor:
         """Return ``K(p_i, x)``, shape (N, I)."""
-        return (self.gamma * (x @ points.T) + self.coef0).pow(self.degree)
+        return (self.gamma * argument + self.coef0).pow(self.degree)
 
-    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i degree gamma z^(degree-1) p_i``, shape (N, K, B), and zeros, shape (N, K)."""
-        return Linear().pullback(x, points, coefficients * self._slope(x, points).unsqueeze(1))
+        return Linear().pullback(argument, x, points, coefficients * self._slope(argument).unsqueeze(1))
 
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |degree gamma z^(degree-1)| |p_i|``, shape (N, I)."""
-        return self._slope(x, points).abs() * points.norm(dim=1)
+        return self._slope(argument).abs() * points.norm(dim=1)
 
-    def _slope(self, x: Tensor, points: Tensor) -> Tensor:
-        z = self.gamma * (x @ points.T) + self.coef0
+    def _slope(self, argument: Tensor) -> Tensor:
+        z = self.gamma * argument + self.coef0
         return self.degree * self.gamma * z.pow(self.degree - 1) if self.degree else torch.zeros_like(z)
 
 
 @dataclass(frozen=True)
-class Sigmoid:
+class Sigmoid(_OfInnerProduct):
     """``K(p_i, x) = tanh(z)`` with ``z = gamma <p_i, x> + coef0``, gradient ``gamma sech(z)^2 p_i``."""
 
     gamma: float
     coef0: float
 
-    def value(self, x: Tensor, points: Tensor) -> Tensor:
+    def value(self, argument: Tensor) -> Tensor:
         """Return ``K(p_i, x)``, shape (N, I)."""
-        return torch.tanh(self.gamma * (x @ points.T) + self.coef0)
+        return torch.tanh(self.gamma * argument + self.coef0)
 
-    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
-        scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(x, points))
+        scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(argument))
         return scaled @ points, log_scale
 
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |gamma| sech(z)^2 |p_i|``, shape (N, I)."""
-        return abs(self.gamma) * self._log_slope(x, points).exp() * points.norm(dim=1)
+        return abs(self.gamma) * self._log_slope(argument).exp() * points.norm(dim=1)
 
-    def _log_slope(self, x: Tensor, points: Tensor) -> Tensor:
+    def _log_slope(self, argument: Tensor) -> Tensor:
         """Return log sech(z)^2, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
-        z = (self.gamma * (x @ points.T) + self.coef0).abs()
+        z = (self.gamma * argument + self.coef0).abs()
         return math.log(4) - 2 * z - 2 * torch.log1p(torch.exp(-2 * z))
 
 
@@ -109,23 +124,25 @@ class RBF:
 
     gamma: float
 
-    def value(self, x: Tensor, points: Tensor) -> Tensor:
+    def argument(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``d_i^2``, shape (N, I)."""
+        return squared_distances(x, points)
+
+    def value(self, argument: Tensor) -> Tensor:
         """Return ``K(p_i, x)``, shape (N, I)."""
-        return torch.exp(-self.gamma * squared_distances(x, points))
+        return torch.exp(-self.gamma * argument)
 
-    def pullback(self, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, (N, K, B), and the logarithm of its factor, (N, K)."""
-        scaled, log_scale = _times_exp(coefficients, -self.gamma * squared_distances(x, points))
-        towards = scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1)
-        return 2 * self.gamma * towards, log_scale
+        scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
+        return scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1), log_scale
 
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
         """Return ``E = 2 gamma exp(-gamma d_i^2) d_i``, shape (N, I).
 
         It is 0 at distance 0 and at infinity, and largest at ``d = 1 / sqrt(2 gamma)``: ``sqrt(2 gamma) exp(-1/2)``.
         """
-        squared = squared_distances(x, points)
-        return 2 * self.gamma * torch.exp(-self.gamma * squared) * squared.sqrt()
+        return 2 * self.gamma * torch.exp(-self.gamma * argument) * argument.sqrt()
 
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:
@@ -153,19 +170,20 @@ class _SquaredDistances(torch.autograd.Function):
 
 
 def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``coefficients * exp(exponents)`` with the largest term factored out where it would underflow.
+    """Return ``coefficients * exp(exponents)`` with the largest exponential factored out where it would underflow.
 
     Args:
-        coefficients: shape (N, K, I).
+        coefficients: shape (N, K, I) or (1, K, I).
         exponents: shape (N, I).
 
     Returns:
         The products, shape (N, K, I), divided by ``exp(log_scale)``, and ``log_scale``, shape (N, K).
     """
     if not coefficients.shape[-1]:  # a machine without support vectors
-        return coefficients, coefficients.new_zeros(coefficients.shape[:2])
-    logarithms = coefficients.abs().log() + exponents.unsqueeze(1)
-    largest = logarithms.amax(-1)
-    far = (largest < _REPRESENTABLE) & largest.isfinite()
-    log_scale = torch.where(far, largest, 0.0)
-    return coefficients.sign() * torch.exp(logarithms - log_scale.unsqueeze(-1)), log_scale
+        products = coefficients.expand(len(exponents), -1, -1)
+        return products, products.new_zeros(products.shape[:2])
+    # What takes no part in a target must not set its scale.
+    exponents = torch.where(coefficients == 0, -torch.inf, exponents.unsqueeze(1))
+    largest = exponents.amax(-1)
+    log_scale = torch.where((largest < _REPRESENTABLE) & largest.isfinite(), largest, 0.0)
+    return coefficients * torch.exp(exponents - log_scale.unsqueeze(-1)), log_scale

@@ -95,7 +95,7 @@ class SignedMaps:
         spatial = self.maps.dim() - 2
         if size is not None and (not isinstance(size, list | tuple) or len(size) != spatial):
             raise ValueError(f"size must have {spatial} numbers for these maps, got {size}")
-        part = torch.relu(sign * self.maps)
+        part = torch.relu(self.maps if sign > 0 else -self.maps)
         if self.maps.device.type == "cpu":
             name = "P+" if sign > 0 else "P-"
             warn_of_blanks(part, self.maps, lambda image, k: f"{name} of {self.targets[k]}", stacklevel=4)
@@ -168,9 +168,10 @@ def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], 
         target_of: the target of map k of image n, given (n, k).
         stacklevel: how far up the user's own line is.
     """
-    blank = ~shown.flatten(2).any(-1)
-    if not bool(blank.any()):
+    seen = shown.flatten(2).any(-1)
+    if bool(seen.all()):
         return
+    blank = ~seen
     dead = blank & ~maps.flatten(2).any(-1)
     reasons = []
     for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):

@@ -93,6 +93,16 @@ class Path:
         self.rest = [node for node in order if node not in stem]
         self._check_inplace(graph, needed)
         self._kept_inputs = {node for node in self.rest if _is_inplace(node, self.modules)}
+        # Nearly every node is a module called on one value: no time need be lost on its arguments.
+        self._plain = {
+            node: (self.modules[str(node.target)], node.args[0])
+            for node in order
+            if node.op == "call_module"
+            and node.args == tuple(node.all_input_nodes)
+            and len(node.args) == 1
+            and not node.kwargs
+            and node not in self._kept_inputs
+        }
         self._last_use = _last_uses(
             self._stem, keep={*self.targets, *(a for n in self.rest for a in n.all_input_nodes)}
         )
@@ -106,12 +116,14 @@ class Path:
         return self._identity != self._current_identity()
 
     def _current_identity(self) -> list[Any]:
-        # Leaf modules are called as they are; of what was traced into, a trace keeps the hooks and the numbers.
-        identity: list[Any] = [id(module) for module in self._backbone.modules()]
+        # Leaf modules are called as they are; of what was traced into, a trace keeps children, hooks and numbers.
+        identity: list[Any] = []
         for module in self._containers:
-            identity += [*module._forward_hooks, *module._forward_pre_hooks]
-            state = vars(module).items()
-            identity += [value for name, value in state if isinstance(value, _NUMBERS) and name != "training"]
+            identity += [*module._modules.values(), *module._forward_hooks, *module._forward_pre_hooks]
+            state = vars(module)
+            if len(state) > len(_OF_EVERY_MODULE):
+                own = (value for name, value in state.items() if name not in _OF_EVERY_MODULE)
+                identity += [value for value in own if isinstance(value, _NUMBERS)]
         return identity
 
     def _check_inplace(self, graph: fx.Graph, needed: set[fx.Node]) -> None:
@@ -201,6 +213,9 @@ class Path:
         return ClosedFormPass(self, env)
 
     def _call(self, node: fx.Node, env: dict[fx.Node, Any], x: Tensor) -> Any:
+        if node in self._plain:
+            module, value = self._plain[node]
+            return module(env[value])
         if node.op == "placeholder":
             return x if not node.args else node.args[0]
         if node.op == "get_attr":
@@ -312,7 +327,8 @@ class ClosedFormPass:
                 break
             node = user
         pulled = self._pullback(grad, node, path)
-        return pulled.reshape(*pulled.shape[:2], channels, -1).sum(-1)
+        pulled = pulled.reshape(*pulled.shape[:2], channels, -1)
+        return pulled.squeeze(-1) if pulled.shape[-1] == 1 else pulled.sum(-1)
 
     def _presummed(self, node: fx.Node, weight: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
         # A small sum costs nothing; on an accelerator it is quick, and looking for changes would wait for the device.
@@ -604,6 +620,7 @@ class _Tracer(fx.Tracer):
 
 
 _NUMBERS = (int, float, bool, str, type(None))
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class _Traced(Exception):  # noqa: N818 - no error: the end of a trace

@@ -6,6 +6,8 @@ derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ d stage
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,12 @@ from pytorch_grad_cam_pcasvm.kernels import Kernel
 def precision(device: torch.device) -> torch.dtype:
     """Return the dtype a head computes in on ``device``: float64, or float32 where the device has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 class Stage(nn.Module):
@@ -50,10 +58,22 @@ class Stage(nn.Module):
         """Keep a tensor in one layout: products of another layout differ in the last bit, also after loading."""
         super().register_buffer(name, None if tensor is None else tensor.contiguous(), persistent)
 
-    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pullback divided by a factor, and the factor's logarithm, shape (N, K) or (1, K): usually 0."""
-        grad = self.pullback(x, grad)
-        return grad, grad.new_zeros(grad.shape[:2])
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Return the output for x, and what ``pullback_scaled`` would otherwise compute a second time, or None."""
+        return self(x), None
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Any = None) -> tuple[Tensor, Tensor | None]:
+        """Return the pullback divided by a factor, and the factor's logarithm, shape (N, K), or None where it is 0.
+
+        Args:
+            x: the stage's input, shape (N, in).
+            grad: derivative with respect to the stage's output, shape (N, K, out) or (1, K, out).
+            kept: what ``evaluate`` gave beside the output.
+
+        Returns:
+            The derivative with respect to ``x``, and the logarithm.
+        """
+        return self.pullback(x, grad), None
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Move to another device, but keep the precision of a head whatever its backbone is cast to."""
@@ -226,11 +246,17 @@ class KernelMap(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, shape (N, B)."""
-        return self.kernel.value(x, self.points) @ self.coefficients + self.offset
+        return self.evaluate(x)[0]
 
-    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs, and the kernel's argument."""
+        argument = self.kernel.argument(x, self.points)
+        return self.kernel.value(argument) @ self.coefficients + self.offset, argument
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return ``sum_i <grad, c_i> dK(x_i, x)/dx / exp(log_scale)``, shape (N, K, D), and ``log_scale``, (N, K)."""
-        return self.kernel.pullback(x, self.points, (grad @ self.coefficients.T).expand(len(x), -1, -1))
+        argument = self.kernel.argument(x, self.points) if kept is None else kept
+        return self.kernel.pullback(argument, x, self.points, grad @ self.coefficients.T)
 
 
 class FourierFeatures(Stage):
@@ -277,20 +303,24 @@ class Chain(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last stage's output."""
-        for stage in self.stages:
-            x = stage(x)
-        return x
+        return self.evaluate(x)[0]
 
-    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Return the last stage's output, and every stage's input with what it kept."""
+        inputs = []
+        for stage in stages_in(self.stages):
+            y, kept = stage.evaluate(x)
+            inputs.append((x, kept))
+            x = y
+        return x, inputs
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Any = None) -> tuple[Tensor, Tensor | None]:
         """Return the pullback through all stages divided by a factor, and the factor's logarithm."""
-        inputs = [x]
-        for stage in self.stages[:-1]:
-            inputs.append(stage(inputs[-1]))
         total: Tensor | None = None
-        for stage, value in zip(reversed(stages_in(self.stages)), reversed(inputs), strict=True):
-            grad, log_scale = stage.pullback_scaled(value, grad)
-            total = log_scale if total is None else total + log_scale
-        assert total is not None
+        inputs = self.evaluate(x)[1] if kept is None else kept
+        for stage, (value, of_stage) in zip(reversed(stages_in(self.stages)), reversed(inputs), strict=True):
+            grad, log_scale = stage.pullback_scaled(value, grad, of_stage)
+            total = log_scale if total is None else total if log_scale is None else total + log_scale
         return grad, total
 
 

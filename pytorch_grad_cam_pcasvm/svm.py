@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.calibration import Calibration
 from pytorch_grad_cam_pcasvm.kernels import Kernel
-from pytorch_grad_cam_pcasvm.stages import Chain, Stage
+from pytorch_grad_cam_pcasvm.stages import Chain, Stage, stages_in
 
 
 class Rule(ABC):
@@ -375,19 +375,27 @@ class KernelSVM(Decision):
         Returns:
             The effect, ``signed`` of shape (N, K, I).
         """
-        norm = self.kernel.effect(x, self.support_vectors)
+        norm = self.kernel.effect(self.kernel.argument(x, self.support_vectors), self.support_vectors)
         seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
         return SupportVectorEffect(norm, self._coefficients(seeds.unsqueeze(0)) * norm.unsqueeze(1), self.support)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the decision values, shape (N, P)."""
-        values = self.kernel.value(x, self.support_vectors)
+        return self.evaluate(x)[0]
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the decision values, and the kernel's argument."""
+        argument = self.kernel.argument(x, self.support_vectors)
+        return self._decision(self.kernel.value(argument)), argument
+
+    def _decision(self, values: Tensor) -> Tensor:
+        """Return the decision values for the kernel's values, shape (N, I)."""
         if len(self.dual_coef) == 1:
             return values @ self.dual_coef.T + self.intercept
         blocks = zip(values.split(self.n_support, 1), self.dual_coef.split(self.n_support, 1), strict=True)
         # parts[:, c, r]: what the vectors of class c give to its r-th decision, that against class r or r + 1.
         parts = torch.stack([value @ coef.T for value, coef in blocks], 1)
-        first, second = pairs(len(self.n_support), x.device)
+        first, second = pairs(len(self.n_support), values.device)
         return parts[:, first, second - 1] + parts[:, second, first] + self.intercept
 
     def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
@@ -395,9 +403,10 @@ class KernelSVM(Decision):
         scaled, log_scale = self.pullback_scaled(x, grad)
         return scaled * log_scale.exp().unsqueeze(-1)
 
-    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return ``grad da/dp / exp(log_scale)``, shape (N, K, B), and ``log_scale``, shape (N, K)."""
-        return self.kernel.pullback(x, self.support_vectors, self._coefficients(grad).expand(len(x), -1, -1))
+        argument = self.kernel.argument(x, self.support_vectors) if kept is None else kept
+        return self.kernel.pullback(argument, x, self.support_vectors, self._coefficients(grad))
 
     def _coefficients(self, grad: Tensor) -> Tensor:
         """Return the coefficient of every support vector, shape (N, K, I), for seeds of shape (N, K, P)."""
@@ -432,14 +441,20 @@ class Ensemble(Decision):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the decision values of all members, shape (N, P)."""
-        return self.sign * torch.cat([member(x) for member in self.members], -1)
+        return self.evaluate(x)[0]
 
-    def pullback_scaled(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Return the decision values of all members, and what each of them kept."""
+        values, kept = zip(*(member.evaluate(x) for member in stages_in(self.members)), strict=True)
+        return self.sign * torch.cat(values, -1), kept
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Any = None) -> tuple[Tensor, Tensor]:
         """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
         pulled = []
-        for member, seed in zip(self.members, grad.split(self.sizes, -1), strict=True):
-            assert isinstance(member, Chain)
-            part, log_scale = member.pullback_scaled(x, self.sign * seed)
+        kept = [None] * len(self.members) if kept is None else kept
+        for member, seed, of_member in zip(stages_in(self.members), grad.split(self.sizes, -1), kept, strict=True):
+            part, log_scale = member.pullback_scaled(x, self.sign * seed, of_member)
+            log_scale = part.new_zeros(part.shape[:2]) if log_scale is None else log_scale
             # A member that takes no part must not set the scale of the others.
             pulled.append((part, torch.where(part.any(-1), log_scale, -torch.inf)))
         largest = torch.stack(torch.broadcast_tensors(*(log_scale for _, log_scale in pulled))).amax(0)

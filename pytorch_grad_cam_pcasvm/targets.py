@@ -76,12 +76,15 @@ class PCATarget(ClosedFormTarget):
             What ``__call__`` and ``seeds`` give of each.
         """
         components = max(targets, key=lambda target: target.component)._components(output)
-        index = torch.tensor([target.component for target in targets], device=components.device)
-        factor = components.new_tensor([_factor(target.sign) for target in targets])
         level = output.head.component_level
         assert level is not None
-        seeds = torch.diag(components.new_ones(components.shape[1]))[index] * factor.unsqueeze(1)
-        return components[:, index] * factor, {level: seeds.unsqueeze(0)}
+        # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
+        plus = torch.eye(components.shape[1], dtype=components.dtype, device=components.device)
+        if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(len(plus))]:
+            return components, {level: plus.unsqueeze(0)}
+        rows = {"+": plus.unbind(), "-": (-plus).unbind()}
+        seeds = torch.stack([rows[target.sign][target.component] for target in targets])
+        return components @ seeds.T, {level: seeds.unsqueeze(0)}
 
     def _components(self, output: Any) -> Tensor:
         head = _head_of(output, self)
@@ -273,8 +276,11 @@ def feature_gradients(output: Tensor, targets: Sequence[Any], dtype: torch.dtype
     order = [k for members, _ in parts for k in members]
     if order == sorted(order):
         return grad, log_scale, values
-    back = torch.tensor(order, device=grad.device).argsort()
-    return grad[:, back], log_scale[:, back], values[:, back]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    grad, log_scale, values = (
+        torch.stack([columns[k] for k in back], 1) for columns in (t.unbind(1) for t in (grad, log_scale, values))
+    )
+    return grad, log_scale, values
 
 
 def _grouped(targets: Sequence[Any], output: Tensor) -> Iterator[tuple[list[int], Tensor, Mapping[int, Tensor]]]:
@@ -326,7 +332,9 @@ class _Rowwise:
 def _values_and_seeds(target: Target | _Rowwise, output: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
     """Return a target's value for every image, shape (N,), and its gradient by level, shape (N, .) or (1, .)."""
     if isinstance(target, ClosedFormTarget):
-        return target(output), target.seeds(output)
+        seeds = target.seeds(output)
+        levels = output.levels if isinstance(output, HeadOutput) else [output]
+        return torch.stack([(levels[level] * seed).sum(-1) for level, seed in seeds.items()]).sum(0), seeds
     return _by_autograd(target.targets if isinstance(target, _Rowwise) else [target] * len(output), output)
 
 

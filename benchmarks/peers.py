@@ -1,0 +1,387 @@
+"""Time and peak memory of all signed component maps and the SVM map, against what a user would take instead.
+
+    python benchmarks/peers.py [--device cuda] [--network NAME] [--batch 1 8 32] [--rounds 9] [--json FILE]
+
+All contestants do the same work on the same network, in turns, in one process; their maps are compared before anything
+is timed, and the script fails where they differ. What is printed is the median over rounds of the ratio within a round.
+
+- *floor*: the bare forward pass up to the features, in inference mode. No maps: nothing can be faster.
+- *ours*: ``ClosedFormGradCAM.explain``, and both signed parts of every map.
+- *host*: pytorch-grad-cam's ``GradCAM`` on the same ``PCASVMNet``, one call for each of the 2 B + 1 maps.
+- *captum*: ``LayerGradCam``, one call for each of the B + 1 signed maps.
+- *torchcam*: ``GradCAM``, one forward pass, then one call for each of the B + 1 maps, its ReLU switched off.
+- *sk2torch*: the pipeline converted by sk2torch behind the backbone, under the host's ``GradCAM``.
+- *jacrev*: the stem without a graph, then ``torch.func.jacrev`` of the path.
+- *batched*: the stem without a graph, then one batched call of autograd (``is_grads_batched``) on the path.
+
+The host, captum and sk2torch do one thing per map: they make two maps, and their time is scaled up.
+"""
+
+import argparse
+import json
+import statistics
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sk2torch
+import torch
+import torchvision
+from captum.attr import LayerGradCam
+from measuring import environment, noisy_head, normalise, peak_bytes, timed, vgg16_small_dense
+from pytorch_grad_cam import GradCAM
+from pytorch_grad_cam.utils.image import scale_cam_image
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from torch import Tensor, nn
+from torchcam.methods import GradCAM as TorchcamGradCAM
+
+from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.features import features_of
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone, cut by hand where its maps and its features are.
+
+    ``stem`` and ``path`` are for the contestants that do not find them on their own.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    target: str
+    layer: str
+    stem: Callable[[Any], nn.Module]
+    path: Callable[[Any], nn.Module]
+    size: int = 224
+    components: tuple[int, ...] = (3, 64)
+
+
+NETWORKS = [
+    Network(
+        "VGG16 200x200, dense 40-30-20",
+        vgg16_small_dense,
+        "features.30",
+        "classifier.5",
+        lambda net: net.features,
+        lambda net: nn.Sequential(nn.Flatten(), *net.classifier[:6]),
+        size=200,
+        components=(3,),  # 20 features have no 64 components
+    ),
+    Network(
+        "VGG16, classifier.4",
+        torchvision.models.vgg16,
+        "features.30",
+        "classifier.4",
+        lambda net: net.features,
+        lambda net: nn.Sequential(net.avgpool, nn.Flatten(), *net.classifier[:5]),
+    ),
+    Network(
+        "ResNet-50, pooled",
+        torchvision.models.resnet50,
+        "layer4.2",
+        "avgpool",
+        lambda net: nn.Sequential(*list(net.children())[:-2]),
+        lambda net: nn.Sequential(net.avgpool, nn.Flatten()),
+    ),
+    Network(
+        "EfficientNet-B0, pooled",
+        torchvision.models.efficientnet_b0,
+        "features.8",
+        "avgpool",
+        lambda net: net.features,
+        lambda net: nn.Sequential(net.avgpool, nn.Flatten()),
+    ),
+    Network(
+        "MobileNetV2, pooled",
+        torchvision.models.mobilenet_v2,
+        "features.18",
+        "classifier.0",
+        lambda net: net.features,
+        lambda net: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    ),
+]
+SUPPORT_VECTORS = {3: (1_000,), 64: (1_000, 10_000)}
+PEERS = ["host", "captum", "torchcam", "sk2torch", "jacrev", "batched"]
+PACKAGES = ("grad-cam", "captum", "torchcam", "sk2torch", "scikit-learn", "numpy")
+
+
+class Columns(nn.Module):
+    """Components and margin of the predicted class side by side, (N, B + 1), for peers that take columns."""
+
+    def __init__(self, net: PCASVMNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the columns of images."""
+        output = self.net(x)
+        return columns(output.components, output.decision)
+
+
+class Sk2torchColumns(nn.Module):
+    """The same columns, from what sk2torch makes of the pipeline."""
+
+    def __init__(self, network: Network, backbone: nn.Module, head: Any) -> None:
+        super().__init__()
+        self.features = nn.Sequential(network.stem(backbone), network.path(backbone))
+        self.reduction, self.machine = sk2torch.wrap(head[:-1]), sk2torch.wrap(head[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the columns of images."""
+        components = self.reduction.transform(self.features(x).double())
+        return columns(components, self.machine.decision_function(components).unsqueeze(-1))
+
+
+def columns(components: Tensor, decision: Tensor) -> Tensor:
+    """Return components and the margin of the predicted class: of two classes it is |a|."""
+    return torch.cat([components, decision.abs()], -1)
+
+
+Map = tuple[int, str, np.ndarray]  # target, sign, the host's maps (N, H, W)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something that makes maps: signed ones, (N, k, H, W), or the host's.
+
+    Args:
+        run: makes them.
+        share: the part of the whole work that ``run`` does.
+        first: the first of the targets that it does, of B + 1.
+    """
+
+    run: Callable[[], Any]
+    share: float = 1.0
+    first: int = 0
+
+
+def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor) -> dict[str, Contestant]:
+    """Return the floor, ours, and the peers, by name."""
+    net = PCASVMNet(backbone, head, layer=network.layer).eval()
+    stem, path, layer = network.stem(backbone), network.path(backbone), backbone.get_submodule(network.target)
+    joined, converted = Columns(net), Sk2torchColumns(network, backbone, head)
+    ours = ClosedFormGradCAM(net, [layer])
+    b = head[-2].n_components_
+
+    def floor() -> Tensor:
+        with torch.inference_mode():
+            return path(stem(x))
+
+    def explain() -> Tensor:
+        maps = ours.explain(x)
+        maps.positive(), maps.negative()
+        return maps.maps
+
+    def by_host() -> list[Map]:
+        with GradCAM(net, [layer]) as cam:
+            of_component = cam(x, [PCATarget(b - 1, "-")] * len(x))
+            return [(b - 1, "-", of_component), (b, "+", cam(x, [SVMTarget()] * len(x)))]
+
+    def by_sk2torch() -> list[Map]:
+        with GradCAM(converted, [layer]) as cam:
+            return [(k, "+", cam(x, [ClassifierOutputTarget(k)] * len(x))) for k in (b - 1, b)]
+
+    def by_captum() -> Tensor:
+        captum = LayerGradCam(joined, layer)
+        return torch.cat([captum.attribute(x, target=k).detach() for k in (b - 1, b)], 1)
+
+    def by_torchcam() -> Tensor:
+        with TorchcamGradCAM(joined, layer) as cam:
+            cam._relu = False  # signed maps, from half the calls
+            scores = joined(x)
+            return torch.stack([cam(k, scores, normalized=False, retain_graph=True)[0] for k in range(b + 1)], 1)
+
+    def of_path(activations: Tensor) -> Tensor:
+        values = net.head(path(activations))
+        return columns(values[net.head.component_level], values[-1])
+
+    def weighted(jacobian: Tensor, activations: Tensor) -> Tensor:
+        weights = jacobian.flatten(3).sum(-1).transpose(0, 1)
+        return (weights @ activations.flatten(2)).unflatten(2, activations.shape[2:])
+
+    def by_jacrev() -> Tensor:
+        with torch.no_grad():
+            activations = stem(x)
+            return weighted(torch.func.jacrev(lambda a: of_path(a).sum(0))(activations), activations)
+
+    def by_batched() -> Tensor:
+        with torch.no_grad():
+            activations = stem(x)
+        leaf = activations.clone().requires_grad_()
+        total = of_path(leaf).sum(0)
+        seeds = torch.eye(b + 1, dtype=total.dtype, device=x.device)
+        (jacobian,) = torch.autograd.grad(total, leaf, seeds, is_grads_batched=True)
+        return weighted(jacobian, activations)
+
+    return {
+        "floor": Contestant(floor),
+        "ours": Contestant(explain),
+        "host": Contestant(by_host, 2 / (2 * b + 1), b - 1),
+        "captum": Contestant(by_captum, 2 / (b + 1), b - 1),
+        "torchcam": Contestant(by_torchcam),
+        "sk2torch": Contestant(by_sk2torch, 2 / (2 * b + 1), b - 1),
+        "jacrev": Contestant(by_jacrev),
+        "batched": Contestant(by_batched),
+    }
+
+
+def difference(name: str, contestant: Contestant, ours: Tensor, size: tuple[int, int]) -> float:
+    """Return the largest difference between a contestant's maps and ours, each on the scale of its largest value.
+
+    Args:
+        name: the contestant's.
+        contestant: what makes the maps.
+        ours: signed maps, shape (N, B + 1, H, W).
+        size: (W, H) of the host's maps.
+
+    Returns:
+        The difference.
+
+    Raises:
+        ValueError: they are different maps.
+    """
+    maps = contestant.run()
+    if isinstance(maps, list):
+        found = 0.0
+        ours = ours / ours[0, 0].numel()  # the host's weights are means, and its scaling adds 1e-7
+        for k, sign, theirs in maps:
+            part = torch.relu(ours[:, k] if sign == "+" else -ours[:, k])
+            # A map that is blank, or nearly, is stretched by the host to noise of its own.
+            shown = part.flatten(1).amax(1) > 1e-3 * ours[:, k].flatten(1).abs().amax(1)
+            expected = scale_cam_image(scale_cam_image(part.cpu().numpy(), size))  # once per layer, once for all
+            found = max(found, float(np.abs(theirs - expected)[shown.cpu().numpy()].max(initial=0)))
+    else:
+        expected = ours[:, contestant.first :]
+
+        def unit(signed: Tensor) -> Tensor:
+            return signed / signed.flatten(2).abs().amax(-1)[..., None, None]
+
+        found = float((unit(maps) - unit(expected)).abs().max())
+    if not found < TOLERANCE:
+        raise ValueError(f"{name} gives other maps: they differ by {found:.2g}, at most {TOLERANCE:.0e} was expected")
+    return found
+
+
+TOLERANCE = 1e-3  # float32 networks, maps in [-1, 1]
+
+
+def measure(
+    network: Network, batches: list[int], rounds: int, device: torch.device, peers: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of results for every head and batch.
+
+    Args:
+        network: what is explained.
+        batches: numbers of images.
+        rounds: how often the floor and ours are timed at the largest batch; small batches take more.
+        device: where.
+        peers: who takes part besides the floor and ours.
+
+    Yields:
+        Medians, quartiles and every single measurement.
+    """
+    torch.manual_seed(0)
+    images = torch.randn(max(batches), 3, network.size, network.size, device=device)
+    backbone = normalise(network.build().to(device), images[:8])
+    with torch.no_grad():
+        features = features_of(backbone, network.layer, images).cpu().numpy()
+    for components in network.components:
+        for support_vectors in SUPPORT_VECTORS[components]:
+            head = noisy_head(features, components, support_vectors)
+            for batch in batches:
+                x = images[:batch].clone()
+                found = contestants(network, backbone, head, x)
+                racing = {name: found[name] for name in ("floor", "ours", *peers)}
+                ours = found["ours"].run()
+                differences = {
+                    name: difference(name, racing[name], ours, (network.size, network.size)) for name in peers
+                }
+                seconds = timed_in_turns(racing, rounds * max(1, 16 // batch), device)
+                peaks = {
+                    name: statistics.median(peak_bytes(c.run, device) for _ in range(1 if name in peers else 3))
+                    for name, c in racing.items()
+                }
+                yield {
+                    "network": network.name,
+                    "components": components,
+                    "support vectors": len(head[-1].support_),
+                    "batch": batch,
+                    "differences": differences,
+                    "seconds": seconds,
+                    "map bytes": 2 * ours.numel() * ours.element_size(),
+                    "peak bytes": peaks,
+                }
+
+
+def timed_in_turns(racing: dict[str, Contestant], rounds: int, device: torch.device) -> dict[str, list[float | None]]:
+    """Return the seconds of every round. The peers, who are slow, take part in every third."""
+    seconds: dict[str, list[float | None]] = {name: [] for name in racing}
+    for index in range(rounds):
+        # Every second round runs backwards: whoever comes first pays for what the one before left behind.
+        names = list(racing) if index % 2 else list(racing)[::-1]
+        for name in names:
+            takes_part = name in ("floor", "ours") or index % 3 == 0
+            seconds[name].append(timed(racing[name].run, device) / racing[name].share if takes_part else None)
+    return seconds
+
+
+def ratios(numerator: list[float | None], denominator: list[float | None]) -> list[float]:
+    """Return the quartiles of the ratio within a round: first, median, third."""
+    pairs = [(a, b) for a, b in zip(numerator, denominator, strict=True) if a is not None and b is not None]
+    return np.percentile([a / b for a, b in pairs], [25, 50, 75]).tolist()
+
+
+def summary(row: dict[str, Any], peers: list[str]) -> dict[str, str]:
+    """Return a line of the table."""
+    seconds, peaks = row["seconds"], row["peak bytes"]
+    low, middle, high = ratios(seconds["ours"], seconds["floor"])
+    line = {
+        "network": row["network"],
+        "B": str(row["components"]),
+        "SVs": str(row["support vectors"]),
+        "N": str(row["batch"]),
+        "floor ms": f"{1e3 * statistics.median(seconds['floor']):.4g}",
+        "ours / floor": f"{middle:.3f} ({low:.3f}–{high:.3f})",
+    }
+    line |= {f"{name} / ours": f"{ratios(seconds[name], seconds['ours'])[1]:.3g}" for name in peers}
+    line["floor MB"] = f"{peaks['floor'] / 1e6:.0f}"
+    line["(ours - maps) / floor MB"] = f"{(peaks['ours'] - row['map bytes']) / peaks['floor']:.2f}"
+    return line | {f"{name} / ours MB": f"{peaks[name] / peaks['ours']:.2g}" for name in peers}
+
+
+def main() -> None:
+    """Run the networks and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--network", default="", help="only networks whose name contains this")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS)
+    parser.add_argument("--rounds", type=int, default=9, help="of 16 images or more; smaller batches take more")
+    parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", BlankMapWarning)
+    warnings.simplefilter("ignore", FutureWarning)  # sk2torch reads attributes that scikit-learn will remove
+    device = torch.device(arguments.device)
+    machine = environment(device, PACKAGES)
+    print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
+    rows: list[dict[str, Any]] = []
+    for network in NETWORKS:
+        if arguments.network.lower() not in network.name.lower():
+            continue
+        for row in measure(network, arguments.batch, arguments.rounds, device, arguments.peers):
+            line = summary(row, arguments.peers)
+            if not rows:
+                print("| " + " | ".join(line) + " |\n|" + "---|" * len(line))
+            print("| " + " | ".join(line.values()) + " |", flush=True)
+            rows.append(row)
+            if arguments.json:
+                arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    largest = {name: max(row["differences"][name] for row in rows) for name in arguments.peers}
+    print("\nlargest difference from ours, of maps in [-1, 1]:", {name: f"{d:.1e}" for name, d in largest.items()})
+
+
+if __name__ == "__main__":
+    main()
