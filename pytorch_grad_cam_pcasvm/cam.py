@@ -144,7 +144,8 @@ class ClosedFormGradCAM(GradCAM):
             nu = largest(maps)
         if maps.device.type == "cpu":
             _check_finite(nu)
-            warn_of_blanks(nu.unsqueeze(2), maps, lambda image, k: targets[k])
+            if not bool(nu.all()):
+                warn_of_blanks(maps, maps, lambda image, k: targets[k])
         return SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales), targets, output)
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:

@@ -1,6 +1,6 @@
 """Features: the output of a layer of the backbone, flattened, for one batch or for a whole data loader."""
 
-import itertools
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -189,13 +189,18 @@ def checked_images(x: Any) -> Tensor:
 def all_finite(x: Tensor) -> bool:
     """Return whether all values are finite; waits for the device."""
     # A sum is one pass, and finite only if all its terms are; a large one may be infinite all the same.
-    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's first parameter or buffer (the CPU if it has none)."""
-    for tensor in itertools.chain(module.parameters(), module.buffers()):
-        return tensor.device
+    todo = [module]
+    while todo:
+        found = todo.pop()
+        for tensor in (*found._parameters.values(), *found._buffers.values()):
+            if tensor is not None:
+                return tensor.device
+        todo += [child for child in reversed(found._modules.values()) if child is not None]
     return torch.device("cpu")
 
 

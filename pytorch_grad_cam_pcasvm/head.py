@@ -167,13 +167,13 @@ class Head(nn.Module):
             raise ValueError(f"{label!r} is not a class of this head: choose one of {labels}")
         return labels.index(label)
 
-    def pullback(self, values: list[Tensor], seeds: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    def pullback(self, values: list[Tensor], seeds: Mapping[int, Tensor | None]) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
 
         Args:
             values: as ``forward`` gives them, N rows.
             seeds: by level, the targets' derivatives with respect to ``values[level]``, shape (N, K, .), or (1, K, .)
-                where they are the same for every image.
+                where they are the same for every image; None: one target for each output of that level.
 
         Returns:
             The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
@@ -182,17 +182,21 @@ class Head(nn.Module):
         grad: Tensor | None = None
         log_scale: Tensor | None = None
         for level in range(len(self.stages), -1, -1):
-            if level in seeds:
+            seed = seeds.get(level)
+            if seed is not None:
                 if grad is not None and log_scale is not None:
                     # Terms of different size meet: only their true values can be added.
                     grad, log_scale = grad * log_scale.exp().unsqueeze(-1), None
-                grad = seeds[level] if grad is None else grad + seeds[level]
-            if level > 0 and grad is not None:
-                kept = values.kept[level - 1] if isinstance(values, Values) else None
-                grad, logarithm = stages_in(self.stages)[level - 1].pullback_scaled(values[level - 1], grad, kept)
-                log_scale = (
-                    logarithm if log_scale is None else log_scale if logarithm is None else log_scale + logarithm
-                )
+                grad = seed if grad is None else grad + seed
+            if level == 0 or (grad is None and level not in seeds):
+                continue
+            x, kept = values[level - 1], values.kept[level - 1] if isinstance(values, Values) else None
+            stage = stages_in(self.stages)[level - 1]
+            if grad is None:
+                grad, logarithm = stage.jacobian_scaled(x, values[level], kept)
+            else:
+                grad, logarithm = stage.pullback_scaled(x, grad, kept)
+            log_scale = logarithm if log_scale is None else log_scale if logarithm is None else log_scale + logarithm
         assert grad is not None, "no seeds were given"
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 

@@ -147,7 +147,9 @@ class RBF:
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:
     """Return ``|x - p_i|^2`` of x (N, B) to points (I, B), shape (N, I), from differences: nothing cancels."""
-    return _SquaredDistances.apply(x, points)
+    if torch.is_grad_enabled():
+        return _SquaredDistances.apply(x, points)
+    return _SquaredDistances.forward(x, points)
 
 
 class _SquaredDistances(torch.autograd.Function):
@@ -185,5 +187,5 @@ def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]
     # What takes no part in a target must not set its scale.
     exponents = torch.where(coefficients == 0, -torch.inf, exponents.unsqueeze(1))
     largest = exponents.amax(-1)
-    log_scale = torch.where((largest < _REPRESENTABLE) & largest.isfinite(), largest, 0.0)
+    log_scale = torch.where((largest < _REPRESENTABLE) & (largest > -torch.inf), largest, 0.0)
     return coefficients * torch.exp(exponents - log_scale.unsqueeze(-1)), log_scale

@@ -119,8 +119,9 @@ class Path:
         # Leaf modules are called as they are; of what was traced into, a trace keeps children, hooks and numbers.
         identity: list[Any] = []
         for module in self._containers:
-            identity += [*module._modules.values(), *module._forward_hooks, *module._forward_pre_hooks]
             state = vars(module)
+            for kind in _TRACED:
+                identity += state[kind].values()
             if len(state) > len(_OF_EVERY_MODULE):
                 own = (value for name, value in state.items() if name not in _OF_EVERY_MODULE)
                 identity += [value for value in own if isinstance(value, _NUMBERS)]
@@ -621,6 +622,7 @@ class _Tracer(fx.Tracer):
 
 _NUMBERS = (int, float, bool, str, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_TRACED = ("_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
 class _Traced(Exception):  # noqa: N818 - no error: the end of a trace

@@ -54,6 +54,11 @@ class Stage(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no pullback")
 
+    def jacobian_scaled(self, x: Tensor, y: Tensor, kept: Any = None) -> tuple[Tensor, Tensor | None]:
+        """Return ``pullback_scaled`` of the identity: all outputs y by all inputs x, shape (N or 1, out, in)."""
+        identity = torch.eye(y.shape[-1], dtype=x.dtype, device=x.device)
+        return self.pullback_scaled(x, identity.unsqueeze(0), kept)
+
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Keep a tensor in one layout: products of another layout differ in the last bit, also after loading."""
         super().register_buffer(name, None if tensor is None else tensor.contiguous(), persistent)
@@ -153,6 +158,10 @@ class Projection(Stage):
     def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
         """Return ``(grad / divisor) V^T``."""
         return (grad / self.divisor) @ self.components
+
+    def jacobian_scaled(self, x: Tensor, y: Tensor, kept: Any = None) -> tuple[Tensor, None]:
+        """Return ``V^T / divisor``, shape (1, B, D), without a product."""
+        return (self.components / self.divisor.unsqueeze(1)).unsqueeze(0), None
 
 
 class Select(Stage):

@@ -65,8 +65,10 @@ class PCATarget(ClosedFormTarget):
         return {level: seed}
 
     @staticmethod
-    def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor]]:
+    def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
         """Return values, shape (N, K), and gradient by level of the head, shape (1, K, B), of K components.
+
+        The gradient of every component, in order, is the identity: None.
 
         Args:
             targets: the components.
@@ -78,10 +80,11 @@ class PCATarget(ClosedFormTarget):
         components = max(targets, key=lambda target: target.component)._components(output)
         level = output.head.component_level
         assert level is not None
+        count = components.shape[1]
+        if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
+            return components, {level: None}
         # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
-        plus = torch.eye(components.shape[1], dtype=components.dtype, device=components.device)
-        if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(len(plus))]:
-            return components, {level: plus.unsqueeze(0)}
+        plus = torch.eye(count, dtype=components.dtype, device=components.device)
         rows = {"+": plus.unbind(), "-": (-plus).unbind()}
         seeds = torch.stack([rows[target.sign][target.component] for target in targets])
         return components @ seeds.T, {level: seeds.unsqueeze(0)}
@@ -178,7 +181,8 @@ class SVMTarget(ClosedFormTarget):
             versus = others.argmax(-1)
         elif self.versus is not None:
             versus = indices(self.versus)
-        return rule.seed(category, versus, decision) * _factor(self.sign)
+        seed = rule.seed(category, versus, decision)
+        return seed if self.sign == "+" else -seed
 
 
 @dataclass(frozen=True)
@@ -283,7 +287,7 @@ def feature_gradients(output: Tensor, targets: Sequence[Any], dtype: torch.dtype
     return grad, log_scale, values
 
 
-def _grouped(targets: Sequence[Any], output: Tensor) -> Iterator[tuple[list[int], Tensor, Mapping[int, Tensor]]]:
+def _grouped(targets: Sequence[Any], output: Tensor) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
     """Yield targets whose gradients start at the same levels: their numbers, values (N, K), seeds (N or 1, K, .)."""
     components = [k for k, target in enumerate(targets) if type(target) is PCATarget]
     if components:
@@ -334,7 +338,7 @@ def _values_and_seeds(target: Target | _Rowwise, output: Tensor) -> tuple[Tensor
     if isinstance(target, ClosedFormTarget):
         seeds = target.seeds(output)
         levels = output.levels if isinstance(output, HeadOutput) else [output]
-        return torch.stack([(levels[level] * seed).sum(-1) for level, seed in seeds.items()]).sum(0), seeds
+        return sum((levels[level] * seed).sum(-1) for level, seed in seeds.items()), seeds  # type: ignore[return-value]
     return _by_autograd(target.targets if isinstance(target, _Rowwise) else [target] * len(output), output)
 
 
@@ -382,6 +386,8 @@ def _by_autograd(targets: Sequence[Target], output: Tensor) -> tuple[Tensor, Map
 
 def _stack(seeds: Sequence[Tensor]) -> Tensor:
     """Stack K seeds of shape (N, .) or (1, .) to (N, K, .), or (1, K, .) where none differs between images."""
+    if len(seeds) == 1:
+        return seeds[0].unsqueeze(1)
     rows = max(len(seed) for seed in seeds)
     return torch.stack([seed.expand(rows, -1) for seed in seeds], 1)
 
