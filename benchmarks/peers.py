@@ -31,7 +31,7 @@ import sk2torch
 import torch
 import torchvision
 from captum.attr import LayerGradCam
-from measuring import environment, noisy_head, normalise, peak_bytes, timed, vgg16_small_dense
+from measuring import environment, keep_freed_memory, noisy_head, normalise, peak_bytes, timed, vgg16_small_dense
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -362,6 +362,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="of 16 images or more; smaller batches take more")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     arguments = parser.parse_args()
+    keep_freed_memory()
     warnings.simplefilter("ignore", BlankMapWarning)
     warnings.simplefilter("ignore", FutureWarning)  # sk2torch reads attributes that scikit-learn will remove
     device = torch.device(arguments.device)
