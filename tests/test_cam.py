@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 import torch
+import torchvision
 from problems import TABLE, Backbone, Problem
 from reference import jacobian_by_autograd, jacobians_by_paper, relative
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm import (
     AutogradFallbackWarning,
@@ -219,3 +226,60 @@ def test_no_gradient_at_all_is_said():
         assert not cam(problem.x, PCATarget(0)).any()
     with pytest.warns(BlankMapWarning):
         assert not maps.positive().any()
+
+
+class _Traffic(TorchDispatchMode):
+    """Records what goes between the host and a device, of which "meta" has the rules and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given, made = (
+            {leaf.device.type for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+            for tree in ((args, kwargs), result)
+        )
+        # A list of numbers becomes a tensor by lift_fresh; whatever asks for a number fails on "meta".
+        if "cpu" in given | made or "lift_fresh" in str(func):
+            self.seen.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("name", ["small", "vgg11", "resnet18", "mobilenet_v2", "convnext_tiny", "densenet121"])
+def test_nothing_is_sent_to_the_device_or_asked_of_it(name, monkeypatch):
+    problem = Problem(classes=4, dtype=torch.float32)
+    backbone, layer, target, size = {
+        "small": (problem.backbone, "classifier.4", "features.3", 12),
+        "vgg11": (torchvision.models.vgg11, "classifier.4", "features.20", 64),
+        "resnet18": (torchvision.models.resnet18, "avgpool", "layer4.1", 64),
+        "mobilenet_v2": (torchvision.models.mobilenet_v2, "classifier.0", "features.18", 64),
+        "convnext_tiny": (torchvision.models.convnext_tiny, "classifier.1", "features.7", 64),
+        "densenet121": (torchvision.models.densenet121, None, "features.norm5", 64),
+    }[name]
+    head = problem.head
+    if name != "small":
+        with torch.device("meta"):
+            backbone = backbone()
+        backbone.eval()
+        width = {"vgg11": 4096, "resnet18": 512, "mobilenet_v2": 1280, "convnext_tiny": 768, "densenet121": 1000}[name]
+        rng = np.random.default_rng(0)
+        head = make_pipeline(StandardScaler(), PCA(4), SVC())
+        head.fit(rng.normal(size=(40, width)), problem.labels[np.arange(40) % 4])
+    net = PCASVMNet(backbone, head, layer=layer).to("meta")
+    cam = ClosedFormGradCAM(net, [net.backbone.get_submodule(target)])
+    cam._path._verified = True  # that is done once, on numbers
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # "meta" has none
+    x = torch.empty(2, 3, size, size, device="meta")
+    with _Traffic() as traffic:
+        maps = cam.explain(x)
+        maps.positive(size=(size, size)), maps.negative(scale="target")
+        cam.explain(x, [SVMTarget("bee"), PCATarget(2, "-"), SVMTarget(versus="runner-up"), PCATarget(0)])
+        cam.explain(x, [SVMTarget("bee", versus="ant"), PCATarget(1)])
+        cam.jacobians(x)
+    assert maps.maps.device.type == "meta"
+    assert not traffic.seen
+    with _Traffic() as traffic:
+        torch.tensor([1.0], device="meta")
+    assert traffic.seen

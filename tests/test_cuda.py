@@ -1,11 +1,14 @@
-"""CUDA: the same numbers as on the CPU, and nothing that waits for the device. Skipped without CUDA."""
+"""CUDA: the same numbers as on the CPU, and nothing that waits for the device. Skipped without CUDA.
+
+What can be seen without a device (nothing is sent there, nothing asked of it) is tested in test_cam.py.
+"""
 
 import pytest
 import torch
 from problems import Problem
 from reference import relative
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCATarget, extract_features
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCATarget, SVMTarget, extract_features
 
 pytestmark = [
     pytest.mark.cuda,
@@ -33,13 +36,16 @@ def test_cuda_equals_the_cpu(kernel, dtype, tolerance):
     assert cuda.net.predict(cuda.x).tolist() == cpu.net.predict(cpu.x).tolist()
 
 
-def test_nothing_waits_for_the_device():
-    problem = Problem(device="cuda", dtype=torch.float32)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_nothing_waits_for_the_device(classes):
+    problem = Problem(device="cuda", dtype=torch.float32, classes=classes)
     cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
     cam.explain(problem.x)  # the first call checks the path
+    targets = [SVMTarget("bee"), PCATarget(2, "-"), SVMTarget(versus="runner-up"), PCATarget(0)]
     torch.cuda.set_sync_debug_mode("error")
     try:
         maps = cam.explain(problem.x)
+        cam.explain(problem.x, targets)
         maps.positive(size=(12, 12))
         maps.negative(scale="target")
         cam.jacobians(problem.x)
@@ -55,6 +61,73 @@ def test_autocast_on_cuda():
         actual = cam.explain(problem.x)
     assert actual.weights.dtype == torch.float32
     assert relative(actual.maps[:, :4], expected.maps[:, :4]) < 0.1
+
+
+def test_channels_last():
+    cpu, cuda = pair()
+    cuda.__dict__["head"] = cpu.head
+    cuda.backbone.to(memory_format=torch.channels_last)
+    actual = ClosedFormGradCAM(cuda.net, [cuda.target_layer]).explain(cuda.x.to(memory_format=torch.channels_last))
+    assert relative(actual.maps, ClosedFormGradCAM(cpu.net, [cpu.target_layer]).explain(cpu.x).maps) < 1e-10
+
+
+def test_a_bfloat16_backbone():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    problem.backbone.bfloat16()
+    actual = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x.bfloat16())
+    assert actual.weights.dtype == torch.float32
+    assert relative(actual.maps[:, :4], expected.maps[:, :4]) < 0.1
+
+
+def test_on_a_stream_of_its_own():
+    problem = Problem(device="cuda")
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = cam.explain(problem.x).maps
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        actual = cam.explain(problem.x).maps
+    stream.synchronize()
+    assert relative(actual, expected) < 1e-12
+
+
+def test_in_a_captured_graph():
+    problem = Problem(device="cuda")
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    held = problem.x.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            cam.explain(held)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        maps = cam.explain(held)
+        raises = maps.positive()
+    held.copy_(problem.x.flip(0))
+    graph.replay()
+    expected = cam.explain(problem.x.flip(0))
+    assert relative(maps.maps, expected.maps) < 1e-10
+    assert relative(raises, expected.positive()) < 1e-10
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+def test_on_a_second_device():
+    cpu, cuda = Problem(), Problem(device="cuda:1")
+    cuda.__dict__["head"] = cpu.head
+    cam = ClosedFormGradCAM(cuda.net, [cuda.target_layer])
+    actual = cam.explain(cpu.x)
+    assert actual.maps.device == torch.device("cuda", 1)
+    assert relative(actual.maps, ClosedFormGradCAM(cpu.net, [cpu.target_layer]).explain(cpu.x).maps) < 1e-10
+    assert cam.jacobians(cuda.x).margins.device == torch.device("cuda", 1)
+
+
+def test_a_compiled_net():
+    problem = Problem(device="cuda")
+    scores = torch.compile(problem.net)(problem.x)
+    assert relative(scores, problem.net(problem.x)) < 1e-10
 
 
 def test_a_network_moved_after_it_was_traced():
