@@ -14,7 +14,15 @@ from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError
-from pytorch_grad_cam_pcasvm.features import all_finite, checked_images, device_of, evaluating, layer_name, modules_of
+from pytorch_grad_cam_pcasvm.features import (
+    all_finite,
+    checked_images,
+    device_of,
+    evaluating,
+    layer_name,
+    modules_of,
+    uncompiled,
+)
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, divided, largest, signed_maps, upsampled, warn_of_blanks
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
@@ -38,7 +46,8 @@ class ClosedFormGradCAM(GradCAM):
     back, and its gradients and hooks are left alone.
 
     Args:
-        model: a :class:`PCASVMNet`, or any classifier with a dense end: then the host's Grad-CAM.
+        model: a :class:`PCASVMNet`, or any classifier with a dense end: then the host's Grad-CAM. Of a compiled one,
+            what was compiled: maps need the modules themselves.
         target_layers: layers whose activations become maps, as in the host; their outputs are (N, T, H, W) or
             (N, T, D, H, W), if need be after ``reshape_transform``.
         reshape_transform: brings activations to (N, T, H, W), as in the host.
@@ -71,6 +80,7 @@ class ClosedFormGradCAM(GradCAM):
             raise TypeError(f"target_layers must be a list of modules, got {target_layers!r:.80}")
         if not target_layers:
             raise ValueError("target_layers is empty: name the layer whose activations become the map")
+        model = uncompiled(model)
         _refuse_what_is_around(model)
         self._net = (model.backbone, model.layer) if isinstance(model, PCASVMNet) else (model, None)
         names = [layer_name(self._net[0], layer) for layer in target_layers]

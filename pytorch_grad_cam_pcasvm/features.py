@@ -41,6 +41,7 @@ def extract_features(
         TypeError: the loader gives something else than tensors as images.
         ValueError: the loader is empty, its labels are not one per image, or the backbone has no such layer.
     """
+    backbone = backbone if layer is None else uncompiled(backbone)
     name = layer_name(backbone, layer)
     device = device_of(backbone)
     features: list[Tensor] = []
@@ -96,7 +97,10 @@ def features_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Tensor:
         return flatten(reached.output)
     finally:
         handle.remove()
-    raise ValueError(f"the layer {layer!r} does not run in a forward pass of {type(backbone).__name__}")
+    raise ValueError(
+        f"the layer {layer!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
+        "layers are not seen: pass the network as it was, and compile the PCASVMNet, torch.compile(net)"
+    )
 
 
 class _Reached(Exception):  # noqa: N818 - no error: the way out of a forward pass
@@ -124,6 +128,12 @@ def flatten(output: Any) -> Tensor:
     if output.dim() < 2:
         raise ValueError(f"features must be rows (N, ...), but the layer gives the shape {tuple(output.shape)}")
     return output.flatten(1)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module inside what ``torch.compile(module)`` gives, or a module as it is."""
+    original = getattr(module, "_orig_mod", module)
+    return original if isinstance(original, nn.Module) else module
 
 
 def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.features import checked_images, device_of, evaluating, features_of, layer_name
+from pytorch_grad_cam_pcasvm.features import checked_images, device_of, evaluating, features_of, layer_name, uncompiled
 from pytorch_grad_cam_pcasvm.head import Head
 
 
@@ -102,10 +102,11 @@ class PCASVMNet(nn.Module):
     """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
 
     The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works, and what follows
-    ``layer`` is not run.
+    ``layer`` is not run. ``torch.compile(net)`` gives the same scores.
 
     Args:
-        backbone: the network that the features came from.
+        backbone: the network that the features came from. Of a compiled one, what was compiled: hooks, layers and maps
+            need the modules themselves.
         head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted
             estimators in order, or a :class:`Head`.
         layer: dotted name of a module of the backbone, or the module itself, whose output, flattened from dim 1, is
@@ -122,9 +123,9 @@ class PCASVMNet(nn.Module):
         super().__init__()
         if not isinstance(backbone, nn.Module):
             raise TypeError(f"the backbone must be a torch.nn.Module, got {type(backbone).__name__}")
-        self.backbone = backbone
+        self.backbone = uncompiled(backbone)
         self.head = Head.of(head).to(device_of(backbone))
-        self.layer = layer_name(backbone, layer)
+        self.layer = layer_name(self.backbone, layer)
 
     def forward(self, x: Tensor) -> HeadOutput:
         """Return the scores of a batch.

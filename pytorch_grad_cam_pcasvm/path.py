@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm import layers
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.features import features_of, flatten
+from pytorch_grad_cam_pcasvm.features import features_of, flatten, uncompiled
 
 
 class Pass(Protocol):
@@ -542,7 +542,7 @@ class _Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         # m.forward, not forward, which runs the hooks of a block: the host's, of a GradCAM that is open on the same
         # network, would meet a proxy. A hook that changes its block's output is found out by verification.
-        output = super().call_module(m, m.forward, args, kwargs)
+        output = super().call_module(m, m.forward if uncompiled(m) is m else uncompiled(m), args, kwargs)
         self._outputs.setdefault(id(m), []).append(output)
         if m is self._last:
             raise _Traced

@@ -143,11 +143,12 @@ class SVMTarget(ClosedFormTarget):
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
     def seeds(self, output: HeadOutput) -> dict[int, Tensor]:
-        """Return the gradient by level of the head: rows over the decision values, shape (N, P)."""
-        decision = self.decision(output)
+        """Return the gradient by level of the head: rows over the decision values, shape (N, P) or (1, P)."""
+        decision = self.decision(output).detach()
         level = output.head.decision_level
         assert level is not None
-        return {level: self._seed(output, decision.detach())}
+        named = self.category is not None and not self._against_runner_up(output.head)
+        return {level: self._seed(output, decision[:1] if named else decision)}
 
     def decision(self, output: Any) -> Tensor:
         """Return the decision values of the output, shape (N, P), or (P,) of a row.
@@ -166,6 +167,9 @@ class SVMTarget(ClosedFormTarget):
             raise ValueError(f"{self} needs a head with an SVM, and this one has none: use PCATarget")
         return output.levels[head.decision_level]
 
+    def _against_runner_up(self, head: Any) -> bool:
+        return self.versus == "runner-up" and "runner-up" not in (head.classes_ if head.classes_ is not None else ())
+
     def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
         head, rule = output.head, output.head.rule
         if head.classes_ is None and self.versus is not None:
@@ -176,7 +180,7 @@ class SVMTarget(ClosedFormTarget):
 
         category = rule.predicted(decision) if self.category is None else indices(self.category)
         versus = None
-        if self.versus == "runner-up" and "runner-up" not in (head.classes_ if head.classes_ is not None else ()):
+        if self._against_runner_up(head):
             others = rule.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf)
             versus = others.argmax(-1)
         elif self.versus is not None:

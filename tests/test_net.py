@@ -1,6 +1,7 @@
 """PCASVMNet and its output."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from reference import relative
 from sklearn.decomposition import PCA
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, HeadOutput, PCASVMNet, extract_features
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +176,65 @@ def test_a_layer_that_does_not_run_is_named(problem):
     backbone.unused = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="'unused' does not run in a forward pass"):
         PCASVMNet(backbone, problem.head, layer="unused")(problem.x)
+
+
+@pytest.fixture
+def compiler():
+    torch._dynamo.reset()
+    yield partial(torch.compile, backend="aot_eager")
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "poly", "sigmoid"])
+def test_a_compiled_net_gives_equal_scores(kernel, compiler):
+    problem = Problem(kernel=kernel)
+    compiled = compiler(problem.net)
+    with torch.no_grad():
+        output = compiled(problem.x)
+    assert relative(output, problem.net(problem.x)) < 1e-12
+    assert relative(output.components, problem.net(problem.x).components) < 1e-12
+    compiled(problem.x).sum().backward()
+    assert problem.backbone.features[0].weight.grad is not None
+
+
+def test_a_compiled_net_is_explained(compiler):
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
+    compiled = compiler(problem.net)
+    compiled(problem.x)
+    assert relative(ClosedFormGradCAM(compiled, [problem.target_layer]).explain(problem.x).maps, expected) < 1e-12
+
+
+def test_a_compiled_backbone_is_explained(compiler):
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
+    backbone = compiler(problem.backbone)
+    backbone(problem.x)
+    net = PCASVMNet(backbone, problem.head, layer="classifier.4")
+    assert relative(net(problem.x), problem.net(problem.x)) < 1e-12
+    assert relative(ClosedFormGradCAM(net, [backbone.features[-1]]).explain(problem.x).maps, expected) < 1e-12
+    features, _ = extract_features(backbone, [problem.x], "classifier.4", progress=False)
+    assert relative(features, extract_features(problem.backbone, [problem.x], "classifier.4", progress=False)[0]) == 0
+
+
+@pytest.mark.parametrize("part", ["features", "classifier"])
+def test_a_backbone_with_a_compiled_part_is_explained(part, compiler):
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
+    target, layer = problem.target_layer, problem.backbone.classifier[4]
+    setattr(problem.backbone, part, compiler(getattr(problem.backbone, part)))
+    problem.backbone(problem.x)
+    net = PCASVMNet(problem.backbone, problem.head, layer=layer)
+    for jacobian in ("closed_form", "autograd"):
+        maps = ClosedFormGradCAM(net, [target], jacobian=jacobian).explain(problem.x).maps
+        assert relative(maps, expected) < 1e-12
+
+
+def test_a_backbone_compiled_in_place_is_explained_or_refused(compiler):
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
+    problem.backbone.compile(backend="aot_eager")
+    problem.backbone(problem.x)  # from now on it does not notice hooks
+    assert relative(ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps, expected) < 1e-12
+    with pytest.raises(ValueError, match="compile the PCASVMNet"):
+        problem.net(problem.x)
