@@ -14,11 +14,12 @@ is timed, and the script fails where they differ. What is printed is the median 
 - *jacrev*: the stem without a graph, then ``torch.func.jacrev`` of the path.
 - *batched*: the stem without a graph, then one batched call of autograd (``is_grads_batched``) on the path.
 
-The host, captum and sk2torch do one thing per map: they make two maps, and their time is scaled up.
+The host, captum and sk2torch do one thing per map: they are timed for the SVM's map, and their time is multiplied.
 """
 
 import argparse
 import json
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -61,30 +62,12 @@ class Network:
 
 NETWORKS = [
     Network(
-        "VGG16 200x200, dense 40-30-20",
-        vgg16_small_dense,
-        "features.30",
-        "classifier.5",
+        "MobileNetV2, pooled",
+        torchvision.models.mobilenet_v2,
+        "features.18",
+        "classifier.0",
         lambda net: net.features,
-        lambda net: nn.Sequential(nn.Flatten(), *net.classifier[:6]),
-        size=200,
-        components=(3,),  # 20 features have no 64 components
-    ),
-    Network(
-        "VGG16, classifier.4",
-        torchvision.models.vgg16,
-        "features.30",
-        "classifier.4",
-        lambda net: net.features,
-        lambda net: nn.Sequential(net.avgpool, nn.Flatten(), *net.classifier[:5]),
-    ),
-    Network(
-        "ResNet-50, pooled",
-        torchvision.models.resnet50,
-        "layer4.2",
-        "avgpool",
-        lambda net: nn.Sequential(*list(net.children())[:-2]),
-        lambda net: nn.Sequential(net.avgpool, nn.Flatten()),
+        lambda net: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     ),
     Network(
         "EfficientNet-B0, pooled",
@@ -95,12 +78,30 @@ NETWORKS = [
         lambda net: nn.Sequential(net.avgpool, nn.Flatten()),
     ),
     Network(
-        "MobileNetV2, pooled",
-        torchvision.models.mobilenet_v2,
-        "features.18",
-        "classifier.0",
+        "ResNet-50, pooled",
+        torchvision.models.resnet50,
+        "layer4.2",
+        "avgpool",
+        lambda net: nn.Sequential(*list(net.children())[:-2]),
+        lambda net: nn.Sequential(net.avgpool, nn.Flatten()),
+    ),
+    Network(
+        "VGG16, classifier.4",
+        torchvision.models.vgg16,
+        "features.30",
+        "classifier.4",
         lambda net: net.features,
-        lambda net: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        lambda net: nn.Sequential(net.avgpool, nn.Flatten(), *net.classifier[:5]),
+    ),
+    Network(
+        "VGG16 200x200, dense 40-30-20",
+        vgg16_small_dense,
+        "features.30",
+        "classifier.5",
+        lambda net: net.features,
+        lambda net: nn.Sequential(nn.Flatten(), *net.classifier[:6]),
+        size=200,
+        components=(3,),  # 20 features have no 64 components
     ),
 ]
 SUPPORT_VECTORS = {3: (1_000,), 64: (1_000, 10_000)}
@@ -158,13 +159,25 @@ class Contestant:
     first: int = 0
 
 
-def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor) -> dict[str, Contestant]:
-    """Return the floor, ours, and the peers, by name."""
+def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor, sampled: int = 1) -> dict[str, Contestant]:
+    """Return the floor, ours, and the peers, by name.
+
+    Args:
+        network: where to cut.
+        backbone: the network.
+        head: the fitted pipeline.
+        x: images.
+        sampled: how many maps they make who make one at a time: the SVM's, and of the components before it.
+
+    Returns:
+        What can be run.
+    """
     net = PCASVMNet(backbone, head, layer=network.layer).eval()
     stem, path, layer = network.stem(backbone), network.path(backbone), backbone.get_submodule(network.target)
     joined, converted = Columns(net), Sk2torchColumns(network, backbone, head)
     ours = ClosedFormGradCAM(net, [layer])
     b = head[-2].n_components_
+    sample = range(b + 1 - sampled, b + 1)
 
     def floor() -> Tensor:
         with torch.inference_mode():
@@ -177,16 +190,18 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor) -> 
 
     def by_host() -> list[Map]:
         with GradCAM(net, [layer]) as cam:
-            of_component = cam(x, [PCATarget(b - 1, "-")] * len(x))
-            return [(b - 1, "-", of_component), (b, "+", cam(x, [SVMTarget()] * len(x)))]
+            return [
+                (b, "+", cam(x, [SVMTarget()] * len(x))) if k == b else (k, "-", cam(x, [PCATarget(k, "-")] * len(x)))
+                for k in sample
+            ]
 
     def by_sk2torch() -> list[Map]:
         with GradCAM(converted, [layer]) as cam:
-            return [(k, "+", cam(x, [ClassifierOutputTarget(k)] * len(x))) for k in (b - 1, b)]
+            return [(k, "+", cam(x, [ClassifierOutputTarget(k)] * len(x))) for k in sample]
 
     def by_captum() -> Tensor:
         captum = LayerGradCam(joined, layer)
-        return torch.cat([captum.attribute(x, target=k).detach() for k in (b - 1, b)], 1)
+        return torch.cat([captum.attribute(x, target=k).detach() for k in sample], 1)
 
     def by_torchcam() -> Tensor:
         with TorchcamGradCAM(joined, layer) as cam:
@@ -219,10 +234,10 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor) -> 
     return {
         "floor": Contestant(floor),
         "ours": Contestant(explain),
-        "host": Contestant(by_host, 2 / (2 * b + 1), b - 1),
-        "captum": Contestant(by_captum, 2 / (b + 1), b - 1),
+        "host": Contestant(by_host, sampled / (2 * b + 1), sample[0]),
+        "captum": Contestant(by_captum, sampled / (b + 1), sample[0]),
         "torchcam": Contestant(by_torchcam),
-        "sk2torch": Contestant(by_sk2torch, 2 / (2 * b + 1), b - 1),
+        "sk2torch": Contestant(by_sk2torch, sampled / (2 * b + 1), sample[0]),
         "jacrev": Contestant(by_jacrev),
         "batched": Contestant(by_batched),
     }
@@ -276,7 +291,7 @@ def measure(
     Args:
         network: what is explained.
         batches: numbers of images.
-        rounds: how often the floor and ours are timed at the largest batch; small batches take more.
+        rounds: how often the floor and ours are timed; three times as often for a single image.
         device: where.
         peers: who takes part besides the floor and ours.
 
@@ -291,15 +306,15 @@ def measure(
     for components in network.components:
         for support_vectors in SUPPORT_VECTORS[components]:
             head = noisy_head(features, components, support_vectors)
+            compared = contestants(network, backbone, head, images[:2].clone(), sampled=2)
+            ours = compared["ours"].run()
+            size = (network.size, network.size)
+            differences = {name: difference(name, compared[name], ours, size) for name in peers}
             for batch in batches:
-                x = images[:batch].clone()
-                found = contestants(network, backbone, head, x)
+                found = contestants(network, backbone, head, images[:batch].clone())
                 racing = {name: found[name] for name in ("floor", "ours", *peers)}
-                ours = found["ours"].run()
-                differences = {
-                    name: difference(name, racing[name], ours, (network.size, network.size)) for name in peers
-                }
-                seconds = timed_in_turns(racing, rounds * max(1, 16 // batch), device)
+                maps = found["ours"].run()
+                seconds = timed_in_turns(racing, rounds if batch > 1 else 3 * rounds, device)
                 peaks = {
                     name: statistics.median(peak_bytes(c.run, device) for _ in range(1 if name in peers else 3))
                     for name, c in racing.items()
@@ -311,19 +326,19 @@ def measure(
                     "batch": batch,
                     "differences": differences,
                     "seconds": seconds,
-                    "map bytes": 2 * ours.numel() * ours.element_size(),
+                    "map bytes": 2 * maps.numel() * maps.element_size(),
                     "peak bytes": peaks,
                 }
 
 
 def timed_in_turns(racing: dict[str, Contestant], rounds: int, device: torch.device) -> dict[str, list[float | None]]:
-    """Return the seconds of every round. The peers, who are slow, take part in every third."""
+    """Return the seconds of every round. The peers, who are slow, take part in three of them."""
     seconds: dict[str, list[float | None]] = {name: [] for name in racing}
     for index in range(rounds):
         # Every second round runs backwards: whoever comes first pays for what the one before left behind.
         names = list(racing) if index % 2 else list(racing)[::-1]
         for name in names:
-            takes_part = name in ("floor", "ours") or index % 3 == 0
+            takes_part = name in ("floor", "ours") or index % math.ceil(rounds / 3) == 0
             seconds[name].append(timed(racing[name].run, device) / racing[name].share if takes_part else None)
     return seconds
 
@@ -334,22 +349,35 @@ def ratios(numerator: list[float | None], denominator: list[float | None]) -> li
     return np.percentile([a / b for a, b in pairs], [25, 50, 75]).tolist()
 
 
-def summary(row: dict[str, Any], peers: list[str]) -> dict[str, str]:
-    """Return a line of the table."""
-    seconds, peaks = row["seconds"], row["peak bytes"]
+def case(row: dict[str, Any]) -> list[str]:
+    """Return the cells that say what was measured."""
+    return [row["network"], str(row["components"]), str(row["support vectors"]), str(row["batch"])]
+
+
+def time_cells(row: dict[str, Any], peers: list[str]) -> list[str]:
+    """Return a line of the table of times."""
+    seconds = row["seconds"]
     low, middle, high = ratios(seconds["ours"], seconds["floor"])
-    line = {
-        "network": row["network"],
-        "B": str(row["components"]),
-        "SVs": str(row["support vectors"]),
-        "N": str(row["batch"]),
-        "floor ms": f"{1e3 * statistics.median(seconds['floor']):.4g}",
-        "ours / floor": f"{middle:.3f} ({low:.3f}–{high:.3f})",
-    }
-    line |= {f"{name} / ours": f"{ratios(seconds[name], seconds['ours'])[1]:.3g}" for name in peers}
-    line["floor MB"] = f"{peaks['floor'] / 1e6:.0f}"
-    line["(ours - maps) / floor MB"] = f"{(peaks['ours'] - row['map bytes']) / peaks['floor']:.2f}"
-    return line | {f"{name} / ours MB": f"{peaks[name] / peaks['ours']:.2g}" for name in peers}
+    of_peers = [f"{ratios(seconds[name], seconds['ours'])[1]:.3g}" for name in peers]
+    return [
+        *case(row),
+        f"{1e3 * statistics.median(seconds['floor']):.4g}",
+        f"{middle:.3f} ({low:.3f}–{high:.3f})",
+        *of_peers,
+    ]
+
+
+def memory_cells(row: dict[str, Any], peers: list[str]) -> list[str]:
+    """Return a line of the table of peak memory."""
+    peaks = row["peak bytes"]
+    of_peers = [f"{peaks[name] / peaks['ours']:.2g}" for name in peers]
+    beside = (peaks["ours"] - row["map bytes"]) / peaks["floor"]
+    return [*case(row), f"{peaks['floor'] / 1e6:.0f}", f"{beside:.2f}", *of_peers]
+
+
+def line(cells: list[str]) -> str:
+    """Return a line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
@@ -359,28 +387,30 @@ def main() -> None:
     parser.add_argument("--network", default="", help="only networks whose name contains this")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS)
-    parser.add_argument("--rounds", type=int, default=9, help="of 16 images or more; smaller batches take more")
+    parser.add_argument("--rounds", type=int, default=9, help="three times as many for a single image")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     arguments = parser.parse_args()
     keep_freed_memory()
     warnings.simplefilter("ignore", BlankMapWarning)
     warnings.simplefilter("ignore", FutureWarning)  # sk2torch reads attributes that scikit-learn will remove
-    device = torch.device(arguments.device)
+    device, peers = torch.device(arguments.device), arguments.peers
     machine = environment(device, PACKAGES)
     print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
     rows: list[dict[str, Any]] = []
+    what, against = ["network", "B", "SVs", "N"], [f"{name} / ours" for name in peers]
+    print(line([*what, "floor, ms", "ours / floor", *against]) + "\n|" + "---|" * (6 + len(peers)))
     for network in NETWORKS:
         if arguments.network.lower() not in network.name.lower():
             continue
-        for row in measure(network, arguments.batch, arguments.rounds, device, arguments.peers):
-            line = summary(row, arguments.peers)
-            if not rows:
-                print("| " + " | ".join(line) + " |\n|" + "---|" * len(line))
-            print("| " + " | ".join(line.values()) + " |", flush=True)
+        for row in measure(network, arguments.batch, arguments.rounds, device, peers):
+            print(line(time_cells(row, peers)), flush=True)
             rows.append(row)
             if arguments.json:
                 arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
-    largest = {name: max(row["differences"][name] for row in rows) for name in arguments.peers}
+    print("\nPeak memory:\n")
+    print(line([*what, "floor, MB", "(ours - maps) / floor", *against]) + "\n|" + "---|" * (6 + len(peers)))
+    print("\n".join(line(memory_cells(row, peers)) for row in rows))
+    largest = {name: max(row["differences"][name] for row in rows) for name in peers}
     print("\nlargest difference from ours, of maps in [-1, 1]:", {name: f"{d:.1e}" for name, d in largest.items()})
 
 

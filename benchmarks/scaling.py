@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from measuring import environment, keep_freed_memory, timed
 from torch import nn
 
@@ -133,6 +134,7 @@ def figure(rows: list[dict[str, Any]], title: str) -> Figure:
             line = np.exp(row["offset"]) * fitted ** row["slope"]
             axis.plot(fitted, line, color=colour, label=f"{row['path']}: slope {row['slope']:.2f}")
         axis.set(xscale="log", yscale="log", xlabel=label)
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper left")
     axes[0].set_ylabel("milliseconds beyond the network")
