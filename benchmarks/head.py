@@ -12,28 +12,14 @@ import statistics
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
 import torchvision
-from maps import synchronise, timed
-from sklearn.decomposition import PCA
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC
+from measuring import keep_freed_memory, noisy_head, synchronise, timed
 
 from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.features import features_of
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import feature_gradients
-
-
-def fitted_head(features: np.ndarray, components: int, support_vectors: int, classes: int) -> Any:
-    """Return scaler, PCA and RBF SVM whose labels are noise, so that nearly every sample is a support vector."""
-    rng = np.random.default_rng(0)
-    samples = features[rng.integers(len(features), size=support_vectors + support_vectors // 30)]
-    samples = samples + features.std(0) * rng.normal(size=samples.shape)
-    labels = rng.integers(classes, size=len(samples))
-    return make_pipeline(StandardScaler(), PCA(components, random_state=0), SVC(cache_size=1000)).fit(samples, labels)
 
 
 def main() -> None:
@@ -45,6 +31,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    keep_freed_memory()
     warnings.simplefilter("ignore", BlankMapWarning)
     device = torch.device(arguments.device)
     torch.manual_seed(0)
@@ -55,7 +42,7 @@ def main() -> None:
     targets = [*(PCATarget(b) for b in range(arguments.components)), SVMTarget()]
     print("| classes | support vectors | explain s | head s | head / explain |\n|---|---|---|---|---|")
     for classes in (2, 10):
-        head = fitted_head(features.cpu().numpy(), arguments.components, arguments.support_vectors, classes)
+        head = noisy_head(features.cpu().numpy(), arguments.components, arguments.support_vectors, classes)
         net = PCASVMNet(backbone, head, layer="classifier.4")
         cam = ClosedFormGradCAM(net, [backbone.features[-1]])
 

@@ -10,13 +10,8 @@ scaled up.
 """
 
 import argparse
-import ctypes
-import gc
-import itertools
 import json
-import platform
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
+from measuring import environment, keep_freed_memory, peak_bytes, timed, vgg16_small_dense
 from pytorch_grad_cam import GradCAM
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
@@ -50,16 +46,6 @@ class Case:
     goal: float
 
 
-def vgg16_small_dense() -> nn.Module:
-    """Return the network of the paper: VGG16 with dense layers of 40, 30, 20 and 10 behind its 6x6 maps."""
-    net = torchvision.models.vgg16(weights=None)
-    net.avgpool = nn.Identity()
-    sizes = [512 * 6 * 6, 40, 30, 20]
-    dense = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-    net.classifier = nn.Sequential(*dense, nn.Linear(20, 10))
-    return net
-
-
 CASES = [
     Case("VGG16, dense 40-30-20, B=3", vgg16_small_dense, "classifier.3", "features.30", 3, 200, 1.05),
     Case("VGG16, classifier.4, B=64", torchvision.models.vgg16, "classifier.4", "features.30", 64, 224, 1.10),
@@ -75,54 +61,6 @@ def fitted_head(features: Tensor, components: int) -> Any:
     samples = samples + 0.3 * real.std(0) * rng.normal(size=samples.shape)
     labels = np.where((samples - samples.mean(0)) @ rng.normal(size=real.shape[1]) > 0, "left", "right")
     return make_pipeline(StandardScaler(), PCA(components), SVC()).fit(samples, labels)
-
-
-def timed(function: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of one call."""
-    synchronise(device)
-    start = time.perf_counter()
-    function()
-    synchronise(device)
-    return time.perf_counter() - start
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for an accelerator."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def peak_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """Return the most memory that one call held on top of what was held before it."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        function()
-        return torch.cuda.max_memory_allocated(device) - before
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = resident("VmRSS")
-    function()
-    return resident("VmHWM") - before
-
-
-def resident(field: str) -> int:
-    """Return a field of /proc/self/status in bytes.
-
-    Args:
-        field: its name.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        RuntimeError: there is no such field.
-    """
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no {field} in /proc/self/status: memory is measured on Linux only")
 
 
 def run(case: Case, batch: int, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -192,12 +130,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write the rows to this file, too")
     arguments = parser.parse_args()
+    keep_freed_memory()
     warnings.simplefilter("ignore", BlankMapWarning)
     device = torch.device(arguments.device)
-    hardware = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    )
-    print(f"torch {torch.__version__}, {hardware}, {torch.get_num_threads()} threads, median of {arguments.repeats}\n")
+    machine = environment(device, ["grad-cam"])
+    print(", ".join(f"{name} {value}" for name, value in machine.items()) + f", median of {arguments.repeats}\n")
     rows = [run(case, arguments.batch, device, arguments.repeats) for case in CASES]
     columns = list(rows[0])
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))

@@ -54,11 +54,14 @@ def keep_freed_memory() -> None:
 
     By default it gives large blocks back at once, or not, depending on what else lies in the heap, and touching fresh
     pages again took two thirds of a forward pass of MobileNetV2: ratios of two such times are a matter of luck.
+
+    Raises:
+        RuntimeError: the C library refuses.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+        if not (libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30) and libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)):
+            raise RuntimeError("this C library does not let its allocator be set: ratios would be a matter of luck")
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

@@ -14,7 +14,8 @@ is timed, and the script fails where they differ. What is printed is the median 
 - *jacrev*: the stem without a graph, then ``torch.func.jacrev`` of the path.
 - *batched*: the stem without a graph, then one batched call of autograd (``is_grads_batched``) on the path.
 
-The host, captum and sk2torch do one thing per map: they are timed for the SVM's map, and their time is multiplied.
+The host, captum and sk2torch do one thing per map: they are timed for the SVM's map, and their time is multiplied. The
+host's maps come upsampled, as numpy; all others at the resolution of the layer.
 """
 
 import argparse
@@ -174,7 +175,7 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor, sam
     """
     net = PCASVMNet(backbone, head, layer=network.layer).eval()
     stem, path, layer = network.stem(backbone), network.path(backbone), backbone.get_submodule(network.target)
-    joined, converted = Columns(net), Sk2torchColumns(network, backbone, head)
+    joined, converted = Columns(net), Sk2torchColumns(network, backbone, head).to(x.device)
     ours = ClosedFormGradCAM(net, [layer])
     b = head[-2].n_components_
     sample = range(b + 1 - sampled, b + 1)
@@ -267,7 +268,9 @@ def difference(name: str, contestant: Contestant, ours: Tensor, size: tuple[int,
             # A map that is blank, or nearly, is stretched by the host to noise of its own.
             shown = part.flatten(1).amax(1) > 1e-3 * ours[:, k].flatten(1).abs().amax(1)
             expected = scale_cam_image(scale_cam_image(part.cpu().numpy(), size))  # once per layer, once for all
-            found = max(found, float(np.abs(theirs - expected)[shown.cpu().numpy()].max(initial=0)))
+            if not shown.any():
+                raise ValueError(f"{name}: the maps of target {k} are blank, nothing can be compared")
+            found = float(np.maximum(found, np.abs(theirs - expected)[shown.cpu().numpy()].max()))
     else:
         expected = ours[:, contestant.first :]
 
@@ -299,7 +302,7 @@ def measure(
         Medians, quartiles and every single measurement.
     """
     torch.manual_seed(0)
-    images = torch.randn(max(batches), 3, network.size, network.size, device=device)
+    images = torch.randn(max(8, *batches), 3, network.size, network.size, device=device)
     backbone = normalise(network.build().to(device), images[:8])
     with torch.no_grad():
         features = features_of(backbone, network.layer, images).cpu().numpy()
@@ -315,10 +318,10 @@ def measure(
                 racing = {name: found[name] for name in ("floor", "ours", *peers)}
                 maps = found["ours"].run()
                 seconds = timed_in_turns(racing, rounds if batch > 1 else 3 * rounds, device)
-                peaks = {
-                    name: statistics.median(peak_bytes(c.run, device) for _ in range(1 if name in peers else 3))
-                    for name, c in racing.items()
-                }
+                peaks = {}
+                for name, c in racing.items():
+                    backbone.zero_grad()  # what a call leaves behind counts as its own
+                    peaks[name] = statistics.median(peak_bytes(c.run, device) for _ in range(1 if name in peers else 3))
                 yield {
                     "network": network.name,
                     "components": components,

@@ -1,6 +1,7 @@
 """Calibration curves: from the scores of a classifier to probabilities, as scikit-learn's calibrators compute them."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -35,7 +36,7 @@ class Isotonic:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Return probabilities, of the shape of the scores."""
-        at, height = scores.new_tensor(self.x), scores.new_tensor(self.y)
+        at, height = (_curve(tuple(values), scores.dtype, scores.device) for values in (self.x, self.y))
         if len(at) == 1:
             return height.expand_as(scores)
         inside = scores.clamp(at[0], at[-1]).contiguous()
@@ -43,6 +44,13 @@ class Isotonic:
         left = right - 1
         slope = (height[right] - height[left]) / (at[right] - at[left])
         return height[left] + (inside - at[left]) * slope
+
+
+@lru_cache(maxsize=256)
+def _curve(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor, which is sent to its device once: to send it again is to wait for the device."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ class ClosedFormGradCAM(GradCAM):
         reshape_transform: brings activations to (N, T, H, W), as in the host.
         jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path
             alone, with one warning; ``"autograd"``: always do that.
-        max_bytes: bound on the temporary memory of a call; targets are taken in chunks. None: all at once.
+        max_bytes: bound on the temporary memory of a call besides the network's own; targets are taken in chunks, of
+            one at least. None: all at once.
 
     Raises:
         NoClosedFormError: the path has a layer without a rule, or the target layer is not the only way to the features.
@@ -149,14 +150,16 @@ class ClosedFormGradCAM(GradCAM):
                 weights.append(self._weights(passed, grad, self._only_layer()))
                 log_scales.append(log_scale)
                 values.append(value)
-            weight = _joined(weights)
+            weight = _joined(weights).contiguous()  # not a view of one image's numbers for all of them
             maps = signed_maps(weight, activations)
             nu = largest(maps)
         if maps.device.type == "cpu":
             _check_finite(nu)
             if not bool(nu.all()):
                 warn_of_blanks(maps, maps, lambda image, k: targets[k])
-        return SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales), targets, output)
+        if isinstance(output, HeadOutput):
+            output.levels = list(output.levels)  # what was kept for the pullback is not needed any more
+        return SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales).contiguous(), targets, output)
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
         """Return the full Jacobians of components and margins with respect to the activations (Algorithm 1).
@@ -225,21 +228,21 @@ class ClosedFormGradCAM(GradCAM):
         """Do nothing: there are no hooks to release."""
 
     def _renew_path(self) -> None:
-        self._path = self._make_path()
-        self._modules = modules_of(self.model)
+        path, self._modules = self._make_path(), modules_of(self.model)
+        self._path = path
 
     def _make_path(self) -> Path | AutogradPath:
         if self.jacobian != "autograd":
             try:
                 return Path(*self._net, self._target_names)
             except NoClosedFormError as error:
-                self._fall_back(error)
+                self._fall_back(error, stacklevel=5)
         return AutogradPath(*self._net, self._target_names)
 
-    def _fall_back(self, error: NoClosedFormError) -> None:
+    def _fall_back(self, error: NoClosedFormError, stacklevel: int = 4) -> None:
         if self.jacobian == "closed_form":
             raise error
-        warnings.warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning, stacklevel=4)
+        warnings.warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning, stacklevel=stacklevel)
         self.jacobian = "autograd"
 
     def _run(self, x: Tensor) -> tuple[Pass, Tensor]:
@@ -305,7 +308,7 @@ class ClosedFormGradCAM(GradCAM):
             grad, log_scale, _ = feature_gradients(output, chunk, dtype)
             parts.append(self._pullback(passed, grad, self._only_layer()).flatten(3).transpose(1, 2))
             log_scales.append(log_scale)
-        return _joined(parts, 2), _joined(log_scales)
+        return _joined(parts, 2), _joined(log_scales).contiguous()
 
     def _chunks(self, targets: Sequence[Target], passed: Pass) -> Iterator[Sequence[Target]]:
         size = len(targets)

@@ -132,8 +132,8 @@ def flatten(output: Any) -> Tensor:
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module inside what ``torch.compile(module)`` gives, or a module as it is."""
-    original = getattr(module, "_orig_mod", module)
-    return original if isinstance(original, nn.Module) else module
+    original = module._modules.get("_orig_mod")
+    return module if original is None else original
 
 
 def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
@@ -242,16 +242,16 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
     modules = modules_of(model) if modules is None else modules
     with _evaluating_lock:
         # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
-        modules = [m for m in modules if m.training or (_evaluating and m in _evaluating)]
-        for module in modules:
-            users, training = _evaluating.get(module, (0, module.training))
+        flags = {m: m.training for m in modules if m.training or (_evaluating and m in _evaluating)}
+        for module, flag in flags.items():
+            users, training = _evaluating.get(module, (0, flag))
             _evaluating[module] = users + 1, training
             module.training = False
     try:
         yield
     finally:
         with _evaluating_lock:
-            for module in modules:
+            for module in flags:
                 users, training = _evaluating.pop(module)
                 if users > 1:
                     _evaluating[module] = users - 1, training

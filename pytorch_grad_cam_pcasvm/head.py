@@ -119,7 +119,8 @@ class Head(nn.Module):
         with full_precision(features.device):
             values = Values(features.to(precision(features.device)))
             for stage in stages_in(self.stages):
-                output, kept = stage.evaluate(values[-1])
+                hooked = stage._forward_hooks or stage._forward_pre_hooks or stage._backward_hooks
+                output, kept = (stage(values[-1]), None) if hooked else stage.evaluate(values[-1])
                 values.append(output)
                 values.kept.append(kept)
         return values

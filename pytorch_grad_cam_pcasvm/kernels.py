@@ -11,7 +11,7 @@ methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shap
 - ``effect(argument, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
 The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
-``exp(-gamma d^2)`` underflows although the direction is well defined: there the largest term is factored out.
+``exp(-gamma d^2)`` underflows although the direction is well defined: there the size of the terms is factored out.
 """
 
 import math
@@ -172,7 +172,7 @@ class _SquaredDistances(torch.autograd.Function):
 
 
 def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``coefficients * exp(exponents)`` with the largest exponential factored out where it would underflow.
+    """Return ``coefficients * exp(exponents)`` with a bound of its terms factored out where they would underflow.
 
     Args:
         coefficients: shape (N, K, I) or (1, K, I).
@@ -186,6 +186,6 @@ def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]
         return products, products.new_zeros(products.shape[:2])
     # What takes no part in a target must not set its scale.
     exponents = torch.where(coefficients == 0, -torch.inf, exponents.unsqueeze(1))
-    largest = exponents.amax(-1)
+    largest = exponents.amax(-1) + coefficients.abs().amax(-1).log()
     log_scale = torch.where((largest < _REPRESENTABLE) & (largest > -torch.inf), largest, 0.0)
     return coefficients * torch.exp(exponents - log_scale.unsqueeze(-1)), log_scale

@@ -106,17 +106,18 @@ class Path:
         self._last_use = _last_uses(
             self._stem, keep={*self.targets, *(a for n in self.rest for a in n.all_input_nodes)}
         )
-        self._containers = [module for module in backbone.modules() if not tracer.is_leaf(module)]
+        self._containers = [m for m in backbone.modules() if m._modules or not tracer.is_leaf(m)]
+        self._leaves = [m for m in backbone.modules() if not m._modules]
         self._identity = self._current_identity()
         self.presummed: dict[fx.Node, _Presummed] = {}
         self._verified = False
 
     def stale(self) -> bool:
         """Return whether what was traced has changed: modules, their hooks, or numbers that a forward uses."""
-        return self._identity != self._current_identity()
+        return any(m._modules for m in self._leaves) or self._identity != self._current_identity()
 
     def _current_identity(self) -> list[Any]:
-        # Leaf modules are called as they are; of what was traced into, a trace keeps children, hooks and numbers.
+        # Leaf modules are called as they are; of all others a trace keeps children, hooks and numbers.
         identity: list[Any] = []
         for module in self._containers:
             state = vars(module)
@@ -408,7 +409,7 @@ class _Presummed:
 
 @lru_cache(maxsize=8)
 def _sample_positions(count: int) -> Tensor:
-    return torch.randint(count, (1 << 16,), generator=torch.Generator().manual_seed(0))
+    return torch.randint(count, (1 << 13,), generator=torch.Generator().manual_seed(0))
 
 
 class AutogradPath:

@@ -82,7 +82,7 @@ class PCATarget(ClosedFormTarget):
         assert level is not None
         count = components.shape[1]
         if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
-            return components, {level: None}
+            return components.clone(), {level: None}
         # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
         plus = torch.eye(count, dtype=components.dtype, device=components.device)
         rows = {"+": plus.unbind(), "-": (-plus).unbind()}
@@ -339,10 +339,11 @@ class _Rowwise:
 
 def _values_and_seeds(target: Target | _Rowwise, output: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
     """Return a target's value for every image, shape (N,), and its gradient by level, shape (N, .) or (1, .)."""
+    if isinstance(target, SVMTarget) and isinstance(output, HeadOutput):
+        seeds = target.seeds(output)  # once: its value is their product with the decision values
+        return (target.decision(output) * next(iter(seeds.values()))).sum(-1), seeds
     if isinstance(target, ClosedFormTarget):
-        seeds = target.seeds(output)
-        levels = output.levels if isinstance(output, HeadOutput) else [output]
-        return sum((levels[level] * seed).sum(-1) for level, seed in seeds.items()), seeds  # type: ignore[return-value]
+        return target(output), target.seeds(output)
     return _by_autograd(target.targets if isinstance(target, _Rowwise) else [target] * len(output), output)
 
 

@@ -6,6 +6,7 @@ import torch
 import torchvision
 from problems import TABLE, Backbone, Problem
 from reference import jacobian_by_autograd, jacobians_by_paper, relative
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -233,10 +234,11 @@ class _Traffic(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.operations, self.seen = 0, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        self.operations += 1
         given, made = (
             {leaf.device.type for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
             for tree in ((args, kwargs), result)
@@ -247,39 +249,74 @@ class _Traffic(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", ["small", "vgg11", "resnet18", "mobilenet_v2", "convnext_tiny", "densenet121"])
-def test_nothing_is_sent_to_the_device_or_asked_of_it(name, monkeypatch):
-    problem = Problem(classes=4, dtype=torch.float32)
-    backbone, layer, target, size = {
-        "small": (problem.backbone, "classifier.4", "features.3", 12),
-        "vgg11": (torchvision.models.vgg11, "classifier.4", "features.20", 64),
-        "resnet18": (torchvision.models.resnet18, "avgpool", "layer4.1", 64),
-        "mobilenet_v2": (torchvision.models.mobilenet_v2, "classifier.0", "features.18", 64),
-        "convnext_tiny": (torchvision.models.convnext_tiny, "classifier.1", "features.7", 64),
-        "densenet121": (torchvision.models.densenet121, None, "features.norm5", 64),
-    }[name]
-    head = problem.head
-    if name != "small":
-        with torch.device("meta"):
-            backbone = backbone()
-        backbone.eval()
-        width = {"vgg11": 4096, "resnet18": 512, "mobilenet_v2": 1280, "convnext_tiny": 768, "densenet121": 1000}[name]
-        rng = np.random.default_rng(0)
-        head = make_pipeline(StandardScaler(), PCA(4), SVC())
-        head.fit(rng.normal(size=(40, width)), problem.labels[np.arange(40) % 4])
-    net = PCASVMNet(backbone, head, layer=layer).to("meta")
+def on_meta(backbone, layer, target, width, components=4, svm=None):
+    """Return what explains a network without numbers: shapes, devices and operations are there."""
+    rng = np.random.default_rng(0)
+    head = make_pipeline(StandardScaler(), PCA(components), svm or SVC())
+    head.fit(rng.normal(size=(40, width)), np.array(["ant", "bee", "cat", "dog"])[np.arange(40) % 4])
+    net = PCASVMNet(backbone.eval(), head, layer=layer).to("meta")
     cam = ClosedFormGradCAM(net, [net.backbone.get_submodule(target)])
     cam._path._verified = True  # that is done once, on numbers
+    return cam
+
+
+NETWORKS = {
+    "vgg11": ("classifier.4", "features.20", 4096),
+    "resnet18": ("avgpool", "layer4.1", 512),
+    "mobilenet_v2": ("classifier.0", "features.18", 1280),
+    "convnext_tiny": ("classifier.1", "features.7", 768),
+    "densenet121": (None, "features.norm5", 1000),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_nothing_is_sent_to_the_device_or_asked_of_it(name, monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # "meta" has none
-    x = torch.empty(2, 3, size, size, device="meta")
+    with torch.device("meta"):
+        backbone = getattr(torchvision.models, name)()
+    cam = on_meta(backbone, *NETWORKS[name])
+    x = torch.empty(2, 3, 64, 64, device="meta")
     with _Traffic() as traffic:
         maps = cam.explain(x)
-        maps.positive(size=(size, size)), maps.negative(scale="target")
+        maps.positive(size=(64, 64)), maps.negative(scale="target")
         cam.explain(x, [SVMTarget("bee"), PCATarget(2, "-"), SVMTarget(versus="runner-up"), PCATarget(0)])
         cam.explain(x, [SVMTarget("bee", versus="ant"), PCATarget(1)])
         cam.jacobians(x)
     assert maps.maps.device.type == "meta"
     assert not traffic.seen
+    isotonic = CalibratedClassifierCV(SVC(), method="isotonic", ensemble=False)
+    cam = on_meta(backbone, *NETWORKS[name], svm=isotonic)
+    cam.explain(x)  # its curves are sent to the device once
+    with _Traffic() as traffic:
+        cam.explain(x)
+    assert not traffic.seen
     with _Traffic() as traffic:
         torch.tensor([1.0], device="meta")
     assert traffic.seen
+
+
+def test_the_number_of_operations_does_not_grow_with_the_number_of_components(monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+    counts = []
+    for components in (2, 9):
+        cam = on_meta(Backbone(), "classifier.4", "features.3", 9, components)
+        with _Traffic() as traffic:
+            cam.explain(torch.empty(2, 3, 12, 12, device="meta"))
+        counts.append(traffic.operations)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("targets", [None, [PCATarget(0)], [PCATarget(b) for b in range(4)]])
+def test_what_is_returned_can_be_written_into(targets):
+    # Pooled features behind affine stages: the weights of a component are the same for every image.
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())).double()
+    rng = np.random.default_rng(0)
+    net = PCASVMNet(backbone, PCA(4).fit(rng.normal(size=(20, 6))))
+    x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    maps = ClosedFormGradCAM(net, [backbone[0]]).explain(x, targets)
+    components, weights = maps.output.components.clone(), maps.weights.clone()
+    for tensor in (maps.weights, maps.log_scale, maps.values, maps.maps, maps.nu):
+        tensor[0] += 1.0
+    assert torch.equal(maps.output.components, components)
+    assert torch.equal(maps.weights[1:], weights[1:])

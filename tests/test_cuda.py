@@ -16,6 +16,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def full_float32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def pair(dtype=torch.float64, **options):
     return Problem(dtype=dtype, **options), Problem(dtype=dtype, device="cuda", **options)
 
@@ -25,7 +31,6 @@ def pair(dtype=torch.float64, **options):
 def test_cuda_equals_the_cpu(kernel, dtype, tolerance):
     cpu, cuda = pair(dtype, kernel=kernel, classes=4)
     cuda.__dict__["head"] = cpu.head  # one fit for both
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     on_cpu, on_cuda = (ClosedFormGradCAM(p.net, [p.target_layer]) for p in (cpu, cuda))
     expected, actual = on_cpu.explain(cpu.x), on_cuda.explain(cuda.x)
     assert actual.maps.device.type == "cuda"
@@ -126,7 +131,8 @@ def test_on_a_second_device():
 
 def test_a_compiled_net():
     problem = Problem(device="cuda")
-    scores = torch.compile(problem.net)(problem.x)
+    torch._dynamo.reset()
+    scores = torch.compile(problem.net, backend="aot_eager")(problem.x)
     assert relative(scores, problem.net(problem.x)) < 1e-10
 
 

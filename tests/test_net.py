@@ -224,10 +224,11 @@ def test_a_backbone_with_a_compiled_part_is_explained(part, compiler):
     target, layer = problem.target_layer, problem.backbone.classifier[4]
     setattr(problem.backbone, part, compiler(getattr(problem.backbone, part)))
     problem.backbone(problem.x)
-    net = PCASVMNet(problem.backbone, problem.head, layer=layer)
+    net = PCASVMNet(problem.backbone, problem.head, layer=layer).train()
     for jacobian in ("closed_form", "autograd"):
         maps = ClosedFormGradCAM(net, [target], jacobian=jacobian).explain(problem.x).maps
         assert relative(maps, expected) < 1e-12
+    assert all(module.training for module in net.modules())
 
 
 def test_a_backbone_compiled_in_place_is_explained_or_refused(compiler):

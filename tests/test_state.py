@@ -9,7 +9,7 @@ from problems import Problem
 from reference import relative
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, layers
 
 
 def snapshot(net):
@@ -170,3 +170,72 @@ def test_two_threads_explain_with_one_network():
         thread.join()
     assert not errors
     assert net.training
+
+
+def test_a_network_put_into_training_between_two_calls():
+    problem = Problem()
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = cam.explain(problem.x).maps
+    problem.net.train()
+    assert relative(cam.explain(problem.x).maps, expected) == 0
+    assert all(module.training for module in problem.net.modules())
+
+
+def test_a_block_put_in_between_two_calls_is_explained():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x.mean((2, 3))
+
+    torch.manual_seed(0)
+    backbone, x = Listed().double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    cam = ClosedFormGradCAM(backbone, [backbone.blocks[0]])
+    cam.explain(x)
+    backbone.blocks[1] = nn.Conv2d(4, 4, 3).double()
+    expected = ClosedFormGradCAM(backbone, [backbone.blocks[0]]).explain(x)
+    assert relative(cam.explain(x).maps, expected.maps) == 0
+
+
+def test_a_parametrised_weight_is_left_alone():
+    problem = Problem()
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    cam.explain(problem.x)
+    nn.utils.parametrizations.spectral_norm(problem.backbone.features[0])
+    problem.net.train()
+    before = {name: value.clone() for name, value in problem.backbone.state_dict().items()}
+    cam.explain(problem.x)
+    assert all(torch.equal(value, before[name]) for name, value in problem.backbone.state_dict().items())
+
+
+def test_a_dropout_put_in_between_two_calls_is_switched_off():
+    class Block(nn.Module):
+        """A block with a rule of its own, called as a whole."""
+
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Identity()
+
+        def forward(self, x):
+            return self.drop(x)
+
+    before = dict(layers._rules)
+    try:
+        layers.register_jacobian(Block)(lambda layer, x, y, grad: grad)
+        problem = Problem()
+        problem.backbone.classifier[2] = Block()
+        cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+        expected = cam.explain(problem.x).maps
+        problem.backbone.classifier[2].drop = nn.Dropout(0.9).train()
+        assert relative(cam.explain(problem.x).maps, expected) == 0
+        assert problem.backbone.classifier[2].drop.training
+        problem.backbone.classifier[2] = nn.Dropout(0.9).train()
+        assert relative(cam.explain(problem.x).maps, expected) == 0
+        assert problem.backbone.classifier[2].training
+    finally:
+        layers._rules.clear()
+        layers._rules.update(before)
