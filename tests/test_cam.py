@@ -204,8 +204,9 @@ def test_auto_falls_back_to_autograd_with_one_warning(reason):
     target = problem.target_layer if reason == "untraceable" else backbone.features[-1]
     with pytest.raises(NoClosedFormError, match="jacobian='auto'"):
         ClosedFormGradCAM(net, [target])
-    with pytest.warns(AutogradFallbackWarning):
+    with pytest.warns(AutogradFallbackWarning) as warned:
         cam = ClosedFormGradCAM(net, [target], jacobian="auto")
+    assert warned[0].filename == __file__
     first = cam.explain(problem.x)  # a second warning would be an error
     expected = jacobian_by_autograd(net.eval(), target, problem.x, lambda out: out.components)
     assert relative(first.weights[:, :4], expected.sum((3, 4))) < 1e-10

@@ -239,3 +239,14 @@ def test_a_backbone_compiled_in_place_is_explained_or_refused(compiler):
     assert relative(ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps, expected) < 1e-12
     with pytest.raises(ValueError, match="compile the PCASVMNet"):
         problem.net(problem.x)
+
+
+@pytest.mark.parametrize("stage", [0, -1])
+def test_hooks_on_the_stages_of_a_head_run(stage):
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
+    seen = []
+    problem.net.head.stages[stage].register_forward_hook(lambda module, args, output: seen.append(output))
+    output = problem.net(problem.x)
+    assert torch.equal(seen[0], output.levels[1:][stage])
+    assert relative(ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps, expected) < 1e-12
