@@ -512,6 +512,13 @@ class AutogradPass:
 _tracing = threading.Lock()
 
 
+class _Proxy(fx.Proxy):
+    """A proxy that sees ``x += y``, which torch.fx records as ``x + y``: a copy of the largest tensors of a ResNet."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     """A tracer that remembers every module's outputs, stops behind the feature layer, and leaves everything as it was.
 
@@ -525,6 +532,9 @@ class _Tracer(fx.Tracer):
         self._outputs: dict[int, list[Any]] = {}
         self._thread = threading.get_ident()
         self.constants: dict[str, Any] = {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf(self, module: nn.Module) -> bool:
         """Return whether a module is called as a whole."""

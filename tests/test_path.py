@@ -1,6 +1,7 @@
 """Stem and path: the families of torchvision, refusals, and networks that change."""
 
 import copy
+import operator
 import threading
 import warnings
 
@@ -511,3 +512,18 @@ def test_half_precision_autograd_keeps_small_gradients():
         exact = Path(net, None, ["0"]).run(X)
     weights = AutogradPath(half, None, ["0"]).run(X.half()).weights(1e-12 * GRAD.float(), 0)
     assert relative(weights, 1e-12 * exact.weights(GRAD, 0)) < 0.05
+
+
+def test_sums_in_place_are_seen_and_leave_the_activations_alone():
+    torch.manual_seed(0)
+    network = models.resnet18(weights=None).double().eval()
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    path = Path(network, "avgpool", ["layer4.0"])  # its output is added in layer4.1
+    reference = AutogradPath(network, "avgpool", ["layer4.0"])
+    with torch.no_grad():
+        actual, expected = path.run(x), reference.run(x)
+        seed = torch.randn(2, 3, 512, dtype=torch.float64)
+        assert sum(node.target is operator.iadd for node in path._stem) == 7
+        assert relative(actual.activations[0], expected.activations[0]) == 0
+        assert relative(actual.features, expected.features) == 0
+        assert relative(actual.weights(seed, 0), expected.weights(seed, 0)) < 1e-12
