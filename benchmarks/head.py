@@ -9,14 +9,13 @@ random weights; the median over rounds of the ratio within a round is given.
 
 import argparse
 import statistics
-import warnings
 from typing import Any
 
 import torch
 import torchvision
-from measuring import keep_freed_memory, noisy_head, synchronise, timed
+from measuring import noisy_head, prepare, synchronise, timed
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.features import features_of
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import feature_gradients
@@ -31,9 +30,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    keep_freed_memory()
-    warnings.simplefilter("ignore", BlankMapWarning)
-    device = torch.device(arguments.device)
+    device, _ = prepare(arguments.device)
     torch.manual_seed(0)
     backbone = torchvision.models.vgg16(weights=None).to(device).eval()
     x = torch.randn(arguments.batch, 3, 224, 224, device=device)

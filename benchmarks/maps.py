@@ -12,7 +12,6 @@ scaled up.
 import argparse
 import json
 import statistics
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
-from measuring import environment, keep_freed_memory, peak_bytes, timed, vgg16_small_dense
+from measuring import noisy_head, peak_bytes, prepare, timed, vgg16_small_dense
 from pytorch_grad_cam import GradCAM
-from sklearn.decomposition import PCA
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.features import features_of
 
 
@@ -53,23 +48,14 @@ CASES = [
 ]
 
 
-def fitted_head(features: Tensor, components: int) -> Any:
-    """Return scaler, PCA and RBF SVM fitted around a batch's features: speed does not depend on what they learned."""
-    rng = np.random.default_rng(0)
-    real = features.double().cpu().numpy()
-    samples = real[rng.integers(len(real), size=max(200, 2 * components))]
-    samples = samples + 0.3 * real.std(0) * rng.normal(size=samples.shape)
-    labels = np.where((samples - samples.mean(0)) @ rng.normal(size=real.shape[1]) > 0, "left", "right")
-    return make_pipeline(StandardScaler(), PCA(components), SVC()).fit(samples, labels)
-
-
 def run(case: Case, batch: int, device: torch.device, repeats: int) -> dict[str, Any]:
     """Measure one case."""
     torch.manual_seed(0)
     backbone = case.backbone().to(device).eval()
-    x = torch.randn(batch, 3, case.size, case.size, device=device)
+    images = torch.randn(max(8, batch), 3, case.size, case.size, device=device)
     with torch.no_grad():
-        head = fitted_head(features_of(backbone, case.layer, x), case.components)
+        features = features_of(backbone, case.layer, images).cpu().numpy()
+    head, x = noisy_head(features, case.components, max(200, 2 * case.components)), images[:batch].clone()
     net = PCASVMNet(backbone, head, layer=case.layer)
     target_layers = [backbone.get_submodule(case.target)]
     cam, host = ClosedFormGradCAM(net, target_layers), GradCAM(net.eval(), target_layers)
@@ -130,11 +116,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write the rows to this file, too")
     arguments = parser.parse_args()
-    keep_freed_memory()
-    warnings.simplefilter("ignore", BlankMapWarning)
-    device = torch.device(arguments.device)
-    machine = environment(device, ["grad-cam"])
-    print(", ".join(f"{name} {value}" for name, value in machine.items()) + f", median of {arguments.repeats}\n")
+    device, _ = prepare(arguments.device, ["grad-cam"])
     rows = [run(case, arguments.batch, device, arguments.repeats) for case in CASES]
     columns = list(rows[0])
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))

@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm import BlankMapWarning
 
 
 def vgg16_small_dense() -> nn.Module:
@@ -49,7 +52,16 @@ def noisy_head(features: np.ndarray, components: int, support_vectors: int, clas
     return make_pipeline(StandardScaler(), PCA(components, random_state=0), SVC(cache_size=1000)).fit(samples, labels)
 
 
-def keep_freed_memory() -> None:
+def prepare(device: str, packages: Iterable[str] = ()) -> tuple[torch.device, dict[str, Any]]:
+    """Set the allocator, silence the blank maps of random networks, print the machine; return device and machine."""
+    _keep_freed_memory()
+    warnings.simplefilter("ignore", BlankMapWarning)
+    machine = environment(torch.device(device), packages)
+    print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
+    return torch.device(device), machine
+
+
+def _keep_freed_memory() -> None:
     """Let glibc keep the memory that tensors free, as a process that has run for long does.
 
     By default it gives large blocks back at once, or not, depending on what else lies in the heap, and touching fresh

@@ -33,14 +33,14 @@ import sk2torch
 import torch
 import torchvision
 from captum.attr import LayerGradCam
-from measuring import environment, keep_freed_memory, noisy_head, normalise, peak_bytes, timed, vgg16_small_dense
+from measuring import noisy_head, normalise, peak_bytes, prepare, timed, vgg16_small_dense
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.features import features_of
 
 
@@ -299,7 +299,7 @@ def measure(
         peers: who takes part besides the floor and ours.
 
     Yields:
-        Medians, quartiles and every single measurement.
+        What was measured: the seconds of every round, the peak bytes, the differences of the maps.
     """
     torch.manual_seed(0)
     images = torch.randn(max(8, *batches), 3, network.size, network.size, device=device)
@@ -393,12 +393,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="three times as many for a single image")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     arguments = parser.parse_args()
-    keep_freed_memory()
-    warnings.simplefilter("ignore", BlankMapWarning)
     warnings.simplefilter("ignore", FutureWarning)  # sk2torch reads attributes that scikit-learn will remove
-    device, peers = torch.device(arguments.device), arguments.peers
-    machine = environment(device, PACKAGES)
-    print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
+    device, machine = prepare(arguments.device, PACKAGES)
+    peers = arguments.peers
     rows: list[dict[str, Any]] = []
     what, against = ["network", "B", "SVs", "N"], [f"{name} / ours" for name in peers]
     print(line([*what, "floor, ms", "ours / floor", *against]) + "\n|" + "---|" * (6 + len(peers)))

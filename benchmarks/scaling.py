@@ -12,7 +12,6 @@ line through the upper half of the points of a log-log plot: 1 is linear, 2 quad
 import argparse
 import json
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +21,10 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from measuring import environment, keep_freed_memory, timed
+from measuring import prepare, timed
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.kernels import RBF
 from pytorch_grad_cam_pcasvm.stages import Projection
@@ -150,11 +149,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw into this file")
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     arguments = parser.parse_args()
-    keep_freed_memory()
-    warnings.simplefilter("ignore", BlankMapWarning)
-    device = torch.device(arguments.device)
-    machine = environment(device, ["numpy"])
-    print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
+    device, machine = prepare(arguments.device)
     print("| varied | path | smallest, ms | largest, ms | slope | each more adds, ms |\n|---|---|---|---|---|---|")
     rows = []
     for sweep, (label, values) in SWEEPS.items():
