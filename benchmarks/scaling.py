@@ -25,10 +25,10 @@ from measuring import prepare, timed
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.kernels import RBF
-from pytorch_grad_cam_pcasvm.stages import Projection
-from pytorch_grad_cam_pcasvm.svm import Binary, KernelSVM, OneVsOne
+from pytorch_grad_cam_pcasvm.head.decisions import Binary, KernelSVM, OneVsOne
+from pytorch_grad_cam_pcasvm.head.head import Head
+from pytorch_grad_cam_pcasvm.head.kernels import RBF
+from pytorch_grad_cam_pcasvm.head.stages import Projection
 
 CHANNELS, FEATURES = 512, 1024
 

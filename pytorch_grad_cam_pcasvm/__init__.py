@@ -1,14 +1,12 @@
 """PCA- and SVM-Grad-CAM: signed attention maps through fitted scikit-learn heads, for pytorch-grad-cam."""
 
 from pytorch_grad_cam_pcasvm.cam import ClosedFormGradCAM
-from pytorch_grad_cam_pcasvm.converters import stage_for
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.features import extract_features
-from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.layers import register_jacobian
+from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
-from pytorch_grad_cam_pcasvm.svm import SupportVectorEffect
+from pytorch_grad_cam_pcasvm.rules import register_jacobian
 from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.version import __version__
 

@@ -14,19 +14,12 @@ from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError
-from pytorch_grad_cam_pcasvm.features import (
-    all_finite,
-    checked_images,
-    device_of,
-    evaluating,
-    layer_name,
-    modules_of,
-    uncompiled,
-)
+from pytorch_grad_cam_pcasvm.features import all_finite, checked_images
+from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, divided, largest, signed_maps, upsampled, warn_of_blanks
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
-from pytorch_grad_cam_pcasvm.stages import full_precision
 from pytorch_grad_cam_pcasvm.targets import (
     PCATarget,
     PredictedScore,

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.features import checked_images, device_of, evaluating, features_of, layer_name, uncompiled
-from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.features import checked_images, features_of
+from pytorch_grad_cam_pcasvm.head.head import Head
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, uncompiled
 
 
 class HeadOutput(Tensor):
@@ -65,7 +66,7 @@ class HeadOutput(Tensor):
 
         For one-vs-one the sum of a class's signed pairwise decisions, otherwise the scores.
         """
-        return None if self.decision is None else self.head.rule.margins(self.decision)
+        return None if self.decision is None else self.head.voting.margins(self.decision)
 
     def rows(self, index: Any) -> "HeadOutput":
         """Return some rows, with their extras."""

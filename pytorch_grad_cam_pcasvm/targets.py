@@ -171,21 +171,21 @@ class SVMTarget(ClosedFormTarget):
         return self.versus == "runner-up" and "runner-up" not in (head.classes_ if head.classes_ is not None else ())
 
     def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
-        head, rule = output.head, output.head.rule
+        head, voting = output.head, output.head.voting
         if head.classes_ is None and self.versus is not None:
             raise ValueError(f"{self}: the head has no classes to compare")
 
         def indices(label: Any) -> Tensor:
             return torch.full(decision.shape[:-1], head.class_index(label), device=decision.device)
 
-        category = rule.predicted(decision) if self.category is None else indices(self.category)
+        category = voting.predicted(decision) if self.category is None else indices(self.category)
         versus = None
         if self._against_runner_up(head):
-            others = rule.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf)
+            others = voting.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf)
             versus = others.argmax(-1)
         elif self.versus is not None:
             versus = indices(self.versus)
-        seed = rule.seed(category, versus, decision)
+        seed = voting.seed(category, versus, decision)
         return seed if self.sign == "+" else -seed
 
 
@@ -213,11 +213,11 @@ class ProbabilityTarget:
     def __call__(self, output: HeadOutput) -> Tensor:
         """Return the probability: a number for a row, shape (N,) for a batch."""
         decision = SVMTarget(self.category).decision(output)
-        rule, head = output.head.rule, output.head
-        probabilities = rule.probabilities(decision)
+        voting, head = output.head.voting, output.head
+        probabilities = voting.probabilities(decision)
         if self.category is not None:
             return probabilities[..., head.class_index(self.category)] * _factor(self.sign)
-        index = rule.predicted(decision.detach()).unsqueeze(-1)
+        index = voting.predicted(decision.detach()).unsqueeze(-1)
         return probabilities.gather(-1, index).squeeze(-1) * _factor(self.sign)
 
 
@@ -255,8 +255,8 @@ class PredictedScore:
     def __call__(self, output: HeadOutput) -> Tensor:
         """Return the score of a row."""
         decision = SVMTarget().decision(output)
-        rule = output.head.rule
-        return rule.ranking(decision)[rule.predicted(decision.detach())]
+        voting = output.head.voting
+        return voting.ranking(decision)[voting.predicted(decision.detach())]
 
 
 def feature_gradients(output: Tensor, targets: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

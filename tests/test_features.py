@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytorch_grad_cam_pcasvm import extract_features
-from pytorch_grad_cam_pcasvm.features import evaluating, features_of
+from pytorch_grad_cam_pcasvm.features import features_of
+from pytorch_grad_cam_pcasvm.modules import evaluating
 
 X = torch.randn(11, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(11)

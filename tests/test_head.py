@@ -25,8 +25,8 @@ from sklearn.preprocessing import MinMaxScaler, PowerTransformer, QuantileTransf
 from sklearn.svm import SVC, LinearSVC, NuSVC
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
+from pytorch_grad_cam_pcasvm.head.stages import Scale, Stage
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.stages import Scale, Stage
 from pytorch_grad_cam_pcasvm.targets import feature_gradients
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import torch
 from reference import relative
 from sklearn.metrics.pairwise import pairwise_kernels
 
-from pytorch_grad_cam_pcasvm.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
 
 KERNELS = {
     "linear": (Linear(), {}),

@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from torchvision.ops import Permute, StochasticDepth
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
-from pytorch_grad_cam_pcasvm import layers as rules
+from pytorch_grad_cam_pcasvm import rules
 from pytorch_grad_cam_pcasvm.path import Path
 
 SPATIAL = (3, 4, 7, 6)

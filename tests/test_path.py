@@ -11,7 +11,8 @@ from reference import relative
 from torch import nn
 from torchvision import models
 
-from pytorch_grad_cam_pcasvm import NoClosedFormError, layers
+from pytorch_grad_cam_pcasvm import NoClosedFormError
+from pytorch_grad_cam_pcasvm import rules as layers
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Path
 
 # Family: builder, output of the last block, layers users take features from (None: the logits).

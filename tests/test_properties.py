@@ -20,7 +20,7 @@ from sklearn.svm import SVC, SVR, LinearSVC, NuSVC
 from test_estimators import values
 
 from pytorch_grad_cam_pcasvm import Head, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.kernels import Sigmoid
+from pytorch_grad_cam_pcasvm.head.kernels import Sigmoid
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import feature_gradients
 

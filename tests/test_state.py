@@ -9,7 +9,8 @@ from problems import Problem
 from reference import relative
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, layers
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget
+from pytorch_grad_cam_pcasvm import rules as layers
 
 
 def snapshot(net):

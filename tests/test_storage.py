@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, Head, PCASVMNet
-from pytorch_grad_cam_pcasvm.stages import Stage
+from pytorch_grad_cam_pcasvm.head.stages import Stage
 
 HEADS = {
     **test_estimators.HEADS,

@@ -1,6 +1,6 @@
 """Heads in files: tensors as safetensors, all else as JSON in the file's header. No pickle, no scikit-learn.
 
-A part of a head (stage, rule, kernel, calibration) is written as its type and the arguments of its constructor, which
+A part of a head (stage, voting, kernel, calibration) is written as its type and the arguments of its constructor, which
 every part keeps as attributes of the same names.
 """
 
@@ -17,13 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm import calibration, kernels, stages, svm
+from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, stages, voting
 
 FORMAT = "pytorch_grad_cam_pcasvm head 1"
 
 _PARTS: dict[str, type] = {
     part.__name__: part
-    for module in (stages, svm, kernels, calibration)
+    for module in (stages, decisions, voting, kernels, calibration)
     for part in vars(module).values()
     if isinstance(part, type) and part.__module__ == module.__name__
 }

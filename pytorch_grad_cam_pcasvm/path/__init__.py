@@ -19,9 +19,10 @@ import torchvision
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
-from pytorch_grad_cam_pcasvm import layers
+from pytorch_grad_cam_pcasvm import rules as layers
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.features import features_of, flatten, uncompiled
+from pytorch_grad_cam_pcasvm.features import features_of, flatten
+from pytorch_grad_cam_pcasvm.modules import uncompiled
 
 
 class Pass(Protocol):

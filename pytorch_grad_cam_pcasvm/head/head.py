@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm import storage
-from pytorch_grad_cam_pcasvm.converters import stages_of
-from pytorch_grad_cam_pcasvm.stages import Stage, full_precision, precision, stages_in
-from pytorch_grad_cam_pcasvm.svm import Decision, KernelSVM, Rule, Single, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.head.convert import stages_of
+from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.stages import Stage, full_precision, precision, stages_in
+from pytorch_grad_cam_pcasvm.head.voting import Regression, Voting
 
 
 class Values(list[Tensor]):
@@ -83,7 +84,7 @@ class Head(nn.Module):
         return None if decision is None or decision.classes is None else np.asarray(decision.classes)
 
     @property
-    def rule(self) -> Rule:
+    def voting(self) -> Voting:
         """How decision values become classes.
 
         Raises:
@@ -92,7 +93,7 @@ class Head(nn.Module):
         decision = self._decision()
         if decision is None:
             raise ValueError("the head has no SVM: use PCATarget, or put a fitted SVC behind the PCA")
-        return decision.rule
+        return decision.voting
 
     def _decision(self) -> Decision | None:
         last = self.stages[-1]
@@ -127,7 +128,7 @@ class Head(nn.Module):
 
     def scores(self, values: list[Tensor]) -> Tensor:
         """Return the scores, shape (N, C): scikit-learn's ``decision_function``; without an SVM, the last output."""
-        return values[-1] if self.decision_level is None else self.rule.scores(values[-1])
+        return values[-1] if self.decision_level is None else self.voting.scores(values[-1])
 
     def labels(self, values: list[Tensor]) -> np.ndarray:
         """Return what ``predict`` of the fitted estimator gives, shape (N,).
@@ -140,10 +141,10 @@ class Head(nn.Module):
         """
         if self.decision_level is None:
             return values[-1].detach().cpu().numpy()
-        if isinstance(self.rule, Single):
-            return self.rule.prediction(values[-1].detach()).cpu().numpy()
+        if isinstance(self.voting, Regression):
+            return self.voting.prediction(values[-1].detach()).cpu().numpy()
         assert self.classes_ is not None
-        return self.classes_[self.rule.predicted(values[-1].detach()).cpu().numpy()]
+        return self.classes_[self.voting.predicted(values[-1].detach()).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:
         """Return the position of a class label.
@@ -297,7 +298,7 @@ class Head(nn.Module):
             for label in (category, versus)
         )
         assert first is not None
-        return machine.effect(x, machine.rule.seed(first, second, machine.intercept.unsqueeze(0)))
+        return machine.effect(x, machine.voting.seed(first, second, machine.intercept.unsqueeze(0)))
 
     def bytes_per_target(self, n: int) -> int:
         """Return about how much memory one target takes in the head for n images: a few rows of its widest stage."""

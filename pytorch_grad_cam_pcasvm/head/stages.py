@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.kernels import Kernel
+from pytorch_grad_cam_pcasvm.head.kernels import Kernel
 
 
 def precision(device: torch.device) -> torch.dtype:

@@ -23,11 +23,12 @@ from matplotlib.patheffects import withStroke
 from pytorch_grad_cam.utils.image import show_cam_on_image
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.features import checked_images, device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.kernels import RBF
+from pytorch_grad_cam_pcasvm.features import checked_images
+from pytorch_grad_cam_pcasvm.head.decisions import SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
-from pytorch_grad_cam_pcasvm.svm import SupportVectorEffect
 from pytorch_grad_cam_pcasvm.targets import PCATarget, ScoreTarget
 
 HEAT, DIVERGING = "inferno", "RdBu_r"

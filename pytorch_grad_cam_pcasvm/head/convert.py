@@ -50,10 +50,11 @@ from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm import kernels
-from pytorch_grad_cam_pcasvm.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.stages import (
+from pytorch_grad_cam_pcasvm.head import kernels
+from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
+from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision
+from pytorch_grad_cam_pcasvm.head.stages import (
     Chain,
     FourierFeatures,
     KernelMap,
@@ -64,19 +65,15 @@ from pytorch_grad_cam_pcasvm.stages import (
     Stage,
     stages_in,
 )
-from pytorch_grad_cam_pcasvm.svm import (
+from pytorch_grad_cam_pcasvm.head.voting import (
     Binary,
     BinaryVote,
     Calibrated,
-    Decision,
-    Ensemble,
-    KernelSVM,
-    LinearDecision,
     OneClass,
     OneVsOne,
     OneVsRest,
-    Rule,
-    Single,
+    Regression,
+    Voting,
 )
 
 
@@ -367,7 +364,7 @@ def _svc(estimator: SVC | NuSVC) -> Stage:
 @stage_for.register(SVR)
 @stage_for.register(NuSVR)
 def _svr(estimator: SVR | NuSVR) -> Stage:
-    return _machine(estimator, Single(), None)
+    return _machine(estimator, Regression(), None)
 
 
 @stage_for.register(OneClassSVM)
@@ -375,7 +372,7 @@ def _one_class(estimator: OneClassSVM) -> Stage:
     return _machine(estimator, OneClass(), None)
 
 
-def _machine(estimator: Any, rule: Rule, classes: Any) -> Stage:
+def _machine(estimator: Any, voting: Voting, classes: Any) -> Stage:
     points = tensor(estimator.support_vectors_)
     return KernelSVM(
         _kernel(estimator, estimator._gamma, points.shape[1]),
@@ -384,7 +381,7 @@ def _machine(estimator: Any, rule: Rule, classes: Any) -> Stage:
         tensor(estimator.intercept_),
         list(estimator.n_support_),
         torch.as_tensor(estimator.support_).long(),
-        rule,
+        voting,
         classes,
     )
 
@@ -397,8 +394,8 @@ def _linear_classifier(estimator: Any) -> Stage:
         raise NoClosedFormError(
             f"{type(estimator).__name__} was fitted on several labels per image: fit one per label."
         )
-    rule = Binary() if n_classes == 2 else OneVsRest(n_classes)
-    return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), rule, estimator.classes_)
+    voting = Binary() if n_classes == 2 else OneVsRest(n_classes)
+    return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), voting, estimator.classes_)
 
 
 @stage_for.register(SGDRegressor)
@@ -407,7 +404,7 @@ def _linear_regressor(estimator: Any) -> Stage:
     weight = torch.atleast_2d(tensor(estimator.coef_))
     if len(weight) != 1:
         raise NoClosedFormError(f"{type(estimator).__name__} was fitted on {len(weight)} outputs: fit one for each.")
-    return LinearDecision(weight, tensor(estimator.intercept_).reshape(-1).expand(1).clone(), Single(), None)
+    return LinearDecision(weight, tensor(estimator.intercept_).reshape(-1).expand(1).clone(), Regression(), None)
 
 
 # --- several machines side by side ------------------------------------------------------------------------------------
@@ -418,8 +415,8 @@ def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
     if estimator.multilabel_:
         raise NoClosedFormError("OneVsRestClassifier was fitted on several labels per image: fit one per label.")
     n_classes = len(estimator.classes_)
-    rule = Binary() if n_classes == 2 else OneVsRest(n_classes)
-    return Ensemble(_binary_members(estimator), 1.0, rule, estimator.classes_)
+    voting = Binary() if n_classes == 2 else OneVsRest(n_classes)
+    return Ensemble(_binary_members(estimator), 1.0, voting, estimator.classes_)
 
 
 @stage_for.register(OneVsOneClassifier)
@@ -434,7 +431,7 @@ def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
 
 @stage_for.register(CalibratedClassifierCV)
 def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
-    members, rules, sizes, calibrations = [], [], [], []
+    members, votings, sizes, calibrations = [], [], [], []
     for calibrated in estimator.calibrated_classifiers_:
         # Temperature scaling fits on the classes' numbers.
         classes = list(calibrated.estimator.classes_)
@@ -444,12 +441,12 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
         decision = stages_in(member.stages)[-1]
         assert isinstance(decision, Decision)
         members.append(member)
-        rules.append(decision.rule)
-        if calibrated.method == "temperature" and isinstance(decision.rule, Calibrated):
+        votings.append(decision.voting)
+        if calibrated.method == "temperature" and isinstance(decision.voting, Calibrated):
             raise NoClosedFormError("temperature scaling of probabilities is not known here.")
         sizes.append(decision.n_outputs)
         calibrations.append(_calibration(calibrated))
-    return Ensemble(members, 1.0, Calibrated(rules, sizes, calibrations), estimator.classes_)
+    return Ensemble(members, 1.0, Calibrated(votings, sizes, calibrations), estimator.classes_)
 
 
 def _member(estimator: Any) -> Chain:
@@ -465,7 +462,7 @@ def _binary_members(estimator: Any) -> list[Chain]:
     for member, fitted in zip(members, estimator.estimators_, strict=True):
         decision = stages_in(member.stages)[-1]
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
-        if not isinstance(decision, Decision) or type(decision.rule) is not Binary:
+        if not isinstance(decision, Decision) or type(decision.voting) is not Binary:
             raise NoClosedFormError(
                 f"{type(estimator).__name__} of {type(fitted).__name__} is not known here: fit it with a "
                 "classifier that has one decision value for two classes, e.g. SVC."

@@ -1,0 +1,34 @@
+"""The head wing: fitted estimators as stages with closed-form pullbacks. It knows no images."""
+
+from pytorch_grad_cam_pcasvm.head.convert import stage_for, tensor
+from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.head import Head
+from pytorch_grad_cam_pcasvm.head.stages import (
+    Chain,
+    FourierFeatures,
+    KernelMap,
+    Normalise,
+    Projection,
+    Scale,
+    Select,
+    Stage,
+)
+
+__all__ = [
+    "Chain",
+    "Decision",
+    "Ensemble",
+    "FourierFeatures",
+    "Head",
+    "KernelMap",
+    "KernelSVM",
+    "LinearDecision",
+    "Normalise",
+    "Projection",
+    "Scale",
+    "Select",
+    "Stage",
+    "SupportVectorEffect",
+    "stage_for",
+    "tensor",
+]

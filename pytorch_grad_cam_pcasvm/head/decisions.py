@@ -1,0 +1,235 @@
+"""Decision stages: support vector machines and linear decisions.
+
+A decision stage maps the components p, shape (N, B), to ``decision``, shape (N, P): the values that its estimator
+is made of. Its *voting* turns them into classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.head.kernels import Kernel
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Stage, stages_in
+from pytorch_grad_cam_pcasvm.head.voting import Voting, pairs
+
+
+class Decision(Stage):
+    """A stage that ends a head: components (N, B) to decision values (N, P).
+
+    Args:
+        voting: how decision values become classes.
+        classes: class labels in the estimator's order, or None for a regressor.
+
+    Attributes:
+        n_outputs: P.
+    """
+
+    n_outputs: int
+
+    def __init__(self, voting: Voting, classes: Sequence[Any] | None) -> None:
+        super().__init__()
+        self.voting = voting
+        self.classes = classes
+
+
+class LinearDecision(Decision):
+    """``a(p) = w p + g``: LinearSVC and every other linear decision.
+
+    Args:
+        weight: shape (P, B).
+        bias: shape (P,).
+        voting: how decision values become classes.
+        classes: class labels, or None for a regressor.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, voting: Voting, classes: Sequence[Any] | None) -> None:
+        super().__init__(voting, classes)
+        self.n_outputs, self.n_inputs = weight.shape
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the decision values, shape (N, P)."""
+        return x @ self.weight.T + self.bias
+
+    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return ``grad w``."""
+        return grad @ self.weight
+
+
+@dataclass(frozen=True)
+class SupportVectorEffect:
+    """How strongly each support vector pulls on the maps of an SVM at given components.
+
+    The gradient of a decision is a sum over support vectors, ``da(p)/dp = sum_i alpha_i c_i dK(p_i, p)/dp``, and the
+    weights of a map are its product with the weights of the components. E is the length of one summand's second factor:
+
+    ========== ============================== ==============================================================
+    kernel     dK(p_i, p)/dp                  E(p_i, p)
+    ========== ============================== ==============================================================
+    RBF        2 gamma K (p_i - p)            2 gamma d exp(-gamma d^2), d = |p_i - p|; 0 at distance 0 and at
+                                              infinity, largest at 1 / sqrt(2 gamma): sqrt(2 gamma) e^(-1/2)
+    linear     p_i                            |p_i|, the same at every p
+    polynomial degree gamma z^(degree-1) p_i  |degree gamma z^(degree-1)| |p_i|, z = gamma <p_i, p> + coef0:
+                                              grows with the projection on p_i and has no largest value
+    sigmoid    gamma sech(z)^2 p_i            |gamma| sech(z)^2 |p_i|: largest where z = 0
+    ========== ============================== ==============================================================
+
+    Attributes:
+        norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` of the paper, shape (N, I).
+        signed: ``alpha_i c_i E(p_i, p)``, shape (N, P, I); 0 where the vector takes no part. For a class that was asked
+            for P is 1, and the sign is plus where the training image speaks for that class. Otherwise there is one row
+            per decision value: for two classes a single one, plus for the second of ``classes_``; for more, those of
+            the pairs (0, 1), (0, 2), ..., (1, 2), ..., plus for the first of the pair.
+        indices: positions of the support vectors in the training set (scikit-learn's ``support_``), shape (I,).
+    """
+
+    norm: Tensor
+    signed: Tensor
+    indices: Tensor
+
+
+class KernelSVM(Decision):
+    """``a(p) = sum_i alpha_i c_i K(p_i, p) + g`` for every pair of classes (the SVM layer of the paper).
+
+    The machines share their support vectors: vector i of class c takes part in the C - 1 decisions of c, with the
+    coefficients of its column in ``dual_coef`` (scikit-learn's layout). One machine alone has a single row.
+
+    Args:
+        kernel: the kernel K.
+        support_vectors: p_i, shape (I, B), grouped by class.
+        dual_coef: alpha_i c_i, shape (C - 1, I), or (1, I) for a single machine.
+        intercept: g, shape (P,).
+        n_support: support vectors per class, C numbers.
+        support: positions of the support vectors in the training set, shape (I,).
+        voting: how decision values become classes.
+        classes: class labels, or None for a regressor.
+    """
+
+    support_vectors: Tensor
+    dual_coef: Tensor
+    intercept: Tensor
+    support: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        support_vectors: Tensor,
+        dual_coef: Tensor,
+        intercept: Tensor,
+        n_support: Sequence[int],
+        support: Tensor,
+        voting: Voting,
+        classes: Sequence[Any] | None,
+    ) -> None:
+        super().__init__(voting, classes)
+        self.kernel = kernel
+        self.n_inputs, self.n_outputs = support_vectors.shape[1], len(intercept)
+        self.n_support = [int(n) for n in n_support]
+        self.register_buffer("support_vectors", support_vectors)
+        self.register_buffer("dual_coef", dual_coef)
+        self.register_buffer("intercept", intercept)
+        self.register_buffer("support", support)
+
+    def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
+        """Return how strongly each support vector pulls at x, shape (N, B).
+
+        Args:
+            x: components.
+            seeds: derivatives of K targets by the decision values, shape (K, P); None: the decision values themselves.
+
+        Returns:
+            The effect, ``signed`` of shape (N, K, I).
+        """
+        norm = self.kernel.effect(self.kernel.argument(x, self.support_vectors), self.support_vectors)
+        seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
+        return SupportVectorEffect(norm, self._coefficients(seeds.unsqueeze(0)) * norm.unsqueeze(1), self.support)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the decision values, shape (N, P)."""
+        return self.evaluate(x)[0]
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the decision values, and the kernel's argument."""
+        argument = self.kernel.argument(x, self.support_vectors)
+        return self._decision(self.kernel.value(argument)), argument
+
+    def _decision(self, values: Tensor) -> Tensor:
+        """Return the decision values for the kernel's values, shape (N, I)."""
+        if len(self.dual_coef) == 1:
+            return values @ self.dual_coef.T + self.intercept
+        blocks = zip(values.split(self.n_support, 1), self.dual_coef.split(self.n_support, 1), strict=True)
+        # parts[:, c, r]: what the vectors of class c give to its r-th decision, that against class r or r + 1.
+        parts = torch.stack([value @ coef.T for value, coef in blocks], 1)
+        first, second = pairs(len(self.n_support), values.device)
+        return parts[:, first, second - 1] + parts[:, second, first] + self.intercept
+
+    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return ``grad da/dp``, which underflows to 0 far from every support vector: see ``pullback_scaled``."""
+        scaled, log_scale = self.pullback_scaled(x, grad)
+        return scaled * log_scale.exp().unsqueeze(-1)
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``grad da/dp / exp(log_scale)``, shape (N, K, B), and ``log_scale``, shape (N, K)."""
+        argument = self.kernel.argument(x, self.support_vectors) if kept is None else kept
+        return self.kernel.pullback(argument, x, self.support_vectors, self._coefficients(grad))
+
+    def _coefficients(self, grad: Tensor) -> Tensor:
+        """Return the coefficient of every support vector, shape (N, K, I), for seeds of shape (N, K, P)."""
+        if len(self.dual_coef) == 1:
+            return grad @ self.dual_coef
+        n_classes = len(self.n_support)
+        first, second = pairs(n_classes, grad.device)
+        parts = grad.new_zeros(*grad.shape[:2], n_classes, n_classes - 1)
+        parts[..., first, second - 1] = grad
+        parts[..., second, first] = grad
+        blocks = zip(parts.unbind(2), self.dual_coef.split(self.n_support, 1), strict=True)
+        return torch.cat([part @ coef for part, coef in blocks], -1)
+
+
+class Ensemble(Decision):
+    """Decision values of several machines side by side, each behind stages of its own.
+
+    Args:
+        members: the stages of each machine, a decision at the end.
+        sign: factor on all decision values.
+        voting: how decision values become classes.
+        classes: class labels.
+    """
+
+    def __init__(self, members: Sequence[Chain], sign: float, voting: Voting, classes: Sequence[Any] | None) -> None:
+        super().__init__(voting, classes)
+        self.n_inputs = members[0].n_inputs
+        self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
+        self.n_outputs = sum(self.sizes)
+        self.sign = sign
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the decision values of all members, shape (N, P)."""
+        return self.evaluate(x)[0]
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Return the decision values of all members, and what each of them kept."""
+        values, kept = zip(*(member.evaluate(x) for member in stages_in(self.members)), strict=True)
+        return self.sign * torch.cat(values, -1), kept
+
+    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Any = None) -> tuple[Tensor, Tensor]:
+        """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
+        pulled = []
+        kept = [None] * len(self.members) if kept is None else kept
+        for member, seed, of_member in zip(stages_in(self.members), grad.split(self.sizes, -1), kept, strict=True):
+            part, log_scale = member.pullback_scaled(x, self.sign * seed, of_member)
+            log_scale = part.new_zeros(part.shape[:2]) if log_scale is None else log_scale
+            # A member that takes no part must not set the scale of the others.
+            pulled.append((part, torch.where(part.any(-1), log_scale, -torch.inf)))
+        largest = torch.stack(torch.broadcast_tensors(*(log_scale for _, log_scale in pulled))).amax(0)
+        largest = torch.where(largest.isfinite(), largest, 0.0)
+        terms = [part * (log_scale - largest).exp().unsqueeze(-1) for part, log_scale in pulled]
+        return torch.stack(torch.broadcast_tensors(*terms)).sum(0), largest

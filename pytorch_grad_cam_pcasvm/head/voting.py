@@ -1,0 +1,239 @@
+"""Voting: how the decision values of a machine become classes.
+
+A machine gives P decision values for an image: one per pair of classes for one-vs-one, one per class for one-vs-rest, a
+single one for two classes or a regressor. A *voting* turns them into per-class margins, scores and predictions. Margins
+are linear in the decision values, so the gradient of a target is a row vector over them, its *seed*.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head.calibration import Calibration
+
+
+class Voting(ABC):
+    """How P decision values of an image become margins and scores of C classes."""
+
+    n_classes: int
+
+    @abstractmethod
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return what is explained of each class: (..., P) to (..., C), linear."""
+
+    @abstractmethod
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return the derivative of a class's margin, or of its decision against ``versus``, by the decision values.
+
+        Args:
+            category: class indices, shape (...).
+            versus: class indices, shape (...), or None.
+            decision: decision values, shape (..., P), for dtype and device.
+
+        Returns:
+            Seeds, shape (..., P).
+        """
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return what scikit-learn's ``decision_function`` gives, with columns [-a, a] for two classes."""
+        return self.margins(decision)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return per-class values, shape (..., C), whose order is that of the classes."""
+        return self.margins(decision)
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return the index of the predicted class, shape (...)."""
+        return self.ranking(decision).argmax(-1)
+
+    def probabilities(self, decision: Tensor) -> Tensor:
+        """Return calibrated probabilities of the classes as ``predict_proba`` gives them, shape (..., C)."""
+        raise ValueError(
+            "the head gives no calibrated probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
+            "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
+        )
+
+
+class Regression(Voting):
+    """A regressor: one value and no classes."""
+
+    n_classes = 1
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the value itself."""
+        return decision
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return ones."""
+        return torch.ones_like(decision)
+
+    def prediction(self, decision: Tensor) -> Tensor:
+        """Return what the estimator predicts, shape (N,)."""
+        return decision[..., 0]
+
+
+class OneClass(Regression):
+    """A one-class machine: inliers are 1, outliers -1."""
+
+    def prediction(self, decision: Tensor) -> Tensor:
+        """Return 1 where the value is positive, otherwise -1."""
+        return torch.where(decision[..., 0] > 0, 1, -1)
+
+
+class Binary(Voting):
+    """Two classes, one value a: positive for the second class.
+
+    Args:
+        zero_is_second: a value of exactly 0 is the second class, as in libsvm, not the first, as in linear classifiers.
+    """
+
+    n_classes = 2
+
+    def __init__(self, *, zero_is_second: bool = False) -> None:
+        self.zero_is_second = zero_is_second
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return [-a, a]."""
+        return torch.cat([-decision, decision], -1)
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return 1 for the second class and -1 for the first: each is also its decision against the other."""
+        sign = 2 * category - 1 if versus is None else category - versus
+        return sign.to(decision.dtype).unsqueeze(-1)
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return 1 where the value is positive."""
+        value = decision[..., 0]
+        return ((value >= 0) if self.zero_is_second else (value > 0)).long()
+
+
+class BinaryVote(Binary):
+    """Two classes of a OneVsOneClassifier, whose score is a vote plus the squashed value."""
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return [-s, s] with ``s = (a > 0) + a / (3 (|a| + 1))``."""
+        return self.margins((decision > 0) + decision / (3 * (decision.abs() + 1)))
+
+
+class OneVsRest(Voting):
+    """One value per class; the decision between two classes is their difference."""
+
+    def __init__(self, n_classes: int) -> None:
+        self.n_classes = n_classes
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the values themselves."""
+        return decision
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return e_c, or e_c - e_d for class c against d."""
+        seed = _one_hot(category, decision)
+        return seed if versus is None else seed - _one_hot(versus, decision)
+
+
+class OneVsOne(Voting):
+    """One value per pair of classes i < j, positive for i (the order of libsvm).
+
+    Args:
+        n_classes: number of classes C.
+        pairwise_scores: scores are the pairwise values (``decision_function_shape="ovo"``).
+        break_ties: the largest score wins (``break_ties=True``), not the lowest of the classes with most votes.
+    """
+
+    def __init__(self, n_classes: int, *, pairwise_scores: bool = False, break_ties: bool = False) -> None:
+        self.n_classes = n_classes
+        self.pairwise_scores = pairwise_scores
+        self.break_ties = break_ties
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the sum of each class's signed pairwise values."""
+        return self._tally(decision, -decision)
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return +1 where c is the pair's first class, -1 where it is the second; only the pair {c, d} against d."""
+        first, second = pairs(self.n_classes, decision.device)
+        c = category.unsqueeze(-1)
+        wins, loses = c == first, c == second
+        if versus is not None:
+            d = versus.unsqueeze(-1)
+            wins, loses = wins & (d == second), loses & (d == first)
+        return wins.to(decision.dtype) - loses.to(decision.dtype)
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return the pairwise values, or votes plus squashed margins ``s / (3 (|s| + 1))``, as scikit-learn does."""
+        return decision if self.pairwise_scores else self.ranking(decision)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return votes plus squashed margins, shape (..., C)."""
+        margins = self.margins(decision)
+        votes = self._tally((decision >= 0).to(decision.dtype), (decision < 0).to(decision.dtype))
+        return votes + margins / (3 * (margins.abs() + 1))
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return the class with most votes, the lowest index among equals; with ``break_ties`` the best score."""
+        if self.break_ties:
+            return self.ranking(decision).argmax(-1)
+        # libsvm gives a value of exactly 0 to the second class, decision_function to the first.
+        wins = decision > 0
+        return self._tally(wins.to(decision.dtype), (~wins).to(decision.dtype)).argmax(-1)
+
+    def _tally(self, for_first: Tensor, for_second: Tensor) -> Tensor:
+        """Add up pairwise values (..., P) per class (..., C)."""
+        first, second = pairs(self.n_classes, for_first.device)
+        total = for_first.new_zeros(*for_first.shape[:-1], self.n_classes)
+        return total.index_add(-1, first, for_first).index_add(-1, second, for_second)
+
+
+class Calibrated(Voting):
+    """Probabilities of calibrated classifiers: the mean over members, each a voting on its own decision values.
+
+    Margins are the mean of the members' margins: they are explained, since probabilities saturate.
+
+    Args:
+        votings: one per member.
+        sizes: decision values of each member.
+        calibrations: one per member, from its scores (..., C), or (..., 1) for two classes, to probabilities (..., C).
+    """
+
+    def __init__(self, votings: Sequence[Voting], sizes: Sequence[int], calibrations: Sequence[Calibration]) -> None:
+        self.n_classes = votings[0].n_classes
+        self.votings, self.sizes, self.calibrations = list(votings), list(sizes), list(calibrations)
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the mean of the members' margins."""
+        parts = decision.split(self.sizes, -1)
+        return torch.stack([voting.margins(part) for voting, part in zip(self.votings, parts, strict=True)]).mean(0)
+
+    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+        """Return the members' seeds, divided by their number."""
+        parts = decision.split(self.sizes, -1)
+        seeds = [voting.seed(category, versus, part) for voting, part in zip(self.votings, parts, strict=True)]
+        return torch.cat(seeds, -1) / len(self.votings)
+
+    def probabilities(self, decision: Tensor) -> Tensor:
+        """Return the mean of the members' calibrated probabilities."""
+        probabilities = []
+        parts = decision.split(self.sizes, -1)
+        for voting, part, calibration in zip(self.votings, parts, self.calibrations, strict=True):
+            scores = voting.scores(part)
+            probabilities.append(calibration(scores[..., 1:] if self.n_classes == 2 else scores))
+        return torch.stack(probabilities).mean(0)
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return the probabilities: what ``predict_proba`` gives."""
+        return self.probabilities(decision)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return the probabilities."""
+        return self.probabilities(decision)
+
+
+def pairs(n_classes: int, device: torch.device) -> Tensor:
+    """Return the classes i < j of each pair in the order of libsvm, shape (2, C (C - 1) / 2)."""
+    return torch.triu_indices(n_classes, n_classes, 1, device=device)
+
+
+def _one_hot(index: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter(-1, index.unsqueeze(-1), 1.0)
