@@ -5,7 +5,8 @@
 
 The convolutions of an ImageNet classifier are frozen; dense layers of 40, 30, 20 and C units are trained on them, PCA
 is fitted on the second, and a linear and an RBF SVM on its components. What it leaves in --out: scores.json, the
-trained layers, both heads, every figure, and index.html. A run that was interrupted goes on where it stopped.
+trained layers, both heads, every figure, and index.html, one file with the figures in it that can be mailed. A run that
+was interrupted goes on where it stopped.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from experiment.problems import RunError
 from matplotlib.figure import Figure
 from safetensors.torch import save_file
 from sklearn.decomposition import PCA
-from sklearn.metrics import f1_score
+from sklearn.metrics import confusion_matrix, f1_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.svm import SVC
 
@@ -229,6 +230,8 @@ def run(options: argparse.Namespace) -> Path:
     )  # fmt: skip
 
     pca = PCA(svd_solver="covariance_eigh").fit(q["training"].astype(np.float64))
+    right = np.all([guess == labels["test"] for guess in predicted["test"].values()], axis=0)
+    shown_images = one_per_class(labels["test"], right)
     scores = {
         "dataset": options.dataset,
         "classes": list(data.classes),
@@ -239,6 +242,17 @@ def run(options: argparse.Namespace) -> Path:
         }
         | {"weights": origin["weights"]},
         "macro F1": f1,
+        "test confusion, by true class": {
+            model: confusion_matrix(labels["test"], guess, labels=range(len(data.classes))).tolist()
+            for model, guess in predicted["test"].items()
+        },
+        "shown": [
+            {
+                "class": data.classes[labels["test"][i]],
+                "predicted": {model: data.classes[guess[i]] for model, guess in predicted["test"].items()},
+            }
+            for i in shown_images.tolist()
+        ],
         "best epoch": course.best_epoch,
         "validation accuracy": course.accuracies,
         "contribution ratios": (100 * pca.explained_variance_ratio_).tolist(),
@@ -250,8 +264,7 @@ def run(options: argparse.Namespace) -> Path:
             "scikit-learn": sklearn.__version__,
         },
     }
-    right = np.all([guess == labels["test"] for guess in predicted["test"].values()], axis=0)
-    figures = _figures(options, data, cnn, nets, heads, q, labels, pca, one_per_class(labels["test"], right))
+    figures = _figures(options, data, cnn, nets, heads, q, labels, pca, shown_images, scores["shown"])
     figures["training.png"] = ("Validation accuracy of every epoch; the star is the one taken.",
                                report.plot_training(course.accuracies))  # fmt: skip
     figures["curves.png"] = ("Deletion and insertion curves of the maps, of random maps and of another image's map.",
@@ -270,11 +283,13 @@ def _figures(
     labels: dict[str, np.ndarray],
     pca: PCA,
     chosen: np.ndarray,
+    answers: list[dict[str, Any]],
 ) -> dict[str, tuple[str, Figure]]:
     """Return the paper's figures, with their captions, by file name."""
     x = images(data.test, chosen, options.size).to(options.device)
     pictures = shown(x)
-    titles = [data.classes[label] for label in labels["test"][chosen]]
+    titles = [report.row_title(answer) for answer in answers]
+    of_first = answers[0]["class"]
     components = [PCATarget(b) for b in range(options.components)]
 
     def explained(model: torch.nn.Module, targets: list[Any] | None) -> Any:
@@ -289,9 +304,11 @@ def _figures(
     p = {part: heads["RBF-SVM"][:-1].transform(rows.astype(np.float64)) for part, rows in q.items()}
     dims = tuple(range(min(3, options.components)))
     output = nets["RBF-SVM"](x)
-    first = output.head.classes_[output.head.rule.predicted(output.decision[:1]).item()]
+    first = int(output.labels()[0])
     effect = output.head.support_vector_effect(output.components[:1], first)
     sign = "positive: speaks for it"
+    if data.classes[first] != of_first:
+        sign += f"; a wrong answer: the image is of {of_first!r}"
     result = {
         "maps.png": (
             "Input, Grad-CAM of the CNN, what raises and what lowers every component (a pair shares its scale, to nu), "
@@ -311,7 +328,7 @@ def _figures(
             plot_support_vector_effect(),
         ),
         "jacobian.png": (
-            f"The Jacobian of one image ({titles[0]}): pixels of one feature map, dense units, components.",
+            f"The Jacobian of one image ({of_first}): pixels of one feature map, dense units, components.",
             plot_jacobian(nets["Lin-SVM"], cnn.features, x[0]),
         ),
         "support_vectors.png": (
@@ -346,7 +363,8 @@ def _write(
         for name, (_, figure) in figures.items():
             figure.savefig(new / name, dpi=100)
         (new / "scores.json").write_text(json.dumps(scores, indent=1, allow_nan=False))
-        (new / "index.html").write_text(report.page(scores, {name: caption for name, (caption, _) in figures.items()}))
+        pictures = {name: (caption, (new / name).read_bytes()) for name, (caption, _) in figures.items()}
+        (new / "index.html").write_text(report.page(scores, pictures))
         save_file(cnn.classifier.state_dict(), new / "dense.safetensors")
         for name, net in nets.items():
             net.head.save(new / f"{name}.safetensors")

@@ -1,6 +1,5 @@
 """ClosedFormGradCAM: the host's GradCAM, from one forward pass and closed-form Jacobians."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -12,36 +11,39 @@ from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError
-from pytorch_grad_cam_pcasvm.features import all_finite, checked_images
+from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError, warn
+from pytorch_grad_cam_pcasvm.features import all_finite, checked_images, flatten
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, divided, largest, signed_maps, upsampled, warn_of_blanks
-from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, modules_of, uncompiled
+from pytorch_grad_cam_pcasvm.modules import (
+    device_of,
+    eager,
+    evaluating,
+    layer_name,
+    modules_of,
+    refuse_parallel,
+    uncompiled,
+)
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
-from pytorch_grad_cam_pcasvm.targets import (
-    PCATarget,
-    PredictedScore,
-    ScoreTarget,
-    SVMTarget,
-    Target,
-    feature_gradients,
-    feature_gradients_per_image,
-)
+from pytorch_grad_cam_pcasvm.seeds import Seeds, seeds_of, seeds_per_image
+from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
 
 
 class ClosedFormGradCAM(GradCAM):
     """Grad-CAM through PCA and SVM, for a whole batch, from one forward pass and no backward pass.
 
     ``cam(input_tensor, targets)`` is the host's call; :meth:`explain` gives every component and decision at once as
-    signed maps, :meth:`jacobians` the full Jacobians. The model runs in evaluation mode; its training flags are put
-    back, and its gradients and hooks are left alone.
+    signed maps, :meth:`jacobians` the full Jacobians. The network's own forward runs in every call, in evaluation mode;
+    its training flags are put back, and its gradients and hooks are left alone. What goes around a target layer, as a
+    skip connection, is a constant, as in the host.
 
     Args:
-        model: a :class:`PCASVMNet`, or any classifier with a dense end: then the host's Grad-CAM. Of a compiled one,
-            what was compiled: maps need the modules themselves.
-        target_layers: layers whose activations become maps, as in the host; their outputs are (N, T, H, W) or
+        model: a :class:`PCASVMNet`, or any network with a differentiable end: then the host's Grad-CAM. Of a compiled
+            one, what was compiled: maps need the modules themselves.
+        target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
             (N, T, D, H, W), if need be after ``reshape_transform``.
         reshape_transform: brings activations to (N, T, H, W), as in the host.
         jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path
@@ -50,15 +52,14 @@ class ClosedFormGradCAM(GradCAM):
             one at least. None: all at once.
 
     Raises:
-        NoClosedFormError: the path has a layer without a rule, or the target layer is not the only way to the features.
-        TypeError: the model is not a module, or the target layers are no list of modules.
-        ValueError: an unknown ``jacobian``, no target layer, or one that is not in the network before the features.
+        TypeError: the model is not a module, or the target layers are no list of modules or names.
+        ValueError: an unknown ``jacobian``, no target layer, one that is not in the network, or a DataParallel.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        target_layers: list[nn.Module],
+        target_layers: Sequence[nn.Module | str],
         reshape_transform: Callable[[Tensor], Tensor] | None = None,
         *,
         jacobian: str = "closed_form",
@@ -70,24 +71,26 @@ class ClosedFormGradCAM(GradCAM):
             raise ValueError(f"jacobian must be 'closed_form', 'auto' or 'autograd', got {jacobian!r}")
         if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes <= 0):
             raise ValueError(f"max_bytes must be a positive integer or None, got {max_bytes!r}")
-        if not isinstance(target_layers, list | tuple) or not all(isinstance(t, nn.Module) for t in target_layers):
-            raise TypeError(f"target_layers must be a list of modules, got {target_layers!r:.80}")
+        if not isinstance(target_layers, list | tuple) or not all(
+            isinstance(layer, nn.Module | str) for layer in target_layers
+        ):
+            raise TypeError(f"target_layers must be a list of modules or their names, got {target_layers!r:.80}")
         if not target_layers:
             raise ValueError("target_layers is empty: name the layer whose activations become the map")
         model = uncompiled(model)
+        refuse_parallel(model)
         _refuse_what_is_around(model)
-        self._net = (model.backbone, model.layer) if isinstance(model, PCASVMNet) else (model, None)
-        names = [layer_name(self._net[0], layer) for layer in target_layers]
-        if None in names:
-            raise ValueError("the target layer is the network itself: choose one of its layers")
-        self._target_names = [name for name in names if name is not None]
+        self.jacobian = jacobian
+        self.max_bytes = max_bytes
+        self._given = list(target_layers)
+        self._names: list[str | None] = [None] * len(self._given)
+        self._by_autograd = jacobian == "autograd"
+        self._checked: set[Any] = set()
+        backbone, _, names = self._layers(model)
         with evaluating(model):
-            super().__init__(model, target_layers, reshape_transform)
+            super().__init__(model, [backbone.get_submodule(name) for name in names], reshape_transform)
             # Nothing here needs the host's hooks, which copy every activation to the CPU.
             self.activations_and_grads.release()
-            self.jacobian = jacobian
-            self.max_bytes = max_bytes
-            self._renew_path()
 
     def __call__(
         self,
@@ -110,6 +113,7 @@ class ClosedFormGradCAM(GradCAM):
             every other target scaled as the host does.
 
         Raises:
+            NoClosedFormError: the path has a step without a rule.
             TypeError: the input is no floating-point tensor, or a target not callable.
             ValueError: an empty batch, NaN or infinite values, a number of targets unlike the batch, or a target that
                 the head does not know.
@@ -127,32 +131,34 @@ class ClosedFormGradCAM(GradCAM):
             Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device.
 
         Raises:
+            NoClosedFormError: the path has a step without a rule.
             TypeError: the input is no floating-point tensor, or a target not callable.
             ValueError: an empty batch, NaN or infinite values, no targets, several target layers, or a target that
                 the head does not know.
         """
-        x = self._checked(input_tensor)
+        x = self._checked_images(input_tensor)
+        self._only_layer()
         with self._running(x):
             passed, output = self._run(x)
-            activations = self._activations(passed, self._only_layer())
+            activations = self._activations(passed, 0)
             targets = self._default_targets(output) if targets is None else _as_list(targets)
-            dtype = torch.promote_types(passed.features.dtype, torch.float32)
             weights, log_scales, values = [], [], []
-            for chunk in self._chunks(targets, passed):
-                grad, log_scale, value = feature_gradients(output, chunk, dtype)
-                weights.append(self._weights(passed, grad, self._only_layer()))
-                log_scales.append(log_scale)
-                values.append(value)
+            for chunk in self._chunks(targets, passed, len(x)):
+                seeds = seeds_of(output, len(x), chunk, _precision(passed))
+                weights.append(self._weights(passed, seeds, 0))
+                log_scales.append(seeds.log_scale)
+                values.append(seeds.values)
             weight = _joined(weights).contiguous()  # not a view of one image's numbers for all of them
             maps = signed_maps(weight, activations)
             nu = largest(maps)
+        result = SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales).contiguous(), targets, output)
         if maps.device.type == "cpu":
             _check_finite(nu)
             if not bool(nu.all()):
                 warn_of_blanks(maps, maps, lambda image, k: targets[k])
         if isinstance(output, HeadOutput):
-            output.levels = list(output.levels)  # what was kept for the pullback is not needed any more
-        return SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales).contiguous(), targets, output)
+            output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
+        return result
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
         """Return the full Jacobians of components and margins with respect to the activations (Algorithm 1).
@@ -164,13 +170,15 @@ class ClosedFormGradCAM(GradCAM):
             ``components`` (N, T, B, H W) and ``margins`` (N, T, C, H W), on the model's device.
 
         Raises:
+            NoClosedFormError: the path has a step without a rule.
             TypeError: the input is no floating-point tensor.
             ValueError: an empty batch, NaN or infinite values, or several target layers.
         """
-        x = self._checked(input_tensor)
+        x = self._checked_images(input_tensor)
+        self._only_layer()
         with self._running(x):
             passed, output = self._run(x)
-            activations = self._activations(passed, self._only_layer())
+            activations = self._activations(passed, 0)
             of_components, _ = self._jacobian(passed, output, _every_component(output))
             of_margins, log_scale = self._jacobian(passed, output, _every_class(output))
         return Jacobians(of_components, of_margins, log_scale, activations, output)
@@ -188,7 +196,7 @@ class ClosedFormGradCAM(GradCAM):
         Returns:
             Maps, float32, shape (N, H, W), in [0, 1].
         """
-        x = self._checked(input_tensor)
+        x = self._checked_images(input_tensor)
         targets = self._targets_per_image(x, targets)
         layers = self._layer_maps(x, targets, eigen_smooth)
         by_nu = np.array([isinstance(target, PCATarget) for target in targets])
@@ -211,7 +219,7 @@ class ClosedFormGradCAM(GradCAM):
         Returns:
             One float32 array per target layer.
         """
-        x = self._checked(input_tensor)
+        x = self._checked_images(input_tensor)
         return self._layer_maps(x, self._targets_per_image(x, targets), eigen_smooth)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
@@ -220,35 +228,34 @@ class ClosedFormGradCAM(GradCAM):
     def __del__(self) -> None:
         """Do nothing: there are no hooks to release."""
 
-    def _renew_path(self) -> None:
-        path, self._modules = self._make_path(), modules_of(self.model)
-        self._path = path
+    def _layers(self, model: nn.Module) -> tuple[nn.Module, str | None, list[str]]:
+        """Return the backbone, the name of its feature layer, and those of the target layers, as they are now."""
+        backbone, layer = model.feature_layer() if isinstance(model, PCASVMNet) else (model, None)
+        pairs = zip(self._names, self._given, strict=True)
+        if any(name is None or not _is_at(backbone, name, given) for name, given in pairs):
+            self._names = [layer_name(backbone, given) for given in self._given]
+            if None in self._names:
+                raise ValueError("the target layer is the network itself: choose one of its layers")
+        return backbone, layer, [str(name) for name in self._names]
 
-    def _make_path(self) -> Path | AutogradPath:
-        if self.jacobian != "autograd":
-            try:
-                return Path(*self._net, self._target_names)
-            except NoClosedFormError as error:
-                self._fall_back(error, stacklevel=5)
-        return AutogradPath(*self._net, self._target_names)
-
-    def _fall_back(self, error: NoClosedFormError, stacklevel: int = 4) -> None:
-        if self.jacobian == "closed_form":
-            raise error
-        warnings.warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning, stacklevel=stacklevel)
-        self.jacobian = "autograd"
-
-    def _run(self, x: Tensor) -> tuple[Pass, Tensor]:
+    def _run(self, x: Tensor) -> tuple[Pass, Any]:
         """Run the network once; return the pass and the network's output."""
-        try:
-            passed: Pass = self._path.run(x)
-        except NoClosedFormError as error:
-            self._fall_back(error)
-            self._renew_path()
-            passed = self._path.run(x)
         if isinstance(self.model, PCASVMNet):
-            return passed, HeadOutput.of(self.model.head, self.model.head(passed.features))
-        return passed, passed.features
+            _refuse_what_is_around(self.model)  # hooks may have come since
+        layers = self._layers(self.model)
+        passed: Pass | None = None
+        if not self._by_autograd:
+            try:
+                passed = Path(*layers, checked=self._checked).run(x)
+            except NoClosedFormError as error:
+                if self.jacobian == "closed_form":
+                    raise
+                warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning)
+                self._by_autograd = True
+        passed = AutogradPath(*layers).run(x) if passed is None else passed
+        if isinstance(self.model, PCASVMNet):
+            return passed, self.model.of_features(flatten(passed.output))
+        return passed, passed.output
 
     def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
         """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
@@ -256,14 +263,21 @@ class ClosedFormGradCAM(GradCAM):
         with self._running(x):
             passed, output = self._run(x)
             self.outputs = output  # where the host keeps it
-            dtype = torch.promote_types(passed.features.dtype, torch.float32)
-            grad = feature_gradients_per_image(output, targets, dtype)
+            seeds = seeds_per_image(output, len(x), targets, _precision(passed))
             layers = []
-            for layer in range(len(self.target_layers)):
+            for layer in range(len(self._given)):
                 activations = self._activations(passed, layer)
-                weights = self._weights(passed, grad, layer)
+                if eigen_smooth and activations[0, 0].numel() == 1:
+                    raise ValueError(
+                        "eigen_smooth takes a principal component over positions, and the maps of "
+                        f"{self._name(layer)} have one: choose a layer with more, or eigen_smooth=False"
+                    )
+                weights = self._weights(passed, seeds, layer)
                 layers.append(_one_per_image(weights, activations, targets, x.shape[2:], size, eigen_smooth))
         return layers
+
+    def _name(self, layer: int) -> str:
+        return repr(self._layers(self.model)[2][layer])
 
     def _activations(self, passed: Pass, layer: int) -> Tensor:
         """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
@@ -272,54 +286,60 @@ class ClosedFormGradCAM(GradCAM):
             activations = self.reshape_transform(activations)
         if activations.dim() not in (4, 5):
             raise ValueError(
-                f"the activations of {self._target_names[layer]!r} have shape {tuple(activations.shape)}: a map needs "
+                f"the activations of {self._name(layer)} have shape {tuple(activations.shape)}: a map needs "
                 "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer or pass a reshape_transform"
             )
         return activations
 
-    def _pullback(self, passed: Pass, grad: Tensor, layer: int) -> Tensor:
-        """Return the derivative of K targets with respect to the activations, shape (N, K, T, H, W)."""
-        with full_precision(grad.device):
-            pulled = passed.pullback(grad, layer)
+    def _grads(self, passed: Pass, seeds: Seeds) -> list[Tensor | None]:
+        """Return the seeds in the shapes of what the pass gave."""
+        if not isinstance(self.model, PCASVMNet):
+            return seeds.grads
+        (grad,) = seeds.grads
+        return [None if grad is None else grad.reshape(len(grad), *passed.output.shape)]
+
+    def _pullback(self, passed: Pass, seeds: Seeds, layer: int) -> Tensor:
+        """Return the derivative of K targets with respect to the activations, shape (K, N, T, H, W)."""
+        with full_precision(seeds.values.device):
+            pulled = passed.pullback(self._grads(passed, seeds), layer)
         if self.reshape_transform is None:
             return pulled
         return self.reshape_transform(pulled.flatten(0, 1)).unflatten(0, pulled.shape[:2])
 
-    def _weights(self, passed: Pass, grad: Tensor, layer: int) -> Tensor:
+    def _weights(self, passed: Pass, seeds: Seeds, layer: int) -> Tensor:
         """Return the weights of the maps, shape (N, K, T)."""
         if self.reshape_transform is not None:
-            return self._pullback(passed, grad, layer).flatten(3).sum(-1)
-        with full_precision(grad.device):
-            return passed.weights(grad, layer)
+            return self._pullback(passed, seeds, layer).flatten(3).sum(-1).transpose(0, 1)
+        with full_precision(seeds.values.device):
+            return passed.weights(self._grads(passed, seeds), layer).transpose(0, 1)
 
-    def _jacobian(self, passed: Pass, output: Tensor, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
+    def _jacobian(self, passed: Pass, output: Any, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
         if not targets:
             return None, None
-        dtype = torch.promote_types(passed.features.dtype, torch.float32)
         parts, log_scales = [], []
-        for chunk in self._chunks(targets, passed):
-            grad, log_scale, _ = feature_gradients(output, chunk, dtype)
-            parts.append(self._pullback(passed, grad, self._only_layer()).flatten(3).transpose(1, 2))
-            log_scales.append(log_scale)
+        for chunk in self._chunks(targets, passed, len(passed.activations[0])):
+            seeds = seeds_of(output, len(passed.activations[0]), chunk, _precision(passed))
+            parts.append(self._pullback(passed, seeds, 0).flatten(3).permute(1, 2, 0, 3))
+            log_scales.append(seeds.log_scale)
         return _joined(parts, 2), _joined(log_scales).contiguous()
 
-    def _chunks(self, targets: Sequence[Target], passed: Pass) -> Iterator[Sequence[Target]]:
+    def _chunks(self, targets: Sequence[Target], passed: Pass, count: int) -> Iterator[Sequence[Target]]:
         size = len(targets)
         if self.max_bytes is not None:
             needed = passed.bytes_per_target()
             if isinstance(self.model, PCASVMNet):
-                needed = max(needed, self.model.head.bytes_per_target(len(passed.features)))
+                needed = max(needed, self.model.head.bytes_per_target(count))
             size = max(1, self.max_bytes // needed)
         return (targets[start : start + size] for start in range(0, len(targets), size))
 
-    def _default_targets(self, output: Tensor) -> list[Target]:
+    def _default_targets(self, output: Any) -> list[Target]:
         """Return every component, then the predicted class."""
         if not isinstance(output, HeadOutput):
             return [ScoreTarget()]
         return [*_every_component(output), *([] if output.decision is None else [SVMTarget()])]
 
     def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
-        if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_level is None:
+        if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
             raise ValueError("targets=None needs a head with an SVM, and this one has none: use PCATarget")
         if targets is None:
             targets = PredictedScore() if isinstance(self.model, PCASVMNet) else ScoreTarget()
@@ -333,12 +353,11 @@ class ClosedFormGradCAM(GradCAM):
             )
         return targets
 
-    def _only_layer(self) -> int:
-        if len(self.target_layers) > 1:
+    def _only_layer(self) -> None:
+        if len(self._given) > 1:
             raise ValueError("explain and jacobians take one target layer: make one ClosedFormGradCAM for each")
-        return 0
 
-    def _checked(self, x: Tensor) -> Tensor:
+    def _checked_images(self, x: Tensor) -> Tensor:
         return checked_images(x).to(device_of(self.model))
 
     @contextmanager
@@ -346,19 +365,29 @@ class ClosedFormGradCAM(GradCAM):
         """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
         kind = x.device.type
         with ExitStack() as stack:
-            known = None
-            if isinstance(self._path, Path):
-                if self._path.stale():
-                    with evaluating(self.model):
-                        self._renew_path()
-                known = self._modules  # as they were when it was traced
-            stack.enter_context(evaluating(self.model, known))
+            modules = modules_of(self.model)
+            stack.enter_context(evaluating(self.model, modules))
+            stack.enter_context(eager(modules))
             # Not inference mode, whose tensors a user could not train on.
             stack.enter_context(torch.no_grad())
             if torch.is_autocast_enabled(kind):
                 dtype = torch.get_autocast_dtype(kind)
                 stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=False))
             yield
+
+
+def _is_at(backbone: nn.Module, name: str, given: nn.Module | str) -> bool:
+    """Return whether a target layer is still where it was found: looking for it takes longer."""
+    return name == given if isinstance(given, str) else backbone.get_submodule(name) is given
+
+
+def _precision(passed: Pass) -> torch.dtype:
+    """Return the dtype of gradients: that of what the network gave, float32 at least."""
+    dtype = torch.float32
+    for leaf in tree_leaves(passed.output):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            dtype = torch.promote_types(dtype, leaf.dtype)
+    return dtype
 
 
 def _one_per_image(
@@ -385,7 +414,7 @@ def _one_per_image(
         ]
         maps = smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
     positive = maps.relu()
-    warn_of_blanks(positive, maps, lambda image, k: targets[image], stacklevel=7)
+    warn_of_blanks(positive, maps, lambda image, k: targets[image])
     result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
     rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
     if rows:
@@ -413,7 +442,7 @@ def _as_list(targets: Sequence[Target] | Target) -> list[Target]:
     return listed  # type: ignore[return-value]
 
 
-def _every_component(output: Tensor) -> Sequence[Target]:
+def _every_component(output: Any) -> Sequence[Target]:
     components = output.components if isinstance(output, HeadOutput) else None
     return () if components is None else _components(components.shape[-1])
 
@@ -423,8 +452,10 @@ def _components(count: int) -> tuple[PCATarget, ...]:
     return tuple(PCATarget(b) for b in range(count))
 
 
-def _every_class(output: Tensor) -> Sequence[Target]:
+def _every_class(output: Any) -> Sequence[Target]:
     if not isinstance(output, HeadOutput):
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            raise ValueError("jacobians needs a network that gives scores (N, C), or a PCASVMNet: use explain")
         return [ScoreTarget(category) for category in range(output.shape[-1])]
     if output.decision is None:
         return ()

@@ -1,5 +1,11 @@
 """Exceptions and warnings; every message says what was wrong and how to mend it."""
 
+import sys
+import warnings
+
+# Packages whose frames lie between a user's line and a warning of this package.
+_BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib", "functools"}
+
 
 class NoClosedFormError(ValueError):
     """A layer, an estimator or a kernel has no closed-form Jacobian here.
@@ -10,7 +16,7 @@ class NoClosedFormError(ValueError):
     """
 
     def __init__(self, reason: str, *ways_out: str) -> None:
-        self.reason = reason
+        self.reason, self.ways_out = reason, ways_out
         super().__init__(f"{reason}: {', or '.join(ways_out)}" if ways_out else reason)
 
 
@@ -20,3 +26,26 @@ class BlankMapWarning(UserWarning):
 
 class AutogradFallbackWarning(UserWarning):
     """``jacobian="auto"`` met a path without a closed form and uses autograd on it."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the user's own line: that of the nearest caller outside this package and the libraries it runs in.
+
+    Args:
+        message: the warning.
+        category: its class.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    scope = frame.f_globals
+    # Not a stacklevel, which passes over some frames of its own: the frame itself, as warnings.warn would report it.
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=scope.get("__name__"),
+        registry=scope.setdefault("__warningregistry__", {}),
+        source=None,
+    )

@@ -1,12 +1,15 @@
 """Features: the output of a layer of the backbone, flattened, for one batch or for a whole data loader."""
 
 import math
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -35,40 +38,55 @@ def extract_features(
 
     Returns:
         Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
-        gives none. Labels that are no tensors, as names, are an array in any case.
+        gives none. A column of labels, shape (N, 1), becomes (R,); several labels per image stay (R, C). Labels that
+        are no tensors, as names, are an array in any case.
 
     Raises:
-        TypeError: the loader gives something else than tensors as images.
-        ValueError: the loader is empty, its labels are not one per image, or the backbone has no such layer.
+        TypeError: the loader gives something else than tensors as images, or of another dtype than the backbone's.
+        ValueError: the loader is empty, its labels are not one per image, the backbone has no such layer, or the images
+            another number of channels than it takes.
     """
     backbone = backbone if layer is None else uncompiled(backbone)
     name = layer_name(backbone, layer)
     device = device_of(backbone)
     features: list[Tensor] = []
     labels: list[Any] = []
-    with evaluating(backbone), torch.no_grad():
+    with evaluating(backbone), torch.no_grad(), _loading():
         for batch in tqdm(loader, desc="features", unit="batch", disable=not progress):
             images, *rest = batch if isinstance(batch, list | tuple) else (batch,)
-            if not isinstance(images, Tensor):
-                raise TypeError(f"images must be a torch.Tensor, got {type(images).__name__}: use a DataLoader")
+            _check_tensor(images, "images")
+            labels.extend(map(_column, rest[:1]))
+            fits = not labels or (len(labels) == len(features) + 1 and labels[-1].shape[:1] == (len(images),))
+            if not fits:
+                raise ValueError(
+                    "the loader must give one label for every image, or no labels at all; a data set of single images "
+                    "is no loader yet: use DataLoader(data_set, batch_size=32)"
+                )
             output = features_of(backbone, name, images.to(device))
             output = output.to(torch.promote_types(output.dtype, torch.float32))
             features.append(output.cpu() if as_numpy else output)
-            labels.extend(rest[:1])
-            if any(len(label) != len(images) for label in rest[:1]) or len(labels) not in (0, len(features)):
-                raise ValueError("the loader must give one label for every image, or no labels at all")
     if not features:
         raise ValueError("the loader gave no batch: there is nothing to extract features from")
     stacked = torch.cat(features)
-    if as_numpy:
-        return stacked.numpy(), np.concatenate([np.asarray(label) for label in labels]) if labels else None
-    if not all(isinstance(label, Tensor) for label in labels):
-        return stacked, np.concatenate([np.asarray(label) for label in labels])  # names: no tensor can hold them
+    if as_numpy or not all(isinstance(label, Tensor) for label in labels):  # names: no tensor can hold them
+        arrays = [label.cpu().numpy() if isinstance(label, Tensor) else label for label in labels]
+        return stacked.numpy() if as_numpy else stacked, np.concatenate(arrays) if labels else None
     return stacked, torch.cat([label.to(device) for label in labels]) if labels else None
 
 
+def _column(labels: Any) -> Any:
+    """Return the labels of a batch, those of shape (N, 1), as MedMNIST's, as (N,)."""
+    labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
 def features_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Tensor:
-    """Return the output of ``layer`` for a batch, flattened from dim 1; what follows the layer is not run.
+    """Return the output of ``layer`` for a batch, flattened from dim 1: :func:`flatten` of :func:`output_of`."""
+    return flatten(output_of(backbone, layer, x))
+
+
+def output_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Any:
+    """Return what ``layer`` gives for a batch; what follows the layer is not run.
 
     Args:
         backbone: the network.
@@ -76,36 +94,115 @@ def features_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Tensor:
         x: input, shape (N, ...).
 
     Returns:
-        Features, shape (N, D).
+        The output, of the layer's first call if it runs several times.
 
     Raises:
-        ValueError: the layer does not run in a forward pass.
+        TypeError: the input has another dtype than the backbone.
+        ValueError: the layer does not run in a forward pass, or the input has another number of channels than the
+            backbone takes.
+        Reached: the way out of a forward pass around this one.
     """
     if layer is None:
-        return flatten(backbone(x))
+        with explained(backbone, x):
+            return backbone(x)
     thread = threading.get_ident()
+    reached: list[Any] = []
 
     def stop(module: nn.Module, args: Any, output: Any) -> None:
         # Another thread may be running the same backbone: leave its pass alone.
         if threading.get_ident() == thread:
-            raise _Reached(output)
+            reached.append(output)
+            raise Reached
 
     handle = backbone.get_submodule(layer).register_forward_hook(stop)
     try:
-        backbone(x)
-    except _Reached as reached:
-        return flatten(reached.output)
+        with explained(backbone, x):
+            backbone(x)
+    except Reached:
+        if not reached:
+            raise
     finally:
         handle.remove()
+    if reached:  # also where a bare "except:" of the network's own kept the pass running
+        return reached[0]
     raise ValueError(
         f"the layer {layer!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
         "layers are not seen: pass the network as it was, and compile the PCASVMNet, torch.compile(net)"
     )
 
 
-class _Reached(Exception):  # noqa: N818 - no error: the way out of a forward pass
-    def __init__(self, output: Any) -> None:
-        self.output = output
+class Reached(BaseException):
+    """The feature layer is reached; not an ``Exception``, which a network's own ``except`` would take for an error."""
+
+
+@contextmanager
+def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
+    """Say what is wrong with the images where torch refuses them deep inside the backbone.
+
+    Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
+
+    Args:
+        backbone: the network that runs inside.
+        x: its input, shape (N, ...).
+
+    Yields:
+        Nothing.
+
+    Raises:
+        TypeError: the images have another dtype than the backbone's parameters.
+        ValueError: they have another number of channels than its first convolution takes.
+        RuntimeError: any other, as it came.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        misfit = _misfit(backbone, x, str(error))
+        if misfit is None:
+            raise
+        raise misfit from error
+
+
+def _misfit(backbone: nn.Module, x: Tensor, message: str) -> Exception | None:
+    """Return what to say of images that do not fit the backbone; None if that is not what torch's message is about."""
+    dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), x.dtype)
+    about_dtypes = rf"(type|implemented).*({_SPELLED.get(x.dtype, '')})|same datatype"
+    if x.dtype != dtype and re.search(about_dtypes, message, re.IGNORECASE):
+        if not x.is_floating_point():
+            return TypeError(_NOT_FLOATING.format("images", x.dtype))
+        fix = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()"}.get(dtype, f"to({dtype})")
+        return TypeError(f"the backbone's parameters are {dtype} and the images {x.dtype}: use images.{fix}")
+    convolution = next((m for m in backbone.modules() if isinstance(m, _CONVOLUTIONS)), None)
+    channels = re.search(r"to have (\d+) channels, but got (\d+) channels", message)
+    if convolution is None or channels is None:
+        return None
+    expected, found = map(int, channels.groups())
+    if expected != convolution.in_channels or x.dim() < 3 or found != x.shape[1]:
+        return None
+    spatial = x.dim() - 2
+    if x.shape[-1] == expected:
+        order = (0, spatial + 1, *range(1, spatial + 1))
+        fix = f"the channels of a shape {tuple(x.shape)} come last: use x.permute{order}"
+    elif found == 1:
+        fix = f"use x.expand{(-1, expected, *[-1] * spatial)} or torchvision.transforms.Grayscale({expected})"
+    elif expected == 1:
+        fix = "use x.mean(1, keepdim=True) or torchvision.transforms.Grayscale(1)"
+    else:
+        fix = f"give it the {expected} channels it was trained on, as x[:, :{expected}] of RGBA images"
+    plural = "s" if found > 1 else ""
+    return ValueError(f"images have {found} channel{plural}, the backbone's first convolution takes {expected}: {fix}")
+
+
+# How the messages of torch spell dtypes: "Input type (unsigned char)", "must have the same dtype, but got Byte".
+_SPELLED = {
+    torch.uint8: "unsigned char|byte",
+    torch.int64: "long",
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NOT_FLOATING = "{} must have floating-point values, got {}: scale and normalise it as in training"
 
 
 def flatten(output: Any) -> Tensor:
@@ -143,13 +240,9 @@ def checked_images(x: Any) -> Tensor:
         TypeError: it is no tensor, or not of floating-point values.
         ValueError: it is no batch, an empty one, or has NaN or infinite values.
     """
-    if not isinstance(x, Tensor):
-        hint = ": use torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
-        raise TypeError(f"input_tensor must be a torch.Tensor, got {type(x).__name__}{hint}")
+    _check_tensor(x, "input_tensor")
     if not x.is_floating_point():
-        raise TypeError(
-            f"input_tensor must have floating-point values, got {x.dtype}: scale and normalise it as in training"
-        )
+        raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
     if x.dim() == 3:
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
     if x.dim() < 2 or len(x) == 0:
@@ -164,3 +257,34 @@ def all_finite(x: Tensor) -> bool:
     """Return whether all values are finite; waits for the device."""
     # A sum is one pass, and finite only if all its terms are; a large one may be infinite all the same.
     return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
+
+
+def _check_tensor(x: Any, name: str) -> None:
+    if isinstance(x, Tensor):
+        return
+    one = next(iter(x), None) if isinstance(x, list | tuple) else x
+    if isinstance(one, Image.Image):
+        hint = f"give the data set {_TRANSFORM}"
+    elif isinstance(x, np.ndarray):
+        hint = "use torch.from_numpy(...)"
+    elif isinstance(one, Tensor):
+        hint = "use torch.stack(...)"
+    else:
+        hint = "use a DataLoader"
+    raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}: {hint}")
+
+
+_TRANSFORM = (
+    "transform=torchvision.transforms.ToTensor(), or v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])"
+)
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Say what is missing where a DataLoader cannot make a batch of PIL images."""
+    try:
+        yield
+    except TypeError as error:
+        if "default_collate" in str(error) and "PIL" in str(error):
+            raise TypeError(f"the loader cannot make a batch of PIL images: give its data set {_TRANSFORM}") from error
+        raise

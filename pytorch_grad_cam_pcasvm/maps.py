@@ -1,27 +1,38 @@
 """Signed maps: weights times activations, their signs, their shared scale, and their upsampling."""
 
-import warnings
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm import targets as target_module
+from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
+from pytorch_grad_cam_pcasvm.net import HeadOutput
 
 SCALES = ("map", "target", "none")
+FORMAT = "pytorch_grad_cam_pcasvm maps 1"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class SignedMaps:
     """The signed maps of K targets for each of N images, and what they were made of.
 
     ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F of the paper). Maps and weights are divided by
     ``exp(log_scale)``, which differs from 1 only where the gradient is too small for a float, as far from every support
     vector of an RBF machine.
+
+    ``len(maps)`` is N. ``maps[images]`` and ``maps[images, targets]`` are the maps of some images and targets, each an
+    integer, a slice, a list or a mask; dimensions stay, so ``maps[0]`` has N = 1. Slices share memory with ``maps``.
 
     Attributes:
         maps: raw signed maps at the target layer's resolution, shape (N, K, H, W) or (N, K, D, H, W).
@@ -30,7 +41,7 @@ class SignedMaps:
         nu: the largest absolute value of each map (nu_b of the paper), shape (N, K).
         log_scale: natural logarithm of the factor taken out of maps, weights and nu, shape (N, K); usually 0.
         targets: the K targets.
-        output: the network's output of the same forward pass.
+        output: the network's output of the same forward pass: a :class:`HeadOutput`, or whatever the network gives.
     """
 
     maps: Tensor
@@ -39,10 +50,135 @@ class SignedMaps:
     nu: Tensor
     log_scale: Tensor
     targets: Sequence[Any]
-    output: Tensor
+    output: Any
 
     def __repr__(self) -> str:
         return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __getitem__(self, index: Any) -> "SignedMaps":
+        if isinstance(index, tuple) and len(index) != 2:
+            raise IndexError(f"maps are chosen by maps[images] or maps[images, targets], got {len(index)} indices")
+        images, chosen = index if isinstance(index, tuple) else (index, slice(None))
+        n = _positions(images, len(self), "images")
+        k = _positions(chosen, len(self.targets), "targets")
+        tensors = {name: getattr(self, name)[n][:, k] for name in _TENSORS}
+        targets = self.targets[k] if isinstance(k, slice) else [self.targets[position] for position in k]
+        return SignedMaps(**tensors, targets=targets, output=_rows(self.output, n, len(self)))
+
+    @staticmethod
+    def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
+        """Join the maps of several batches.
+
+        Args:
+            parts: maps of the same targets, resolution and device.
+
+        Returns:
+            The maps of all images. Their output is a HeadOutput where all come from one head, else the plain scores.
+
+        Raises:
+            TypeError: a part is something else.
+            ValueError: there are no parts, or they are of different targets, shapes or devices.
+        """
+        parts = list(parts)
+        if not parts:
+            raise ValueError("there are no maps to join: give at least one SignedMaps")
+        for part in parts:
+            if not isinstance(part, SignedMaps):
+                raise TypeError(f"SignedMaps.cat joins SignedMaps, got {type(part).__name__}")
+            if list(part.targets) != list(parts[0].targets):
+                raise ValueError(
+                    f"maps of different targets cannot be joined, {parts[0].targets} and {part.targets}: give every "
+                    "call of explain the same list of targets"
+                )
+            for name in ("maps", "weights"):
+                _check_shapes(name, getattr(parts[0], name), getattr(part, name))
+            if part.maps.device != parts[0].maps.device:
+                raise ValueError(f"maps on {parts[0].maps.device} and {part.maps.device}: move them, as with .cpu()")
+        tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in _TENSORS}
+        return SignedMaps(**tensors, targets=parts[0].targets, output=_joined([part.output for part in parts]))
+
+    def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
+        """Return the maps on another device, or in another precision.
+
+        Args:
+            where: a device: all moves there, the output too; or a floating dtype: of maps, weights and nu. The values,
+                ``log_scale`` and the output keep the precision of the head.
+
+        Returns:
+            The maps; what is there already is not copied.
+
+        Raises:
+            ValueError: the dtype has no signs and fractions.
+        """
+        if isinstance(where, torch.dtype):
+            if not where.is_floating_point:
+                raise ValueError(f"maps are signed fractions, which {where} cannot hold: use a floating dtype")
+            return replace(self, **{name: getattr(self, name).to(where) for name in ("maps", "weights", "nu")})
+        if isinstance(self.output, HeadOutput):
+            output: Any = self.output.moved(where)
+        else:
+            output = tree_map_only(Tensor, lambda tensor: tensor.to(where), self.output)
+        return replace(self, **{name: getattr(self, name).to(where) for name in _TENSORS}, output=output)
+
+    def cpu(self) -> "SignedMaps":
+        """Return the maps on the CPU."""
+        return self.to("cpu")
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the maps to a safetensors file, without pickle; :meth:`load` reads it.
+
+        The file has the tensors under their names; the targets, in its header; and of the output ``output.scores`` and
+        where there are ``output.components``, ``output.margins`` and ``output.features`` (of a network that gives
+        several tensors ``output.0``, ``output.1``, ...). It has no head, and only the name of a target that is not of
+        this package.
+
+        Args:
+            path: the file.
+
+        Raises:
+            TypeError: a target's label is no string, number or boolean.
+            FileNotFoundError: there is no such folder.
+        """
+        if not Path(path).parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {Path(path).parent} to save the maps in: make it first")
+        tensors = {name: getattr(self, name) for name in _TENSORS} | _named(self.output)
+        # Clones: the format has no views.
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(copies, path, {"format": FORMAT, "targets": json.dumps([_encode(t) for t in self.targets])})
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> "SignedMaps":
+        """Read maps that :meth:`save` wrote.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The maps, on the CPU, bit by bit as they were. ``output`` is a plain tensor of the scores, since the head is
+            not in the file (or a list, of a network that gives several tensors); a target that was not of this package
+            is its name, a string.
+
+        Raises:
+            ValueError: the file is truncated or not one of maps, or from a later version.
+            FileNotFoundError: there is no such file.
+        """
+        if Path(path).is_dir():
+            raise ValueError(f"{path} is a folder: name the file that maps.save(path) wrote")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file, or a truncated one ({error}): write it again") from error
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a file of maps: write one with maps.save(path)")
+        targets = [_decode(target) for target in json.loads(metadata["targets"])]
+        numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
+        output = tensors.get("output.scores", numbered)
+        return SignedMaps(**{name: tensors[name] for name in _TENSORS}, targets=targets, output=output)
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
         """Return ``P^+ = relu(P)``: what raises each target.
@@ -98,17 +234,139 @@ class SignedMaps:
         part = torch.relu(self.maps if sign > 0 else -self.maps)
         if self.maps.device.type == "cpu":
             name = "P+" if sign > 0 else "P-"
-            warn_of_blanks(part, self.maps, lambda image, k: f"{name} of {self.targets[k]}", stacklevel=4)
+            warn_of_blanks(part, self.maps, lambda image, k: f"{name} of {self.targets[k]}")
         if scale != "none":
             part = divided(part, self.nu)
         if scale == "target":
             size_of_map = self.nu.log() + self.log_scale
             largest = size_of_map.amax(0, keepdim=True)
-            part = part * _per_map(torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0), part)
+            factor = torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0).to(part.dtype)
+            part = part * _per_map(factor, part)
         return part if size is None else upsampled(part, size)
 
 
-@dataclass(frozen=True, repr=False)
+_TENSORS = ("maps", "weights", "values", "nu", "log_scale")
+
+
+def _positions(index: Any, count: int, what: str) -> slice | list[int]:
+    """Return an index along a dimension as one that keeps the dimension.
+
+    Args:
+        index: an integer, a slice, integers, or a mask.
+        count: the size of the dimension.
+        what: its name.
+
+    Returns:
+        A slice, or positions from 0.
+
+    Raises:
+        IndexError: a position is out of range, or a mask of another size.
+        TypeError: it is no index.
+    """
+    if isinstance(index, slice):
+        return index
+    array = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    if array.size == 0 and array.ndim == 1:
+        return []
+    if array.dtype == bool and array.ndim == 1:
+        if len(array) != count:
+            raise IndexError(f"a mask of {len(array)} {what} for {count}: give one value for each")
+        return [int(position) for position in array.nonzero()[0]]
+    if array.dtype.kind not in "iu" or array.ndim > 1:
+        raise TypeError(f"{what} are chosen by an integer, a slice, a list of integers or a mask, got {index!r:.80}")
+    for position in array.flat:
+        if not -count <= position < count:
+            raise IndexError(f"there are {count} {what}, numbered from 0: there is no {position}")
+    positions = [int(position) % count for position in array.flat]
+    return positions if array.ndim else slice(positions[0], positions[0] + 1)
+
+
+def _check_shapes(name: str, first: Tensor, other: Tensor) -> None:
+    if first.shape[1:] != other.shape[1:]:
+        raise ValueError(
+            f"{name} of shapes {tuple(first.shape[1:])} and {tuple(other.shape[1:])} per image cannot be joined: they "
+            "must be of images of one size, one target layer and one network"
+        )
+
+
+def _rows(output: Any, index: slice | list[int], count: int) -> Any:
+    """Return the output of some of N images: of every tensor in it that has a row for each."""
+    if isinstance(output, HeadOutput):
+        return output.rows(index)
+    return tree_map_only(Tensor, lambda tensor: tensor[index] if tensor.shape[:1] == (count,) else tensor, output)
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """Return the outputs of several batches as one."""
+    heads = [output.head if isinstance(output, HeadOutput) else None for output in outputs]
+    if heads[0] is not None and all(head is heads[0] for head in heads):
+        return HeadOutput.cat(outputs)
+    leaves, structures = zip(*map(tree_flatten, outputs), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError("outputs of different structure cannot be joined: they must be of one network")
+    joined = []
+    for group in zip(*leaves, strict=True):
+        batched = all(isinstance(leaf, Tensor) and leaf.dim() for leaf in group)
+        for leaf in group if batched else ():
+            _check_shapes("output", group[0], leaf)
+        joined.append(torch.cat(group) if batched else group[0])
+    return tree_unflatten(joined, structures[0])
+
+
+def _named(output: Any) -> dict[str, Tensor]:
+    """Return the tensors of an output by their names in a file."""
+    if not isinstance(output, Tensor):
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        return {f"output.{number}": tensor for number, tensor in enumerate(tensors)}
+    extras = {name: getattr(output, name, None) for name in ("components", "margins", "features")}
+    named = {f"output.{name}": tensor for name, tensor in extras.items() if tensor is not None}
+    return {"output.scores": output.as_subclass(Tensor), **named}
+
+
+def _encode(target: Any) -> Any:
+    """Return a target as JSON: its class and fields, or the name of one that is not of this package."""
+    kind = type(target)
+    if isinstance(target, str):
+        return target
+    if _kinds().get(kind.__name__) is not kind:
+        return getattr(target, "__name__", kind.__name__)
+    return {
+        "target": kind.__name__,
+        "fields": {f.name: _label(getattr(target, f.name), target) for f in fields(target)},
+    }
+
+
+def _label(value: Any, target: Any) -> Any:
+    plain = value.item() if isinstance(value, np.generic | Tensor) else value
+    if not isinstance(plain, None | bool | int | float | str):
+        raise TypeError(
+            f"{target} cannot be saved: a label must be a string, a number or a boolean, got {type(value).__name__}"
+        )
+    return {"dtype": value.dtype.str, "value": plain} if isinstance(value, np.generic) else plain
+
+
+def _decode(target: Any) -> Any:
+    if isinstance(target, str):
+        return target
+    kind = _kinds().get(target["target"])
+    if kind is None:
+        raise ValueError(f"there is no target {target['target']!r}: the file is of a later version, update the package")
+    return kind(**{
+        name: np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
+        for name, value in target["fields"].items()
+    })
+
+
+def _kinds() -> dict[str, type]:
+    """Return this package's classes of targets by name."""
+    return {
+        name: kind
+        for name, kind in vars(target_module).items()
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == target_module.__name__
+    }
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Jacobians:
     """The full Jacobians of Algorithm 1, in closed form. i runs over the positions of a feature map, row by row.
 
@@ -159,14 +417,13 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
 
 
-def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any], stacklevel: int = 3) -> None:
+def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any]) -> None:
     """Warn of maps that are zero everywhere, and say why.
 
     Args:
         shown: what is shown, shape (N, K, ...).
         maps: the signed maps it comes from, shape (N, K, ...).
         target_of: the target of map k of image n, given (n, k).
-        stacklevel: how far up the user's own line is.
     """
     seen = shown.flatten(2).any(-1)
     if bool(seen.all()):
@@ -178,7 +435,7 @@ def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], 
         for image, k in kind.nonzero().tolist():
             reasons.append(f"image {image}, {target_of(image, k)}: {reason}")
     shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    warnings.warn(f"blank map: {shortened}", BlankMapWarning, stacklevel=stacklevel)
+    warn(f"blank map: {shortened}", BlankMapWarning)
 
 
 def _per_map(value: Tensor, maps: Tensor) -> Tensor:

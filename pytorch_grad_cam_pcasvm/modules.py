@@ -1,12 +1,15 @@
-"""Modules: what is asked of a network as such: its device, its names, its evaluation mode."""
+"""Modules: what is asked of a network as such: its device, its names, its evaluation mode, and to leave no traces."""
 
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -15,12 +18,30 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return module if original is None else original
 
 
+def refuse_parallel(model: nn.Module) -> None:
+    """Refuse a network that runs, or a part of which runs, as copies of itself.
+
+    Args:
+        model: the network.
+
+    Raises:
+        ValueError: it is, or has in it, a ``DataParallel`` or ``DistributedDataParallel``.
+    """
+    for module in modules_of(model):
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            kind = type(module).__name__
+            raise ValueError(
+                f"{kind} runs copies on other devices, whose layers are not seen: "
+                + ("pass model.module" if module is model else f"put the .module of each {kind} in its place")
+            )
+
+
 def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
-    """Return the dotted name of a layer of the backbone.
+    """Return the dotted name of a layer of the backbone, as ``named_modules()`` has it.
 
     Args:
         backbone: the network.
-        layer: a dotted name, a module of the backbone, or None.
+        layer: a dotted name, also an alias (a second name of the same module); a module of the backbone; or None.
 
     Returns:
         The name, or None for the backbone's own output.
@@ -28,21 +49,21 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
     Raises:
         ValueError: the backbone has no such layer.
     """
-    modules = dict(backbone.named_modules())
-    name = layer
+    if layer is None or layer == "":
+        return None
+    names = {module: name for name, module in backbone.named_modules()}  # each module once, by its first name
     if isinstance(layer, nn.Module):
-        name = next((name for name, module in modules.items() if module is layer), None)
-        if name is None:
+        if layer not in names:
             raise ValueError(
                 f"this {type(layer).__name__} object is not in this {type(backbone).__name__}: take it from the "
                 "network itself, not from a copy, or give its name"
             )
-    if name is None or name == "":
-        return None
-    if name not in modules:
-        last = ", ".join(list(modules)[-8:])
-        raise ValueError(f"{type(backbone).__name__} has no layer {name!r}; its last layers are: {last}")
-    return str(name)
+        return names[layer] or None
+    try:
+        return names[backbone.get_submodule(layer)] or None
+    except AttributeError:
+        last = ", ".join(list(names.values())[-8:])
+        raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; its last layers are: {last}") from None
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -100,3 +121,134 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
                     _evaluating[module] = users - 1, training
                 else:
                     module.training = training
+
+
+_ATOMS = {type(None), bool, int, float, str, bytes, nn.Parameter}  # nothing in them is put back
+_HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back, at the end, what a forward pass of a network writes into the network, and the random state.
+
+    That is, for every module: attributes, also new ones; entries of its lists, dicts, sets and deques, of those inside
+    them too; buffers and other tensors, rebound or written in place. All objects stay the same objects. Left alone are
+    parameters' numbers (they are not copied), hooks, attributes of scripted modules, lazy modules before their first
+    pass, and what is inside objects of other kinds.
+
+    Args:
+        model: the network.
+
+    Yields:
+        Nothing.
+    """
+    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
+    with torch.random.fork_rng(devices):
+        containers, tensors = _contents(model)
+        try:
+            yield
+        finally:
+            for container, before in containers:
+                _refill(container, before)
+            with torch.inference_mode():  # elsewhere tensors that were made in it cannot be written to
+                for tensor, alias, numbers in tensors:
+                    if tensor.data_ptr() != alias.data_ptr() or tensor.shape != alias.shape:
+                        tensor.data = alias
+                    # By their numbers, as writing to .data leaves _version alone; and not always, as a write would
+                    # spoil a graph of the user's that holds the tensor.
+                    if not torch.equal(alias, numbers):
+                        alias.copy_(numbers)
+
+
+def _contents(model: nn.Module) -> tuple[list[tuple[Any, Any]], list[tuple[Tensor, Tensor, Tensor]]]:
+    """Return every container in a model with its entries, and every tensor with an alias and a copy of its numbers."""
+    containers: list[tuple[Any, Any]] = []
+    tensors: list[tuple[Tensor, Tensor, Tensor]] = []
+    todo: list[Any] = [model]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if type(value) in _ATOMS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is Tensor:
+            if value.layout is torch.strided and not value.is_meta:
+                with torch.inference_mode():
+                    alias = value.detach()
+                    tensors.append((value, alias, alias.clone()))
+        elif isinstance(value, torch.jit.ScriptModule):
+            todo += value.buffers()  # what else it has is not in vars()
+        elif isinstance(value, LazyModuleMixin) and value.has_uninitialized_params():  # type: ignore[misc]
+            continue  # its first pass makes it another module, for good
+        elif isinstance(value, nn.Module):
+            containers.append((value, dict(vars(value))))
+            todo += (item for name, item in vars(value).items() if name not in _HOOKS)
+        elif isinstance(value, dict):
+            containers.append((value, dict(value.items())))
+            todo += value.values()
+        elif isinstance(value, list | set | deque):
+            containers.append((value, list(value)))
+            todo += value
+        elif isinstance(value, tuple):
+            todo += value
+    return containers, tensors
+
+
+def _refill(container: Any, before: Any) -> None:
+    """Give a container, or the attributes of a module, the entries of before."""
+    if isinstance(container, nn.Module):
+        container = vars(container)
+        before = before | {name: container[name] for name in _HOOKS & container.keys()}
+    # By the methods of the base classes: those of a subclass may refuse or count. Another thread may be reading, so
+    # nothing that was there all the time is taken away.
+    if isinstance(container, dict):
+        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        for key in container.keys() - before.keys():
+            kind.__delitem__(container, key)
+        for key, value in before.items():
+            if key not in container or container[key] is not value:
+                kind.__setitem__(container, key, value)
+        if list(container) != list(before):  # their order
+            kind.clear(container)
+            kind.update(container, before)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), before)
+    elif isinstance(container, set):
+        set.intersection_update(container, before)
+        set.update(container, before)
+    else:
+        deque.clear(container)
+        deque.extend(container, before)
+
+
+_eager_lock = threading.Lock()
+_eager_users = 0
+_eager_stance = ExitStack()
+
+
+@contextmanager
+def eager(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let compiled parts of a model run as they were written, since compiled code shows no layers.
+
+    Args:
+        modules: the model and all modules in it.
+
+    Yields:
+        Nothing.
+    """
+    global _eager_users
+    if not any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in modules):
+        yield
+        return
+    # The stance is the whole process's: it is taken by the first and put back by the last of several threads.
+    with _eager_lock:
+        if _eager_users == 0:
+            _eager_stance.enter_context(torch.compiler.set_stance("force_eager"))
+        _eager_users += 1
+    try:
+        yield
+    finally:
+        with _eager_lock:
+            _eager_users -= 1
+            if _eager_users == 0:
+                _eager_stance.close()

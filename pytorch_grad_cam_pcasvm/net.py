@@ -1,15 +1,19 @@
 """A backbone and its fitted head as one network: image to scores."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.features import checked_images, features_of
-from pytorch_grad_cam_pcasvm.head.head import Head
-from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, uncompiled
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.head import HeadTrace
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, refuse_parallel, uncompiled
 
 
 class HeadOutput(Tensor):
@@ -20,45 +24,39 @@ class HeadOutput(Tensor):
 
     Attributes:
         head: the head that computed it.
-        levels: the values of the head: features, then the output of every stage, each of shape (N, ...), rows (...).
+        head_trace: features, then the output of every stage, each of shape (N, ...), rows (...).
     """
 
     head: Head
-    levels: list[Tensor]
+    head_trace: HeadTrace
 
     @staticmethod
-    def of(head: Head, values: list[Tensor]) -> "HeadOutput":
-        """Return the output for values as ``head`` computes them.
-
-        Args:
-            head: the head.
-            values: features (N, D) and the output of every stage, or one row of each.
-
-        Returns:
-            The scores with their extras.
-        """
-        return HeadOutput._with(head.scores(values), head, values)
+    def of(head: Head, trace: HeadTrace) -> "HeadOutput":
+        """Return the output for a trace of ``head``: of N rows, or of one row."""
+        return HeadOutput._with(head.scores(trace), head, trace)
 
     @staticmethod
-    def _with(scores: Tensor, head: Head, values: list[Tensor]) -> "HeadOutput":
+    def _with(scores: Tensor, head: Head, trace: HeadTrace) -> "HeadOutput":
         output = scores.as_subclass(HeadOutput)
-        output.head, output.levels = head, values
+        output.head, output.head_trace = head, trace
         return output
 
     @property
     def features(self) -> Tensor:
         """The features q, shape (N, D), in the head's precision."""
-        return self.levels[0]
+        return self.head_trace.values[0]
 
     @property
     def components(self) -> Tensor | None:
         """The components p, shape (N, B), or None without a reduction."""
-        return None if self.head.component_level is None else self.levels[self.head.component_level]
+        position = self.head.component_position
+        return None if position is None else self.head_trace.values[position]
 
     @property
     def decision(self) -> Tensor | None:
         """The decision values, shape (N, P), or None without an SVM."""
-        return None if self.head.decision_level is None else self.levels[self.head.decision_level]
+        position = self.head.decision_position
+        return None if position is None else self.head_trace.values[position]
 
     @property
     def margins(self) -> Tensor | None:
@@ -68,10 +66,34 @@ class HeadOutput(Tensor):
         """
         return None if self.decision is None else self.head.voting.margins(self.decision)
 
+    @property
+    def levels(self) -> list[Tensor]:
+        """Deprecated: ``head_trace.values``."""
+        warn("output.levels is now output.head_trace.values", DeprecationWarning)
+        return self.head_trace.values
+
+    def labels(self) -> np.ndarray:
+        """Return what the fitted estimator predicts for the rows, shape (N,); of one row, a single label."""
+        if self.dim() == 1 and self.head.decision_position is not None:
+            return self.head.labels(self.head_trace.rows(None))[0]
+        return self.head.labels(self.head_trace)
+
     def rows(self, index: Any) -> "HeadOutput":
         """Return some rows, with their extras."""
         with torch._C.DisableTorchFunctionSubclass():
-            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, [value[index] for value in self.levels])
+            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, self.head_trace.rows(index))
+
+    @staticmethod
+    def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
+        """Return the rows of several outputs of one head as one output, without what pullbacks had saved."""
+        values = [torch.cat(parts) for parts in zip(*(o.head_trace.values for o in outputs), strict=True)]
+        return HeadOutput.of(outputs[0].head, HeadTrace(values, []))
+
+    def moved(self, device: Any) -> "HeadOutput":
+        """Return the output on another device; its head stays where it is."""
+        parts = (self.head_trace.values, self.head_trace.saved)
+        trace = HeadTrace(*tree_map_only(Tensor, lambda tensor: tensor.to(device), parts))
+        return HeadOutput._with(self.as_subclass(Tensor).to(device), self.head, trace)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return one row with its extras for an integer, otherwise a plain tensor."""
@@ -83,6 +105,11 @@ class HeadOutput(Tensor):
         """Iterate over the rows, each with its extras."""
         return (self[index] for index in range(len(self)))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "HeadOutput":
+        """Copy the scores with their extras, as far as torch copies tensors (those without a graph)."""
+        parts = (self.as_subclass(Tensor), self.head, self.head_trace)
+        return HeadOutput._with(*(copy.deepcopy(part, memo) for part in parts))  # type: ignore[arg-type]
+
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Give plain tensors for every operation."""
@@ -92,7 +119,7 @@ class HeadOutput(Tensor):
                 result = result.as_subclass(Tensor)
         if func in _SOFTMAX and args and isinstance(args[0], HeadOutput):
             # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
-            result.head, result.levels = args[0].head, args[0].levels
+            result.head, result.head_trace = args[0].head, args[0].head_trace
         return result
 
 
@@ -115,7 +142,7 @@ class PCASVMNet(nn.Module):
 
     Raises:
         TypeError: the backbone is not a module, or the head not made of estimators.
-        ValueError: the backbone has no such layer, or the head is empty.
+        ValueError: the backbone has no such layer, or is a DataParallel, or the head is empty.
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian.
     """
@@ -124,9 +151,11 @@ class PCASVMNet(nn.Module):
         super().__init__()
         if not isinstance(backbone, nn.Module):
             raise TypeError(f"the backbone must be a torch.nn.Module, got {type(backbone).__name__}")
+        refuse_parallel(backbone)
         self.backbone = uncompiled(backbone)
         self.head = Head.of(head).to(device_of(backbone))
-        self.layer = layer_name(self.backbone, layer)
+        self.layer: Any = layer_name(self.backbone, layer)
+        self._warned_of_training = False
 
     def forward(self, x: Tensor) -> HeadOutput:
         """Return the scores of a batch.
@@ -138,7 +167,18 @@ class PCASVMNet(nn.Module):
             Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). Of a
             head without a classifier, the output of its last stage: the components, shape (N, B).
         """
-        return HeadOutput.of(self.head, self.head(features_of(self.backbone, self.layer, x)))
+        self._warn_of_training()
+        backbone, layer = self.feature_layer()
+        return self.of_features(features_of(backbone, layer, x))
+
+    def feature_layer(self) -> tuple[nn.Module, str | None]:
+        """Return the backbone and the name of the layer that the head was fitted on, as they are now."""
+        backbone, layer = uncompiled(self.backbone), self.layer
+        return backbone, layer if layer is None or isinstance(layer, str) else layer_name(backbone, layer)
+
+    def of_features(self, features: Tensor) -> HeadOutput:
+        """Return the scores for features, shape (N, D)."""
+        return HeadOutput.of(self.head, self.head(features))
 
     def predict(self, x: Tensor) -> np.ndarray:
         """Return the labels of a batch, as ``head.predict`` gives them (components without a classifier).
@@ -154,6 +194,24 @@ class PCASVMNet(nn.Module):
             ValueError: it is no batch, or has NaN or infinite values.
         """
         x = checked_images(x)
-        with evaluating(self.backbone), torch.no_grad():
-            values = self.head(features_of(self.backbone, self.layer, x))
-        return self.head.labels(values)
+        with evaluating(self), torch.no_grad():
+            return self(x).labels()
+
+    def _warn_of_training(self) -> None:
+        """Say once that a net in training mode gives other scores than the head was fitted for."""
+        if self._warned_of_training or not self.backbone.training or torch.compiler.is_compiling():
+            return
+        random = [m for m in self.backbone.modules() if m.training and _differs_in_training(m)]
+        if random:
+            self._warned_of_training = True
+            warn(
+                f"the backbone is in training mode, in which its {type(random[0]).__name__} gives other features than "
+                "the head was fitted on: call net.eval()",
+                UserWarning,
+            )
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd) or (
+        "Drop" in type(module).__name__ and not isinstance(module, nn.Identity)
+    )

@@ -1,7 +1,7 @@
 """Targets: what a map explains. Each is a callable on the network's output and knows its closed-form gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ Target = Callable[[Any], Any]
 
 
 class ClosedFormTarget(ABC):
-    """A target that knows its gradient: linear in the head's values at one level."""
+    """A target that knows its gradient: linear in one of the head's values."""
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:
@@ -23,7 +23,7 @@ class ClosedFormTarget(ABC):
 
     @abstractmethod
     def seeds(self, output: Any) -> dict[int, Tensor]:
-        """Return the gradient by level of the head, shape (N, .), or (1, .) where it is the same for every image."""
+        """Return the gradient by position of a head's value, (N, .), or (1, .) if it is the same for every image."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class PCATarget(ClosedFormTarget):
         return components[..., self.component] * _factor(self.sign)
 
     def seeds(self, output: HeadOutput) -> dict[int, Tensor]:
-        """Return the gradient by level of the head: a one-hot row over the components, shape (1, B)."""
+        """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
         components = self._components(output)
         seed = components.new_zeros(1, components.shape[-1])
         seed[0, self.component] = _factor(self.sign)
-        level = output.head.component_level
-        assert level is not None
-        return {level: seed}
+        position = output.head.component_position
+        assert position is not None
+        return {position: seed}
 
     @staticmethod
     def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
-        """Return values, shape (N, K), and gradient by level of the head, shape (1, K, B), of K components.
+        """Return values, shape (N, K), and gradient by position of the head's value, shape (1, K, B), of K components.
 
         The gradient of every component, in order, is the identity: None.
 
@@ -78,27 +78,27 @@ class PCATarget(ClosedFormTarget):
             What ``__call__`` and ``seeds`` give of each.
         """
         components = max(targets, key=lambda target: target.component)._components(output)
-        level = output.head.component_level
-        assert level is not None
+        position = output.head.component_position
+        assert position is not None
         count = components.shape[1]
         if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
-            return components.clone(), {level: None}
+            return components.clone(), {position: None}
         # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
         plus = torch.eye(count, dtype=components.dtype, device=components.device)
         rows = {"+": plus.unbind(), "-": (-plus).unbind()}
         seeds = torch.stack([rows[target.sign][target.component] for target in targets])
-        return components @ seeds.T, {level: seeds.unsqueeze(0)}
+        return components @ seeds.T, {position: seeds.unsqueeze(0)}
 
     def _components(self, output: Any) -> Tensor:
         head = _head_of(output, self)
-        if head.component_level is None:
+        if head.component_position is None:
             if any(getattr(module, "reduces", False) for module in head.modules()):
                 raise ValueError(
                     f"{self}: the PCA is inside a meta-estimator; put it in front, as in "
                     "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
                 )
             raise ValueError(f"{self} needs a head with a PCA, and this one has none: use SVMTarget")
-        components = output.levels[head.component_level]
+        components = output.head_trace.values[head.component_position]
         if self.component >= components.shape[-1]:
             raise ValueError(f"{self}: the head has {components.shape[-1]} components, numbered from 0")
         return components
@@ -143,12 +143,12 @@ class SVMTarget(ClosedFormTarget):
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
     def seeds(self, output: HeadOutput) -> dict[int, Tensor]:
-        """Return the gradient by level of the head: rows over the decision values, shape (N, P) or (1, P)."""
+        """Return the gradient by position of a head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output).detach()
-        level = output.head.decision_level
-        assert level is not None
+        position = output.head.decision_position
+        assert position is not None
         named = self.category is not None and not self._against_runner_up(output.head)
-        return {level: self._seed(output, decision[:1] if named else decision)}
+        return {position: self._seed(output, decision[:1] if named else decision)}
 
     def decision(self, output: Any) -> Tensor:
         """Return the decision values of the output, shape (N, P), or (P,) of a row.
@@ -163,9 +163,9 @@ class SVMTarget(ClosedFormTarget):
             ValueError: the head has no SVM.
         """
         head = _head_of(output, self)
-        if head.decision_level is None:
+        if head.decision_position is None:
             raise ValueError(f"{self} needs a head with an SVM, and this one has none: use PCATarget")
-        return output.levels[head.decision_level]
+        return output.head_trace.values[head.decision_position]
 
     def _against_runner_up(self, head: Any) -> bool:
         return self.versus == "runner-up" and "runner-up" not in (head.classes_ if head.classes_ is not None else ())
@@ -257,144 +257,6 @@ class PredictedScore:
         decision = SVMTarget().decision(output)
         voting = output.head.voting
         return voting.ranking(decision)[voting.predicted(decision.detach())]
-
-
-def feature_gradients(output: Tensor, targets: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of K targets with respect to the features, for every image.
-
-    Args:
-        output: a HeadOutput, or the output of an ordinary classifier (its features are the output itself), N rows.
-        targets: K targets.
-        dtype: of the gradients.
-
-    Returns:
-        Gradients divided by ``exp(log_scale)``, shape (N, K, D); ``log_scale``, shape (N, K); values, shape (N, K).
-    """
-    count = len(output)
-    parts: list[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = []
-    for members, values, seeds in _grouped(targets, output):
-        if isinstance(output, HeadOutput):
-            grad, log_scale = output.head.pullback(output.levels, seeds)
-        else:
-            grad, log_scale = seeds[0], seeds[0].new_zeros(seeds[0].shape[:2])
-        parts.append((members, (grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1), values)))
-    if len(parts) == 1:
-        return parts[0][1]
-    grad, log_scale, values = (torch.cat(tensors, 1) for tensors in zip(*(part for _, part in parts), strict=True))
-    order = [k for members, _ in parts for k in members]
-    if order == sorted(order):
-        return grad, log_scale, values
-    back = sorted(range(len(order)), key=order.__getitem__)
-    grad, log_scale, values = (
-        torch.stack([columns[k] for k in back], 1) for columns in (t.unbind(1) for t in (grad, log_scale, values))
-    )
-    return grad, log_scale, values
-
-
-def _grouped(targets: Sequence[Any], output: Tensor) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
-    """Yield targets whose gradients start at the same levels: their numbers, values (N, K), seeds (N or 1, K, .)."""
-    components = [k for k, target in enumerate(targets) if type(target) is PCATarget]
-    if components:
-        # Many at once: 64 of them are one row of a matrix each, and not 64 calls.
-        yield components, *PCATarget.several([targets[k] for k in components], output)
-    pairs = {k: _values_and_seeds(target, output) for k, target in enumerate(targets) if type(target) is not PCATarget}
-    for levels in dict.fromkeys(frozenset(seeds) for _, seeds in pairs.values()):
-        members = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == levels]
-        values = torch.stack([pairs[k][0] for k in members], 1)
-        yield members, values, {level: _stack([pairs[k][1][level] for k in members]) for level in levels}
-
-
-def feature_gradients_per_image(output: Tensor, targets: Sequence[Target], dtype: torch.dtype) -> Tensor:
-    """Return the gradient of each image's own target with respect to its features, shape (N, 1, D).
-
-    Args:
-        output: a HeadOutput, or the output of an ordinary classifier, N rows.
-        targets: N targets.
-        dtype: of the gradients.
-
-    Returns:
-        Gradients, each image's up to a positive factor.
-    """
-    groups: dict[Any, list[int]] = {}
-    for row, target in enumerate(targets):
-        groups.setdefault(target if isinstance(target, ClosedFormTarget) else None, []).append(row)
-    parts: list[tuple[list[int], Tensor]] = []
-    for target, rows in groups.items():
-        part = output if len(groups) == 1 else output.rows(rows) if isinstance(output, HeadOutput) else output[rows]
-        shared = _Rowwise([targets[row] for row in rows]) if target is None else target
-        parts.append((rows, feature_gradients(part, [shared], dtype)[0]))
-    if len(parts) == 1:
-        return parts[0][1]
-    grad = torch.cat([part for _, part in parts])
-    order = torch.tensor([row for rows, _ in parts for row in rows], device=grad.device).argsort()
-    return grad[order]
-
-
-@dataclass
-class _Rowwise:
-    """One target per row of the output."""
-
-    targets: list[Target]
-
-
-def _values_and_seeds(target: Target | _Rowwise, output: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
-    """Return a target's value for every image, shape (N,), and its gradient by level, shape (N, .) or (1, .)."""
-    if isinstance(target, SVMTarget) and isinstance(output, HeadOutput):
-        seeds = target.seeds(output)  # once: its value is their product with the decision values
-        return (target.decision(output) * next(iter(seeds.values()))).sum(-1), seeds
-    if isinstance(target, ClosedFormTarget):
-        return target(output), target.seeds(output)
-    return _by_autograd(target.targets if isinstance(target, _Rowwise) else [target] * len(output), output)
-
-
-def _by_autograd(targets: Sequence[Target], output: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
-    """Differentiate any callables, one per row, on copies of the head's small values alone.
-
-    Args:
-        targets: N callables on a row of the output.
-        output: a HeadOutput, or the output of an ordinary classifier, N rows.
-
-    Returns:
-        Values, shape (N,), and per level the gradients, shape (N, .).
-
-    Raises:
-        TypeError: a target is not callable, or gives no tensor.
-        ValueError: a target gives more than one number.
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        if isinstance(output, HeadOutput):
-            head = output.head
-            named = (0, head.component_level, head.decision_level, len(output.levels) - 1)
-            levels = sorted({level for level in named if level is not None})
-            leaves = {level: output.levels[level].detach().clone().requires_grad_() for level in levels}
-            copies = [leaves.get(level, value) for level, value in enumerate(output.levels)]
-            rows = list(HeadOutput.of(head, copies))
-        else:
-            leaves = {0: output.detach().clone().requires_grad_()}
-            rows = list(leaves[0])
-        values = []
-        for target, row in zip(targets, rows, strict=True):
-            if not callable(target):
-                raise TypeError(f"a target must be callable on a row of the network's output, got {target!r}")
-            value = target(row)
-            if not isinstance(value, Tensor):
-                raise TypeError(f"the target {target!r} must return a tensor, it returned {type(value).__name__}")
-            if value.numel() != 1:
-                raise ValueError(f"the target {target!r} must return one number per image, it returned {value.numel()}")
-            values.append(value.reshape(()))
-        stacked = torch.stack(values)
-        if not stacked.requires_grad:
-            return stacked, {0: torch.zeros_like(leaves[0])}
-        grads = torch.autograd.grad(stacked.sum(), list(leaves.values()), allow_unused=True)
-    return stacked.detach(), {level: grad for level, grad in zip(leaves, grads, strict=True) if grad is not None}
-
-
-def _stack(seeds: Sequence[Tensor]) -> Tensor:
-    """Stack K seeds of shape (N, .) or (1, .) to (N, K, .), or (1, K, .) where none differs between images."""
-    if len(seeds) == 1:
-        return seeds[0].unsqueeze(1)
-    rows = max(len(seed) for seed in seeds)
-    return torch.stack([seed.expand(rows, -1) for seed in seeds], 1)
 
 
 def _head_of(output: Any, target: ClosedFormTarget) -> Any:

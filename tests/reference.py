@@ -40,6 +40,41 @@ def jacobian_by_autograd(net: nn.Module, layer: nn.Module, x: Tensor, function: 
     return torch.stack(rows, 1)
 
 
+def features_by_hook(net: nn.Module, layer: str | None, x: Tensor) -> Tensor:
+    """Return the output of a layer of a network that runs to its end, flattened; of the network itself for None."""
+    if layer is None:
+        return net(x).flatten(1)
+    kept: list[Tensor] = []
+    handle = net.get_submodule(layer).register_forward_hook(lambda module, args, output: kept.append(output.clone()))
+    net(x)
+    handle.remove()
+    return kept[0].flatten(1)
+
+
+def path_by_autograd(net: nn.Module, layer: str | None, name: str, x: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return activations (N, ...) and the derivative (K, N, ...) of K sums of features with respect to them.
+
+    Args:
+        net: the network.
+        layer: dotted name of its feature layer; None: its output.
+        name: dotted name of the target layer.
+        x: input, N rows.
+        seeds: factors of the features in each sum, shape (K, N, D).
+    """
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        kept.append(output.detach().clone().requires_grad_())
+        return kept[0].clone()
+
+    handle = net.get_submodule(name).register_forward_hook(keep)
+    with torch.enable_grad():
+        features = features_by_hook(net, layer, x)
+    handle.remove()
+    rows = [torch.autograd.grad(features, kept[0], seed.to(features.dtype), retain_graph=True)[0] for seed in seeds]
+    return kept[0].detach(), torch.stack(rows)
+
+
 def jacobians_by_paper(net: PCASVMNet, head: object, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return dp/dx^t and da(p)/dx^t of the paper's table for a Backbone and its two-class head, image by image.
 

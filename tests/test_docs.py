@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import layers
 import pytest
+import torch
 from experiment import report
+from sklearn.datasets import load_digits
 
 DOCS = Path(__file__).parent.parent / "docs"
 RUNS = sorted((DOCS / "paper").glob("*/scores.json"))
@@ -22,8 +25,22 @@ def test_the_tables_of_the_paper_page_are_those_of_the_scores(file):
 
 
 def test_every_picture_of_the_documents_is_there():
-    for page in (DOCS.parent / "README.md", DOCS / "paper.md"):
-        pictures = [part.split(")")[0] for part in page.read_text().split("](") if part.split(")")[0].endswith(".png")]
-        assert pictures
-        for picture in pictures:
-            assert (page.parent / picture).is_file(), f"{page.name}: {picture}"
+    pages = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+    links = [(page, part.split(")")[0]) for page in pages for part in page.read_text().split("](")]
+    pictures = [page.parent / link for page, link in links if link.endswith(".png")]
+    assert DOCS / "layers.png" in pictures
+    assert not [picture for picture in pictures if not picture.is_file()]
+
+
+def test_the_example_of_layers_runs(tmp_path, monkeypatch, capsys):
+    some = load_digits()
+    some.images, some.target = some.images[:120], some.target[:120]
+    monkeypatch.setattr(layers, "load_digits", lambda: some)
+    monkeypatch.setattr("sys.argv", ["layers.py", "--epochs", "1", "--out", str(tmp_path / "new" / "layers.png")])
+    threads = torch.get_num_threads()
+    try:
+        layers.main()
+    finally:
+        torch.set_num_threads(threads)
+    assert (tmp_path / "new" / "layers.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.count("x") >= 3  # 4x4, 8x8, 16x16

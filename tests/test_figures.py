@@ -12,10 +12,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from problems import Problem
 from pytorch_grad_cam.utils.image import show_cam_on_image
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
 from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import SVC
+from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget, figures
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.figures import (
     plot_contribution_ratios,
     plot_feature_space,
@@ -24,14 +28,17 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vector_effect,
     plot_support_vectors,
 )
+from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid
+from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_levels, _gradients
+from pytorch_grad_cam_pcasvm.figures.style import RED, number
 
 RNG = np.random.default_rng(0)
-PICTURES = RNG.random((4, 24, 20, 3)).astype(np.float32)
+PICTURES = RNG.random((3, 24, 20, 3)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return Problem(seed=1, n=4)
+    return Problem(seed=1, n=3, components=2)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,16 @@ def pictures_of(figure):
 
 
 def texts_of(figure):
-    return [text.get_text() for axis in figure.axes for text in (*axis.texts, axis.title, axis._left_title)]
+    of_axes = (text for axis in figure.axes for text in (*axis.texts, axis.title, axis._left_title))
+    return [text.get_text() for text in (*figure.texts, *of_axes)]
+
+
+def explained(problem, targets):
+    return ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, targets)
+
+
+def written(value):
+    return f"{float(value):.2g}".replace("-", "\N{MINUS SIGN}")
 
 
 def test_a_pair_shares_its_scale_and_its_bar_ends_at_nu(problem, maps):
@@ -54,8 +70,8 @@ def test_a_pair_shares_its_scale_and_its_bar_ends_at_nu(problem, maps):
     size = (24, 20)
     columns = 1 + 2 * problem.components + 1
     pictures = pictures_of(figure)
-    assert len(pictures) == 4 * columns
-    for n in range(4):
+    assert len(pictures) == 3 * columns
+    for n in range(3):
         row = pictures[n * columns : (n + 1) * columns]
         assert relative(row[0].get_array(), PICTURES[n]) == 0
         for b in range(problem.components):
@@ -65,22 +81,22 @@ def test_a_pair_shares_its_scale_and_its_bar_ends_at_nu(problem, maps):
     bars = [axis.child_axes[0] for axis in figure.axes if axis.child_axes]
     ends = [[label.get_text() for label in bar.get_yticklabels()] for bar in bars]
     raised = maps.positive(size, scale="none").amax((2, 3))
-    for n in range(4):
+    for n in range(3):
         of_row = ends[n * (problem.components + 1) : (n + 1) * (problem.components + 1)]
         assert of_row[:-1] == [["0", f"{float(nu):.2g}"] for nu in maps.nu[n, :-1]]
         assert of_row[-1] == ["0", f"{float(raised[n, -1]):.2g}"]
 
 
 def test_titles_name_components_classes_and_values(problem, maps):
-    figure = plot_maps(PICTURES, {"PCA": maps}, rows=["first", "second", "third", "fourth"])
+    figure = plot_maps(PICTURES, {"PCA": maps}, rows=["first", "second", "third"])
     texts = texts_of(figure)
-    for title in ("input", "$P_{1}^+$", "$P_{4}^-$", "PCA"):
+    for title in ("input", "$P_{1}^+$", "$P_{2}^-$", "margin", "PCA"):
         assert texts.count(title) == 1
     predicted = problem.net.predict(problem.x)
-    for n in range(4):
-        assert f"{predicted[n]} {float(maps.values[n, -1]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
-        assert f"$p_{{2}}$ = {float(maps.values[n, 1]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
-    assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["first", "second", "third", "fourth"]
+    for n in range(3):
+        assert f"{predicted[n]}: {written(maps.values[n, -1])}" in texts
+        assert f"$p_{{2}}$ = {written(maps.values[n, 1])}" in texts
+    assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["first", "second", "third"]
 
 
 def test_overlays_are_those_of_the_host(maps):
@@ -92,7 +108,7 @@ def test_overlays_are_those_of_the_host(maps):
         np.concatenate([heat, white[..., 0]]),
         use_rgb=True,
         colormap=cv2.COLORMAP_INFERNO,
-        image_weight=figures._IMAGE_WEIGHT,
+        image_weight=IMAGE_WEIGHT,
     )[:-1]
     assert (np.asarray(pictures[3].get_array()) == expected).all()
 
@@ -100,18 +116,18 @@ def test_overlays_are_those_of_the_host(maps):
 def test_overlays_share_their_colours():
     """The host divides each by its own maximum: half of nu would look like nu."""
     black = np.zeros((4, 4, 3), dtype=np.float32)
-    full, half = (figures._overlay(black, np.full((4, 4), value)) for value in (1.0, 0.5))
+    full, half = (overlaid(black, np.full((4, 4), value)) for value in (1.0, 0.5))
     inferno = mpl.colormaps["inferno"]
     for overlay, value in ((full, 1.0), (half, 0.5)):
-        expected = 255 * np.array(inferno(value)[:3]) * (1 - figures._IMAGE_WEIGHT)
-        largest = (1 - figures._IMAGE_WEIGHT) * max(inferno(1.0)[:3]) + figures._IMAGE_WEIGHT
+        expected = 255 * np.array(inferno(value)[:3]) * (1 - IMAGE_WEIGHT)
+        largest = (1 - IMAGE_WEIGHT) * max(inferno(1.0)[:3]) + IMAGE_WEIGHT
         assert np.abs(overlay[0, 0] - expected / largest).max() < 3
 
 
 def test_signed_maps_are_centred_at_zero(problem, maps):
     figure = plot_maps(PICTURES, maps, signed=True, overlay=False)
     pictures = pictures_of(figure)
-    assert len(pictures) == 4 * (1 + problem.components + 1)
+    assert len(pictures) == 3 * (1 + problem.components + 1)
     signed = maps.positive((24, 20)) - maps.negative((24, 20))
     assert np.abs(np.asarray(pictures[2].get_array()) - signed[0, 1].numpy()).max() < 1e-6
     assert pictures[2].get_clim() == (-1, 1)
@@ -135,10 +151,10 @@ def test_blank_and_faint_maps_say_why(maps):
 
 
 def test_tiny_gradients_are_written_with_their_factor():
-    assert figures._number(0.5, 0.0) == "0.5"
-    assert figures._number(2.0, -1000 * np.log(10)) == "2.0e-1000"
-    assert figures._number(0.0, -5.0) == "0"
-    assert figures._number(-173.0) == "\N{MINUS SIGN}170"
+    assert number(0.5, 0.0) == "0.5"
+    assert number(2.0, -1000 * np.log(10)) == "2.0e-1000"
+    assert number(0.0, -5.0) == "0"
+    assert number(-173.0) == "\N{MINUS SIGN}170"
 
 
 @pytest.mark.parametrize(
@@ -165,15 +181,113 @@ def test_images_in_any_layout(maps, layout):
         "NHW": (grey[..., 0], np.repeat(grey, 3, -1)),
         "uint8": ((PICTURES * 255).astype(np.uint8), (PICTURES * 255).astype(np.uint8) / 255),
     }[layout]
-    assert relative(pictures_of(plot_maps(given, maps))[0].get_array(), expected[0].astype(np.float32)) == 0
+    figure = plot_maps(given, maps, components=0)
+    assert relative(pictures_of(figure)[0].get_array(), expected[0].astype(np.float32)) == 0
 
 
-def test_grad_cam_of_the_network_beside_its_components(problem, maps):
+def test_several_networks_and_heads_are_told_apart(problem, maps):
     cnn = ClosedFormGradCAM(problem.backbone, [problem.target_layer]).explain(problem.x)
     classes = ["one", "two", "three"]
-    texts = texts_of(plot_maps(PICTURES, {"Grad-CAM": cnn, "PCA": maps}, classes=classes))
+    groups = {"Grad-CAM": cnn, "RBF": maps, "other": maps}
+    figure = plot_maps(PICTURES, groups, classes=classes, components=1, size=(40, 10))
     best = problem.backbone(problem.x).argmax(1)
-    assert f"{classes[best[0]]} {float(cnn.values[0, 0]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
+    assert f"{classes[best[0]]}: {written(cnn.values[0, 0])}" in texts_of(figure)
+    # The title of a group begins where its first column does, above the heading of that.
+    place = {text.get_text(): text.get_position() for text in reversed(figure.texts)}
+    for title, first in (("Grad-CAM", "class score"), ("RBF", "$P_{1}^+$")):
+        assert place[title][0] == place[first][0]
+        assert place[title][1] > place[first][1]
+    assert place["other"][0] > place["RBF"][0]
+    # Names that fit one of them are not taken for the classes of another.
+    two = copy.copy(maps)
+    object.__setattr__(two, "output", torch.randn(3, 2))
+    object.__setattr__(two, "targets", [SimpleTarget(0)] * len(maps.targets))
+    texts = texts_of(plot_maps(PICTURES, {"a": maps, "b": two}, classes=classes, components=0))
+    assert any(text.startswith("class 0: ") for text in texts)
+
+
+class SimpleTarget:
+    """A target of somebody's own with a category, as the host's."""
+
+    def __init__(self, category):
+        self.category = category
+
+    def __call__(self, row):
+        return row[self.category]
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """Maps of 12 components and a decision, of one image."""
+    maps = explained(Problem(seed=1, n=1, components=4), None)
+    wide = copy.copy(maps)
+    raw = torch.cat([maps.maps[:, :1]] * 12 + [maps.maps[:, -1:]], 1)
+    changes = {"maps": raw, "nu": raw.abs().amax((2, 3)), "targets": [*map(PCATarget, range(12)), SVMTarget()]}
+    for name in ("values", "log_scale"):
+        changes[name] = torch.linspace(0, 1, 13, dtype=torch.float64)[None] * (name == "values")
+    for name, value in changes.items():
+        object.__setattr__(wide, name, value)
+    return wide
+
+
+def test_many_components_wrap_and_the_figure_says_how_many_it_leaves_out(wide):
+    figure = plot_maps(PICTURES[:1], wide, rows=["sick"])
+    texts = texts_of(figure)
+    assert [f"$P_{{{b + 1}}}^+$" in texts for b in range(12)] == [True] * 8 + [False] * 4
+    assert any("8 of 12 components are drawn. components=12 draws all" in text for text in texts)
+    boxes = [axis.get_position() for axis in figure.axes]
+    assert len({round(box.y0, 3) for box in boxes}) == 2
+    assert all(box.x1 < 1 and box.y0 > 0 for box in boxes)
+    assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+    assert figure.get_figwidth() < 21
+    assert all(axis.get_position().width * figure.get_figwidth() == pytest.approx(1.5) for axis in figure.axes)
+
+
+def test_components_are_chosen_by_number_or_count(wide):
+    def headings(components, signed=True):
+        figure = plot_maps(PICTURES[:1], wide, components=components, signed=signed)
+        return [text.get_text() for text in figure.texts[1:-1]], figure.texts[-1].get_text()
+
+    assert headings([10, 0]) == (
+        ["$P_{11}$", "$P_{1}$", "margin"],
+        "Red raises the value above the map, blue lowers it.\n2 of 12 components are drawn.",
+    )
+    assert headings(np.array([3]), signed=False)[0] == ["$P_{4}^+$", "$P_{4}^-$", "margin"]
+    assert headings(0)[0] == ["margin"]
+    drawn, note = headings(12)
+    assert [text for text in drawn if text.startswith("$P")] == [f"$P_{{{b + 1}}}$" for b in range(12)]
+    assert "components" not in note
+    for wrong in ([12], [-1], -1, True, "all", ["0"]):
+        with pytest.raises(ValueError, match="must be a count, or numbers from 0"):
+            plot_maps(PICTURES[:1], wide, components=wrong)
+
+
+def test_nothing_left_to_draw_is_refused(problem):
+    maps = explained(problem, [PCATarget(0)])
+    with pytest.raises(ValueError, match="leaves nothing to draw"):
+        plot_maps(PICTURES, maps, components=0)
+
+
+def test_a_size_is_kept_and_one_without_room_refused(wide):
+    small, large = (plot_maps(PICTURES[:1], wide, size=size) for size in ((7, 12), (24, 8)))
+    assert small.get_size_inches().tolist() == [7, 12]
+    assert large.get_size_inches().tolist() == [24, 8]
+    for figure in (small, large):
+        assert all(axis.get_position().y0 > 0 and axis.get_position().x1 < 1 for axis in figure.axes)
+    with pytest.raises(ValueError, match="give a larger size"):
+        plot_maps(PICTURES[:1], wide, size=(3, 2))
+
+
+def test_classes_of_another_number_are_refused(maps):
+    with pytest.raises(ValueError, match="2 names for 3 classes"):
+        plot_maps(PICTURES, maps, classes=["benign", "malignant"])
+
+
+def test_maps_of_volumes_are_refused_with_a_way_out(maps):
+    volumes = copy.copy(maps)
+    object.__setattr__(volumes, "maps", maps.maps.unsqueeze(2))
+    with pytest.raises(ValueError, match="choose one of the 1 slices"):
+        plot_maps(PICTURES, volumes)
 
 
 @pytest.mark.parametrize("given", ["pca", "pipeline", "eigenvalues"])
@@ -181,13 +295,13 @@ def test_contribution_ratios(problem, given):
     pca = PCA(5).fit(RNG.normal(size=(30, 5)) * [5, 4, 3, 2, 1])
     source = {"pca": pca, "pipeline": problem.head, "eigenvalues": pca.explained_variance_}[given]
     expected = 100 * (problem.head[1] if given == "pipeline" else pca).explained_variance_ratio_
-    figure = plot_contribution_ratios(source, highlight=2)
+    figure = plot_contribution_ratios(source, highlight=1)
     axis = figure.axes[0]
     assert relative([bar.get_height() for bar in axis.patches], expected) < 1e-12
     colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
-    assert len(set(colours[:2])) == 1
-    assert colours[2] != colours[1]
-    assert f"{expected[:2].sum():.1f} %" in axis.get_title()
+    assert colours[1] != colours[0]
+    assert set(colours[1:]) == {colours[1]}
+    assert f"first 1: {expected[0]:.1f} %" in axis.get_title()
     with pytest.raises(ValueError, match="no fitted PCA"):
         plot_contribution_ratios(PCA(3))
 
@@ -262,12 +376,12 @@ def test_support_vectors_are_shown_strongest_first(problem):
 
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
 def test_the_layers_of_the_path_diagram_multiply_to_the_closed_form(activation):
-    problem = Problem(activation, n=1)
-    levels = figures._dense_levels(problem.net, problem.target_layer, problem.x)
+    problem = Problem(activation, n=1, components=2)
+    levels = _dense_levels(problem.net, problem.target_layer, problem.x)
     assert [level.shape[1] for level in levels[1:]] == [12, 9, problem.components]
     product = torch.eye(problem.components, dtype=torch.float64)
     for before, after in reversed(list(itertools.pairwise(levels))):
-        product = product @ torch.stack([figures._gradients(value, [before])[0] for value in after[0]])
+        product = product @ torch.stack([_gradients(value, [before])[0] for value in after[0]])
     expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).jacobians(problem.x).components[0]
     assert relative(product.unflatten(1, (5, 16)).transpose(0, 1), expected) < 1e-10
 
@@ -275,17 +389,35 @@ def test_the_layers_of_the_path_diagram_multiply_to_the_closed_form(activation):
 def test_paths_are_red_where_they_raise_and_wide_where_they_are_strong(problem):
     figure = plot_jacobian(problem.net, problem.target_layer, problem.x[0], channel=2)
     axis = figure.axes[0]
-    levels = figures._dense_levels(problem.net, problem.target_layer, problem.x[:1])
-    last = torch.stack([figures._gradients(value, [levels[-2]])[0] for value in levels[-1][0]]).numpy()
+    levels = _dense_levels(problem.net, problem.target_layer, problem.x[:1])
+    last = torch.stack([_gradients(value, [levels[-2]])[0] for value in levels[-1][0]]).numpy()
     lines = [line for line in axis.lines if line.get_xdata()[0] == 2]
     assert len(lines) == last.size
     strength = np.sort(np.abs(last), axis=None) / np.abs(last).max()
     assert relative(np.array([line.get_linewidth() for line in lines]), 3 * strength) < 1e-12
-    red = sum(to_hex(line.get_color()) == figures.RED for line in lines)
+    red = sum(to_hex(line.get_color()) == RED for line in lines)
     assert red == (last > 0).sum()
     texts = [text.get_text() for text in axis.texts]
     assert "feature map 2\n16 pixels" in texts
     assert [t for t in texts if t.startswith("$p_")] == [f"$p_{{{b + 1}}}$" for b in range(problem.components)]
+
+
+def test_the_path_diagram_of_a_volume_shows_its_strongest_slice():
+    torch.manual_seed(0)
+    layers = (nn.Conv3d(1, 2, 3, padding=1), nn.MaxPool3d(2), nn.Flatten(), nn.Linear(2 * 3 * 4 * 4, 6), nn.ReLU())
+    backbone = nn.Sequential(*layers).double().eval()
+    volumes = torch.randn(20, 1, 6, 8, 8, dtype=torch.float64)
+    features = backbone(volumes).detach().numpy()
+    head = make_pipeline(PCA(2), SVC()).fit(features, np.arange(20) % 2)
+    net = PCASVMNet(backbone, head).eval()
+    figures = [plot_jacobian(net, backbone[1], image, channel=1) for image in (volumes[0], volumes[:1])]
+    jacobian = torch.autograd.functional.jacobian(backbone[2:], backbone[:2](volumes[:1]))[0, :, 0, 1]  # (6, D, H, W)
+    best = int(jacobian.abs().sum((0, 2, 3)).argmax())
+    for figure in figures:
+        inset = figure.axes[0].child_axes[0]
+        assert inset.get_title() == f"slice {best + 1} of 3"
+        assert relative(inset.images[0].get_array(), backbone[:2](volumes[:1])[0, 1, best].detach().numpy()) < 1e-12
+        assert "feature map 1\n48 voxels" in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_the_path_diagram_leaves_the_network_as_it_was(problem):
@@ -297,25 +429,45 @@ def test_the_path_diagram_leaves_the_network_as_it_was(problem):
         plot_jacobian(net, net.backbone.features[-1], problem.x[0], channel=9)
     with pytest.raises(ValueError, match="one image is drawn"):
         plot_jacobian(net, net.backbone.features[-1], problem.x[:2])
+    with pytest.raises(ValueError, match="choose a convolutional layer"):
+        plot_jacobian(net, net.backbone.flatten, problem.x[0])
+    with pytest.raises(ValueError, match=r"is not run .* in front of classifier.4"):
+        plot_jacobian(net, net.backbone.classifier[5], problem.x[0])
+    svm = SVC().fit(np.random.default_rng(0).normal(size=(20, 9)), np.arange(20) % 2)
+    without = PCASVMNet(net.backbone, svm, layer="classifier.4")
+    with pytest.raises(ValueError, match="needs one with a PCA"):
+        plot_jacobian(without, net.backbone.features[-1], problem.x[0])
 
 
 def test_figures_need_no_window_and_show_in_a_notebook(maps):
-    figure = plot_maps(PICTURES, maps)
+    figure = plot_maps(PICTURES, maps, components=1)
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in mpl.__dict__ or not mpl.pyplot.get_fignums()
 
 
 def test_one_class_of_target_only(problem):
-    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(
-        problem.x, [SVMTarget("ant", versus="bee"), PCATarget(0, sign="-")]
-    )
+    maps = explained(problem, [SVMTarget("ant", versus="bee"), PCATarget(0, sign="-")])
     texts = texts_of(plot_maps(PICTURES, {"pair": maps}))
-    assert f"ant / bee {float(maps.values[0, 0]):.2g}".replace("-", "\N{MINUS SIGN}") in texts
+    assert f"ant / bee: {written(maps.values[0, 0])}" in texts
     assert "$(-P_{1})^+$" in texts
 
 
 def captions(maps, classes=None):
-    return [figures._caption(figures._Column("", maps, k, None, None), 0, classes) for k in range(len(maps.targets))]
+    return [caption(maps, k, 0, classes) for k in range(len(maps.targets))]
+
+
+def tumour_score(row):
+    return row[1]
+
+
+def test_headings_say_what_every_target_is(problem):
+    output = problem.net(problem.x)
+    targets = [PCATarget(0), SVMTarget(), SVMTarget("ant", versus="bee"), ProbabilityTarget("ant")]
+    targets += [ClassifierOutputTarget(1), tumour_score, lambda row: row[0], SimpleTarget(0)]
+    assert [heading(target, output) for target in targets] == [
+        *("$P_{1}$", "margin", "decision", "probability"),
+        *("class score", "tumour_score", "custom target", "SimpleTarget"),
+    ]
 
 
 def test_captions_say_for_and_against_whom():
@@ -331,17 +483,17 @@ def test_captions_say_for_and_against_whom():
         lambda row: row[1],
     ]
     maps = ClosedFormGradCAM(net, [problem.target_layer]).explain(problem.x, targets)
-    values = [figures._number(float(value)) for value in maps.values[0]]
+    values = [number(float(value)) for value in maps.values[0]]
     predicted = "malignant" if net.predict(problem.x)[0] == 1 else "benign"
     assert captions(maps, ["benign", "malignant"]) == [
-        f"benign {values[0]}",
-        f"against malignant {values[1]}",
-        f"malignant / benign {values[2]}",
-        f"{predicted} / runner-up {values[3]}",
+        f"benign: {values[0]}",
+        f"against malignant: {values[1]}",
+        f"malignant / benign: {values[2]}",
+        f"{predicted} / runner-up: {values[3]}",
         f"$-p_{{2}}$ = {values[4]}",
-        f"<lambda> {values[5]}",
+        values[5],
     ]
-    assert captions(maps)[:2] == [f"-1 {values[0]}", f"against 1 {values[1]}"]
+    assert captions(maps)[:2] == [f"class -1: {values[0]}", f"against class 1: {values[1]}"]
 
 
 def test_colours_come_again_with_other_markers():
@@ -357,7 +509,7 @@ def test_colours_come_again_with_other_markers():
 
 
 def test_half_precision_and_row_titles_that_are_numbers(problem, maps):
-    figure = plot_maps(torch.tensor(PICTURES).bfloat16(), maps, rows=[3, 1, 4, 1])
-    assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["3", "1", "4", "1"]
+    figure = plot_maps(torch.tensor(PICTURES).bfloat16(), maps, rows=[3, 1, 4], components=0)
+    assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["3", "1", "4"]
     half = PCASVMNet(copy.deepcopy(problem.backbone).bfloat16(), problem.head, layer="classifier.4").eval()
     plot_jacobian(half, half.backbone.features[-1], problem.x[0].bfloat16())

@@ -18,16 +18,18 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import NMF, PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GridSearchCV
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, PowerTransformer, QuantileTransformer, StandardScaler
-from sklearn.svm import SVC, LinearSVC, NuSVC
+from sklearn.svm import SVC, LinearSVC, NuSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
-from pytorch_grad_cam_pcasvm.head.stages import Scale, Stage
+from pytorch_grad_cam_pcasvm.head import HeadTrace
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Projection, Scale, Stage
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import feature_gradients
 
 RNG = np.random.default_rng(0)
 WIDTH = 12
@@ -43,24 +45,28 @@ DATA = {classes: samples(classes) for classes in (2, 3, 5)}
 QUERY = RNG.normal(size=(30, WIDTH)) * 2 + 3
 
 
-def machines():
-    for kernel in ("linear", "rbf", "poly", "sigmoid"):
-        yield f"SVC {kernel}", SVC(kernel=kernel, coef0=0.3)
-        yield f"NuSVC {kernel}", NuSVC(kernel=kernel, nu=0.3, coef0=0.3)
-    yield "SVC gamma auto", SVC(gamma="auto", class_weight="balanced")
-    yield "SVC ovo", SVC(decision_function_shape="ovo")
-    yield "SVC break_ties", SVC(break_ties=True)
-    yield "SVC degree 4", SVC(kernel="poly", degree=4, gamma=0.1)
-    yield "LinearSVC", LinearSVC()
-    yield "LinearSVC without intercept", LinearSVC(fit_intercept=False)
-
-
-def fronts():
-    yield "bare", []
-    yield "StandardScaler, PCA", [StandardScaler(), PCA(4)]
-    yield "whitened", [PCA(4, whiten=True)]
-    yield "MinMaxScaler(clip)", [MinMaxScaler((-1, 2), clip=True), PCA(5)]
-    yield "two scalers", [StandardScaler(with_std=False), MinMaxScaler(), PCA(3), StandardScaler(with_mean=False)]
+MACHINES = {
+    **{f"SVC {kernel}": SVC(kernel=kernel, coef0=0.3) for kernel in ("linear", "rbf", "poly", "sigmoid")},
+    "NuSVC": NuSVC(nu=0.3),
+    "SVC gamma auto": SVC(gamma="auto", class_weight="balanced"),
+    "SVC ovo": SVC(decision_function_shape="ovo"),
+    "SVC break_ties": SVC(break_ties=True),
+    "SVC degree 4": SVC(kernel="poly", degree=4, gamma=0.1),
+    "LinearSVC": LinearSVC(),
+    "LinearSVC without intercept": LinearSVC(fit_intercept=False),
+}
+FRONTS = {
+    "bare": [],
+    "StandardScaler, PCA": [StandardScaler(), PCA(4)],
+    "whitened": [PCA(4, whiten=True)],
+    "clipped": [MinMaxScaler((-1, 2), clip=True), PCA(5)],
+    "two scalers": [StandardScaler(with_std=False), MinMaxScaler(), PCA(3), StandardScaler(with_mean=False)],
+}
+# A machine does not know what is in front of it: every machine behind one front, every front before one machine.
+CASES = [
+    *((front, "SVC rbf", 3) for front in FRONTS),
+    *(("StandardScaler, PCA", name, classes) for name in MACHINES for classes in (2, 5)),
+]
 
 
 def fitted(front, machine, classes, labels=None):
@@ -76,71 +82,78 @@ def expected_scores(pipeline, x):
     return np.stack([-scores, scores], 1) if scores.ndim == 1 else scores
 
 
-def read(head, x):
+def trace_of(head, x):
     with torch.no_grad():
-        return HeadOutput.of(head, head(torch.as_tensor(x)))
+        return head(torch.as_tensor(x))
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
-@pytest.mark.parametrize(("front_name", "front"), list(fronts()), ids=lambda v: v if isinstance(v, str) else "")
-@pytest.mark.parametrize(("name", "machine"), list(machines()), ids=lambda v: v if isinstance(v, str) else "")
-def test_head_computes_what_scikit_learn_computes(name, machine, front_name, front, classes):
-    pipeline = fitted(front, machine, classes)
+def scores(head, x):
+    return head.scores(trace_of(head, x))
+
+
+def read(head, x):
+    return HeadOutput.of(head, trace_of(head, x))
+
+
+def seeds_of(head, trace):
+    """Return seeds by position: of every component, of every class's margin, of one class against another."""
+    seeds = []
+    if head.component_position is not None:
+        seeds.append({head.component_position: None})
+    if head.decision_position is not None:
+        decision, voting = trace.values[-1], head.voting
+        rows = [voting.seed(torch.tensor([c]), None, decision[:1]) for c in range(voting.n_classes)]
+        if voting.n_classes > 1:
+            rows.append(voting.seed(torch.tensor([1]), torch.tensor([0]), decision[:1]))
+        seeds.append({len(head.stages): torch.stack(rows, 1)})
+        seeds.append({len(head.stages): voting.seed(voting.predicted(decision), None, decision).unsqueeze(1)})
+    return seeds
+
+
+def pulled_back(head, trace, seeds):
+    """Return the closed form's gradient, (N, K, D), whatever was factored out of it."""
+    grad, log_scale = head.pullback(trace, seeds)
+    return (grad * log_scale.exp().unsqueeze(-1)).expand(len(trace.values[0]), -1, -1)
+
+
+def by_autograd(head, x, seeds):
+    """Return the same by autograd, target by target."""
+    leaf = torch.tensor(x).requires_grad_()
+    values, total = head(leaf).values, 0
+    for position, seed in seeds.items():
+        seed = torch.eye(values[position].shape[1]).double()[None] if seed is None else seed
+        total = total + (values[position].unsqueeze(1) * seed).sum(-1)
+    return torch.stack([torch.autograd.grad(row.sum(), leaf, retain_graph=True)[0] for row in total.unbind(1)], 1)
+
+
+@pytest.mark.parametrize(("front", "machine", "classes"), CASES, ids=str)
+def test_head_computes_what_scikit_learn_computes(front, machine, classes):
+    pipeline = fitted(FRONTS[front], MACHINES[machine], classes)
     head = Head.of(pipeline)
-    output = read(head, QUERY)
-    assert relative(output, expected_scores(pipeline, QUERY)) < 1e-10
-    assert head.labels(output.levels).tolist() == pipeline.predict(QUERY).tolist()
-    if front:
+    trace = trace_of(head, QUERY)
+    assert relative(head.scores(trace), expected_scores(pipeline, QUERY)) < 1e-10
+    assert head.labels(trace).tolist() == pipeline.predict(QUERY).tolist()
+    if FRONTS[front]:
         # The components are those of the last reduction, also where a scaler follows it.
-        last = max(i for i, step in enumerate(front) if isinstance(step, PCA))
-        assert relative(output.components, pipeline[: last + 1].transform(QUERY)) < 1e-10
+        last = max(i for i, step in enumerate(FRONTS[front]) if isinstance(step, PCA))
+        components = trace.values[head.component_position]
+        assert relative(components, pipeline[: last + 1].transform(QUERY)) < 1e-10
     else:
-        assert output.components is None
-    assert output.margins.shape == (30, classes)
-    if name != "LinearSVC" and "ovo" not in name and classes > 2 and "without" not in name:
+        assert head.component_position is None
+    margins = head.voting.margins(trace.values[head.decision_position])
+    assert margins.shape == (30, classes)
+    if isinstance(pipeline[-1], SVC) and classes > 2:
         pairwise = copy.deepcopy(pipeline)
         pairwise[-1].decision_function_shape, pairwise[-1].break_ties = "ovo", False
-        decisions = pairwise.decision_function(QUERY)
-        pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
-        margins = np.zeros((30, classes))
-        for (i, j), decision in zip(pairs, decisions.T, strict=True):
-            margins[:, i] += decision
-            margins[:, j] -= decision
-        assert relative(output.margins, margins) < 1e-10
-
-
-@pytest.mark.parametrize("classes", [2, 3, 5])
-@pytest.mark.parametrize(("front_name", "front"), list(fronts()), ids=lambda v: v if isinstance(v, str) else "")
-@pytest.mark.parametrize(("name", "machine"), list(machines()), ids=lambda v: v if isinstance(v, str) else "")
-def test_gradients_equal_autograd(name, machine, front_name, front, classes):
-    head = Head.of(fitted(front, machine, classes))
-    targets = [SVMTarget(label) for label in range(classes)] + [SVMTarget(0, versus=classes - 1), SVMTarget()]
-    targets += [SVMTarget(versus="runner-up"), SVMTarget(1, sign="-")] + (
-        [PCATarget(2), PCATarget(0, "-")] if front else []
-    )
-    x = torch.tensor(QUERY).requires_grad_()
-    output = HeadOutput.of(head, head(x))
-    expected = torch.stack([torch.autograd.grad(t(output).sum(), x, retain_graph=True)[0] for t in targets], 1)
-    with torch.no_grad():
-        grads, log_scale, values = feature_gradients(read(head, QUERY), targets, torch.float64)
-    assert not log_scale.any()
-    assert relative(grads, expected) < 1e-10
-    assert relative(values, torch.stack([t(output) for t in targets], 1)) < 1e-12
-
-
-@pytest.mark.parametrize("kernel", ["rbf", "poly", "sigmoid", "linear"])
-def test_gradients_equal_differences_of_scikit_learns_own_decision(kernel):
-    pipeline = fitted([StandardScaler(), PCA(4, whiten=True)], SVC(kernel=kernel, decision_function_shape="ovo"), 3)
-    grads, _, _ = feature_gradients(
-        read(Head.of(pipeline), QUERY[:4]), [SVMTarget(0, versus=1), SVMTarget(1, versus=2)], torch.float64
-    )
-    step = 1e-5
-    for d in range(WIDTH):
-        ahead, behind = QUERY[:4].copy(), QUERY[:4].copy()
-        ahead[:, d] += step
-        behind[:, d] -= step
-        difference = (pipeline.decision_function(ahead) - pipeline.decision_function(behind)) / (2 * step)
-        assert np.abs(grads[:, :, d].numpy() - difference[:, [0, 2]]).max() < 1e-5 * max(1, np.abs(difference).max())
+        expected = np.zeros((30, classes))
+        pairs = itertools.combinations(range(classes), 2)
+        for (i, j), decision in zip(pairs, pairwise.decision_function(QUERY).T, strict=True):
+            expected[:, i] += decision
+            expected[:, j] -= decision
+        assert relative(margins, expected) < 1e-10
+    for seeds in seeds_of(head, trace):
+        assert relative(pulled_back(head, trace, seeds), by_autograd(head, QUERY, seeds)) < 1e-10
+        assert not head.pullback(trace, seeds)[1].any()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +165,7 @@ def test_labels_of_any_dtype(labels):
     pipeline = fitted([PCA(3)], SVC(), len(labels), labels)
     head = Head.of(pipeline)
     output = read(head, QUERY)
-    predicted = head.labels(output.levels)
+    predicted = head.labels(trace_of(head, QUERY))
     assert predicted.tolist() == pipeline.predict(QUERY).tolist()
     assert predicted.dtype == pipeline.classes_.dtype
     for index, label in enumerate(pipeline.classes_):
@@ -163,8 +176,7 @@ def test_labels_of_any_dtype(labels):
 def test_runner_up_is_the_second_best_class():
     pipeline = fitted([PCA(4)], SVC(), 5)
     output = read(Head.of(pipeline), QUERY)
-    scores = pipeline.decision_function(QUERY)
-    order = np.argsort(scores, 1)
+    order = np.argsort(pipeline.decision_function(QUERY), 1)
     expected = torch.stack([SVMTarget(int(row[-1]), versus=int(row[-2]))(output[n]) for n, row in enumerate(order)])
     same = torch.tensor(order[:, -1] == pipeline.predict(QUERY))
     assert same.all()
@@ -175,7 +187,7 @@ def test_runner_up_is_the_second_best_class():
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_class_against_itself_is_nothing(machine, classes):
     output = read(Head.of(fitted([PCA(4)], machine, classes)), QUERY)
-    predicted = output.head.rule.predicted(output.decision)
+    predicted = output.head.voting.predicted(output.decision)
     for label in range(classes):
         values = SVMTarget(versus=label)(output)  # the predicted class against a label that it may be itself
         assert values[predicted == label].eq(0).all()
@@ -200,13 +212,13 @@ def test_a_class_against_itself_is_nothing(machine, classes):
 def test_heads_come_in_many_wrappings(wrap):
     pipeline = fitted([StandardScaler(), PCA(3)], SVC(), 3)
     head = Head.of(wrap(*(step for _, step in pipeline.steps)))
-    assert relative(read(head, QUERY), pipeline.decision_function(QUERY)) < 1e-12
+    assert relative(scores(head, QUERY), pipeline.decision_function(QUERY)) < 1e-12
 
 
 def test_a_search_is_its_best_estimator():
     x, y = DATA[3]
     search = GridSearchCV(make_pipeline(StandardScaler(), PCA(3), SVC()), {"svc__C": [0.1, 10]}).fit(x, y)
-    assert relative(read(Head.of(search), QUERY), search.decision_function(QUERY)) < 1e-12
+    assert relative(scores(Head.of(search), QUERY), search.decision_function(QUERY)) < 1e-12
 
 
 def test_sparse_machines_are_read():
@@ -214,13 +226,13 @@ def test_sparse_machines_are_read():
 
     x, y = DATA[3]
     machine = SVC().fit(csr_matrix(x), y)
-    assert relative(read(Head.of(machine), QUERY), machine.decision_function(csr_matrix(QUERY))) < 1e-10
+    assert relative(scores(Head.of(machine), QUERY), machine.decision_function(csr_matrix(QUERY))) < 1e-10
 
 
 def test_a_head_of_float32_estimators_computes_in_float64():
     x, y = DATA[3]
     pipeline = make_pipeline(StandardScaler(), PCA(4, whiten=True), SVC()).fit(x.astype(np.float32), y)
-    output = read(Head.of(pipeline), QUERY)
+    output = scores(Head.of(pipeline), QUERY)
     assert output.dtype == torch.float64
     assert relative(output, pipeline.decision_function(QUERY)) < 1e-10
 
@@ -229,7 +241,7 @@ def test_constant_features_are_whitened_as_scikit_learn_clips_them():
     x = np.zeros((20, WIDTH))
     x[:, 0] = RNG.normal(size=20)
     pca = PCA(3, whiten=True).fit(x)
-    assert relative(read(Head.of(pca), x), pca.transform(x)) < 1e-10
+    assert relative(scores(Head.of(pca), x), pca.transform(x)) < 1e-10
 
 
 def test_state_dict_and_deepcopy_keep_the_numbers():
@@ -237,7 +249,7 @@ def test_state_dict_and_deepcopy_keep_the_numbers():
     head, twin = Head.of(pipeline), Head.of(fitted([StandardScaler(), PCA(3)], SVC(C=1.0), 3))
     twin.load_state_dict(head.state_dict())
     for other in (twin, copy.deepcopy(head)):
-        assert relative(read(other, QUERY), read(head, QUERY)) == 0
+        assert relative(scores(other, QUERY), scores(head, QUERY)) == 0
 
 
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16, torch.float32])
@@ -245,7 +257,7 @@ def test_a_head_keeps_its_precision_when_the_network_is_cast(cast):
     pipeline = fitted([StandardScaler(), PCA(3)], SVC(), 3)
     head = Head.of(pipeline).to(cast)
     assert {buffer.dtype for buffer in head.buffers() if buffer.is_floating_point()} == {torch.float64}
-    assert relative(read(head, QUERY), pipeline.decision_function(QUERY)) < 1e-12
+    assert relative(scores(head, QUERY), pipeline.decision_function(QUERY)) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -303,17 +315,66 @@ def test_an_estimator_can_be_registered():
         return Scale(zeros, zeros + 2, zeros)
 
     pipeline = fitted([Halver(), PCA(3)], SVC(), 3)
-    assert relative(read(Head.of(pipeline), QUERY), pipeline.decision_function(QUERY)) < 1e-10
+    assert relative(scores(Head.of(pipeline), QUERY), pipeline.decision_function(QUERY)) < 1e-10
 
 
-@pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_a_decision_of_exactly_zero(kernel):
-    machine = SVC(kernel=kernel, gamma=1.0).fit([[-1.0], [1.0]], ["a", "b"])
-    assert machine.decision_function([[0.0]]) == 0
+SIDES = np.array([[-1.0], [1.0]])
+CORNERS = np.array([[1.0, 1.0], [-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [SVC(kernel="linear"), SVC(gamma=1.0), LinearSVC(), OneVsOneClassifier(SVC()), OneVsOneClassifier(LinearSVC()),
+     OneVsRestClassifier(SVC())],
+    ids=str,
+)  # fmt: skip
+def test_a_decision_of_exactly_zero(machine):
+    machine.fit(SIDES, ["a", "b"])
     head = Head.of(machine)
+    trace = head(torch.zeros(1, 1))
+    assert trace.values[-1] == 0
     for value in (0.0, 1e3, -1e3):
         query = np.array([[value]])
         assert head.labels(head(torch.tensor(query))).tolist() == machine.predict(query).tolist()
+        assert scores(head, query)[:, 1].tolist() == pytest.approx(machine.decision_function(query).tolist())
+
+
+TIED = [
+    SVC(kernel="linear"),
+    SVC(kernel="linear", break_ties=True),
+    SVC(kernel="linear", decision_function_shape="ovo"),
+    OneVsOneClassifier(SVC(kernel="linear")),
+    OneVsOneClassifier(LinearSVC()),
+    OneVsRestClassifier(LinearSVC()),
+]
+
+
+@pytest.mark.parametrize("machine", TIED, ids=str)
+def test_ties_between_classes(machine):
+    """In the middle of four corners every pair is undecided, and all classes have as many votes or as high a score."""
+    machine.fit(CORNERS, ["a", "b", "c", "d"])
+    for member in getattr(machine, "estimators_", []):
+        if isinstance(member, LinearSVC):  # liblinear ends near the symmetric solution
+            member.coef_, member.intercept_ = member.coef_.round(1), np.zeros(1)
+    head = Head.of(machine)
+    query = np.concatenate([np.zeros((1, 2)), CORNERS / 2, [[0.0, 0.5], [0.5, 0.0], [0.0, -0.5], [-0.5, 0.0]]])
+    trace = trace_of(head, query)
+    assert not trace.values[-1][0].any()
+    assert relative(head.scores(trace), machine.decision_function(query)) < 1e-10
+    assert head.labels(trace).tolist() == machine.predict(query).tolist()
+
+
+def test_a_one_class_value_of_exactly_zero_is_an_outlier():
+    machine = OneClassSVM(kernel="linear", nu=0.5).fit(SIDES + 2)
+    machine.dual_coef_, machine._dual_coef_ = np.ones((1, 1)), np.ones((1, 1))
+    machine.support_vectors_, machine.support_ = np.ones((1, 1)), np.zeros(1, dtype=np.int32)
+    machine._n_support = np.array([1, 1], dtype=np.int32)
+    machine.offset_, machine.intercept_, machine._intercept_ = 1.0, np.array([-1.0]), np.array([-1.0])
+    query = np.array([[0.5], [1.0], [1.5]])
+    head = Head.of(machine)
+    assert trace_of(head, query).values[-1].flatten().tolist() == [-0.5, 0.0, 0.5]
+    assert machine.decision_function(query).tolist() == [-0.5, 0.0, 0.5]
+    assert head.labels(trace_of(head, query)).tolist() == machine.predict(query).tolist() == [-1, -1, 1]
 
 
 def test_estimators_fitted_on_tensors():
@@ -323,7 +384,7 @@ def test_estimators_fitted_on_tensors():
     scaler.mean_, scaler.scale_ = torch.tensor(scaler.mean_), torch.tensor(scaler.scale_)
     for name in ("components_", "mean_", "explained_variance_"):
         setattr(pca, name, torch.tensor(getattr(pca, name)))
-    assert relative(read(Head.of([scaler, pca, svm]), QUERY), expected) < 1e-10
+    assert relative(scores(Head.of([scaler, pca, svm]), QUERY), expected) < 1e-10
 
 
 @pytest.mark.skipif(Version(sklearn.__version__) < Version("1.8"), reason="StandardScaler takes tensors since 1.8")
@@ -340,8 +401,7 @@ def test_recipe_for_fitting_on_the_device(tmp_path):
 
 RECIPE = """
 import sklearn, torch
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.decomposition import NMF, PCA
+from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -371,7 +431,7 @@ def test_every_form_of_probability_gives_the_same_head(form):
     x, y = DATA[3]
     expected = SVC().fit(x, y)
     head = Head.of(SVC(**form, random_state=0).fit(x, y))
-    assert relative(read(head, QUERY), expected.decision_function(QUERY)) < 1e-9
+    assert relative(scores(head, QUERY), expected.decision_function(QUERY)) < 1e-9
     assert head.labels(head(torch.tensor(QUERY))).tolist() == expected.predict(QUERY).tolist()
 
 
@@ -381,7 +441,7 @@ def test_names_of_features_are_ignored():
     pipeline[0].feature_names_in_ = np.array([f"feature {d}" for d in range(WIDTH)], dtype=object)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert relative(read(Head.of(pipeline), QUERY), expected) < 1e-9
+        assert relative(scores(Head.of(pipeline), QUERY), expected) < 1e-9
 
 
 @pytest.mark.parametrize("machine", [SVC(), NuSVC(nu=0.3), LinearSVC()], ids=str)
@@ -390,7 +450,7 @@ def test_heads_from_files_of_skops(machine, tmp_path):
     pipeline = fitted([StandardScaler(), PCA(4)], machine, 3)
     skops.dump(pipeline, tmp_path / "head.skops")
     loaded = skops.load(tmp_path / "head.skops", trusted=[])
-    assert torch.equal(read(Head.of(loaded), QUERY), read(Head.of(pipeline), QUERY))
+    assert torch.equal(scores(Head.of(loaded), QUERY), scores(Head.of(pipeline), QUERY))
 
 
 def test_a_stage_of_ones_own_may_start_with_an_integer_buffer():
@@ -401,11 +461,15 @@ def test_a_stage_of_ones_own_may_start_with_an_integer_buffer():
             super().__init__()
             self.register_buffer("index", torch.tensor([3, 1]))
 
-        def forward(self, x):
-            return x[:, self.index]
+        def evaluate(self, x):
+            return x[:, self.index], None
 
-    output = read(Head([Pick()]), QUERY)
-    assert relative(output, QUERY[:, [3, 1]]) == 0
+    head = Head([Pick()])
+    assert relative(scores(head, QUERY), QUERY[:, [3, 1]]) == 0
+    with pytest.raises(NotImplementedError, match=r"Pick defines no pullback\(saved, grad\)"):
+        head.pullback(trace_of(head, QUERY), {1: None})
+    with pytest.raises(NotImplementedError, match=r"Stage defines no evaluate\(x\)"):
+        Stage()(torch.tensor(QUERY))
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "poly", "sigmoid"])
@@ -413,8 +477,7 @@ def test_a_stage_of_ones_own_may_start_with_an_integer_buffer():
 def test_effect_of_support_vectors(kernel, classes):
     pipeline = fitted([PCA(4), StandardScaler()], SVC(kernel=kernel, coef0=0.2), classes)
     head = Head.of(pipeline)
-    output = read(head, QUERY)
-    effect = head.support_vector_effect(output.components)
+    effect = head.support_vector_effect(trace_of(head, QUERY).values[1])
     svm = pipeline[-1]
     assert effect.indices.tolist() == svm.support_.tolist()
     inputs = pipeline[:-1].transform(DATA[classes][0])
@@ -431,7 +494,7 @@ def test_effect_of_support_vectors(kernel, classes):
 def test_scores_are_not_taken_for_components():
     head = Head.of(fitted([PCA(4)], SVC(), 3))
     with pytest.raises(ValueError, match=r"expected net\(x\).components, of shape \(N, 4\), got \(30, 3\)"):
-        head.support_vector_effect(read(head, QUERY))
+        head.support_vector_effect(scores(head, QUERY))
 
 
 def test_a_head_without_support_vectors_says_so():
@@ -456,7 +519,200 @@ def test_a_subclass_with_a_method_of_its_own_is_refused(kind, method):
             with pytest.raises(NoClosedFormError, match=f"Other is a {kind.__name__} with a {method} of its own"):
                 Head.of(parts)
         else:
-            assert relative(read(Head.of(parts), QUERY), expected_scores(make_pipeline(*parts), QUERY)) < 1e-9
+            assert relative(scores(Head.of(parts), QUERY), expected_scores(make_pipeline(*parts), QUERY)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(Pipeline, "predict"), (Pipeline, "transform"), (GridSearchCV, "decision_function")]
+)
+def test_a_pipeline_or_search_with_a_method_of_its_own_is_refused(kind, method):
+    x, y = DATA[2]
+    other = type("Other", (kind,), {method: lambda self, x: 1 - kind.predict(self, x)})
+    plain = type("Plain", (kind,), {})
+    steps = [("scaler", StandardScaler()), ("svm", SVC())]
+    made = [k(steps) if kind is Pipeline else k(Pipeline(steps), {"svm__C": [1.0]}) for k in (plain, other)]
+    assert relative(scores(Head.of(made[0].fit(x, y)), QUERY), expected_scores(made[0], QUERY)) < 1e-9
+    way_out = "its fitted steps as a list" if kind is Pipeline else "its best_estimator_"
+    message = f"Other is a {kind.__name__} with a {method} of its own.*register.Other., or pass {way_out}"
+    with pytest.raises(NoClosedFormError, match=message):
+        Head.of([made[1].fit(x, y)])
+
+    @stage_for.register(other)
+    def registered(estimator):
+        return Scale(*(torch.ones(WIDTH).double() for _ in range(3)))
+
+    assert relative(trace_of(Head.of([made[1], PCA(2).fit(x)]), QUERY).values[1], QUERY) < 1e-12
+
+
+@pytest.mark.parametrize("fitted_itself", [False, True])
+def test_a_selector_of_a_fitted_model(fitted_itself):
+    x, y = DATA[3]
+    selector = SelectFromModel(LinearSVC().fit(x, y), prefit=True)
+    if fitted_itself:
+        selector.fit(x, y)
+    machine = SVC().fit(selector.transform(x), y)
+    expected = machine.decision_function(selector.transform(QUERY))
+    for wrapped in ([selector, machine], Pipeline([("selector", selector), ("machine", machine)])):
+        assert relative(scores(Head.of(wrapped), QUERY), expected) < 1e-10
+    with pytest.raises(NotFittedError):
+        Head.of([SelectFromModel(LinearSVC(), prefit=True), machine])
+
+
+def test_a_class_whose_samples_have_no_weight_is_refused():
+    """scikit-learn keeps the class, but its machine does not know it, and its labels are shifted."""
+    x, y = DATA[3]
+    machine = SVC().fit(x, y, sample_weight=(y != 1) * 1.0)
+    assert 2 not in machine.predict(x)
+    with pytest.raises(ValueError, match="SVC knows 3 classes, but was fitted on samples of 2"):
+        Head.of(machine)
+
+
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+def test_seeds_at_several_positions_are_joined(shift):
+    """The decision's part comes with a factor taken out: only true values can be added to what else is there."""
+    x, y = DATA[3]
+    pipeline = make_pipeline(StandardScaler(), PCA(4, whiten=True), SVC(gamma=2.0)).fit(x, y)
+    head = Head.of(pipeline)
+    query = QUERY[:4] + shift
+    trace = trace_of(head, query)
+    decision = torch.tensor([[[1.0, 2.0, -1.0], [1.0, 0.0, 0.0]]]).double()
+    components = torch.tensor([[[0.0, 1.0, 0.5, 2.0], [0.0, 0.0, 0.0, 0.0]]]).double()
+    features = torch.linspace(-1, 1, 2 * WIDTH).reshape(1, 2, WIDTH).double()
+    # As large as the decision's own gradient, which is 1e-13 or less here.
+    own = pulled_back(head, trace, {3: decision[:, :1]})
+    assert (head.pullback(trace, {3: decision})[1] < -30).all() or not shift
+    components[:, 0] *= float(own.norm()) or 1.0
+    for seeds in ({3: decision, 2: components}, {3: decision, 2: components, 0: features}, {3: None, 0: None}):
+        if 0 in seeds and seeds[0] is None:  # three decisions and twelve features have to be as many
+            seeds = {3: torch.ones(1, WIDTH, 3).double(), 0: None}
+        assert relative(pulled_back(head, trace, seeds), by_autograd(head, query, seeds)) < 1e-9
+    # A part that is 0 for a target does not bring what is left to an underflow.
+    _, log_scale = head.pullback(trace, {3: decision, 2: components})
+    assert (log_scale[:, 0] == 0).all()
+    assert torch.equal(log_scale[:, 1], head.pullback(trace, {3: decision})[1][:, 1])
+
+
+def test_identity_seeds():
+    head = Head.of(fitted([StandardScaler(), PCA(4, whiten=True)], SVC(), 3))
+    trace = trace_of(head, QUERY)
+    for position in range(4):
+        assert relative(pulled_back(head, trace, {position: None}), by_autograd(head, QUERY, {position: None})) < 1e-10
+    both = {2: None, 3: torch.ones(1, 4, 3).double()}
+    assert relative(pulled_back(head, trace, both), by_autograd(head, QUERY, both)) < 1e-10
+
+
+def test_the_jacobian_of_whitened_components():
+    """It has a way of its own, without a product; a divisor of ones proves nothing."""
+    head = Head.of(fitted([PCA(4, whiten=True)], SVC(), 3))
+    trace = trace_of(head, QUERY)
+    assert head.stages[0].divisor.sub(1).abs().min() > 0.1
+    components = torch.eye(4).double()[None]
+    by_product, by_jacobian = (pulled_back(head, trace, {1: seed}) for seed in (components, None))
+    assert relative(by_jacobian, by_product) < 1e-12
+    assert relative(by_product, by_autograd(head, QUERY, {1: None})) < 1e-12
+
+
+def test_rows_of_a_trace():
+    members = CalibratedClassifierCV(make_pipeline(MinMaxScaler(clip=True), SVC()), cv=2)
+    head = Head.of(fitted([StandardScaler(), PCA(4)], members, 3))
+    trace = trace_of(head, QUERY)
+    seed = head.voting.seed(torch.tensor([1]), None, trace.values[-1][:1]).unsqueeze(1)
+    expected = pulled_back(head, trace, {3: seed})
+    for index in (slice(5, 9), [7, 2], torch.arange(30) % 4 == 1):
+        part = trace.rows(index)
+        assert [value.shape[0] for value in part.values] == [len(expected[index])] * 4
+        assert relative(pulled_back(head, part, {3: seed}), expected[index]) < 1e-12
+    assert torch.equal(trace.rows(4).values[2], trace.values[2][4])
+    with pytest.raises(ValueError, match="nothing saved for a pullback"):
+        head.pullback(HeadTrace(trace.values, []), {3: seed})
+
+
+def hooked_head(kind):
+    """Return a head and a module of it to hook: a stage, one inside a chain, a member, or the head itself."""
+    machine = OneVsRestClassifier(make_pipeline(StandardScaler(), SVC())) if kind in ("nested", "member") else SVC()
+    head = Head.of(fitted([StandardScaler(), PCA(4)], machine, 3))
+    chosen = {
+        "stage": lambda: head.stages[1],
+        "decision": lambda: head.stages[2],
+        "nested": lambda: head.stages[2].members[1].stages[0],
+        "member": lambda: head.stages[2].members[1],
+        "head": lambda: head,
+    }
+    return head, chosen[kind]()
+
+
+def doubled(output):
+    if isinstance(output, torch.Tensor):
+        return output * 2
+    return HeadTrace([output.values[0], *(value * 2 for value in output.values[1:])], output.saved)
+
+
+def write(output):
+    for tensor in [output] if isinstance(output, torch.Tensor) else output.values:
+        tensor.mul_(2)
+
+
+CHANGES = {
+    "returned output": lambda m: m.register_forward_hook(lambda module, args, output: doubled(output)),
+    "returned input": lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
+    "written output": lambda m: m.register_forward_hook(lambda module, args, output: write(output)),
+    "written input": lambda m: m.register_forward_pre_hook(lambda module, args: write(args[0])),
+    "backward": lambda m: m.register_full_backward_hook(lambda module, into, out: None),
+    "before backward": lambda m: m.register_full_backward_pre_hook(lambda module, out: None),
+}
+KINDS = ["stage", "decision", "nested", "member", "head"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_that_only_look_run(kind):
+    head, module = hooked_head(kind)
+    before = trace_of(head, QUERY)
+    seeds = {3: torch.ones(1, 1, 3).double()}
+    expected = pulled_back(head, before, seeds)
+    seen = []
+    module.register_forward_pre_hook(lambda module, args: seen.append(args))
+    module.register_forward_hook(lambda module, args, output: seen.append((*args, output)))
+    module.register_forward_hook(lambda module, args, kwargs, output: seen.append(output), with_kwargs=True)
+    trace = trace_of(head, QUERY)
+    assert [len(args) for args in seen[:2]] == [1, 2]
+    if kind in ("stage", "decision"):
+        position = KINDS.index(kind) + 1
+        assert torch.equal(seen[0][0], trace.values[position])
+        assert torch.equal(seen[1][1], trace.values[position + 1])
+    if kind == "head":
+        assert seen[1][1] is trace
+    assert all(map(torch.equal, trace.values, before.values))
+    assert torch.equal(pulled_back(head, trace, seeds), expected)
+    with torch.inference_mode():
+        assert torch.equal(pulled_back(head, head(torch.tensor(QUERY)), seeds), expected)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:For backward hooks to be called:UserWarning")
+def test_hooks_that_change_something_have_no_closed_form(kind, change):
+    head, module = hooked_head(kind)
+    before = trace_of(head, QUERY)
+    CHANGES[change](module)
+    query = torch.tensor(QUERY)
+    trace = trace_of(head, query)
+    assert torch.equal(query, torch.tensor(QUERY))
+    assert torch.equal(trace.values[-1], before.values[-1]) == ("backward" in change)
+    name = type(module).__name__
+    with pytest.raises(NoClosedFormError, match=rf"a hook on {name}.*backbone, or register a stage that"):
+        head.pullback(trace, {3: torch.ones(1, 1, 3).double()})
+    if kind in ("decision", "nested", "member"):  # components are not behind it
+        assert relative(pulled_back(head, trace, {2: None}), pulled_back(head, before, {2: None})) == 0
+
+
+def test_hooks_on_every_module_see_the_stages():
+    head, _ = hooked_head("nested")
+    names = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args, output: names.append(type(m)))
+    trace = trace_of(head, QUERY)
+    handle.remove()
+    assert {Head, Projection, Scale, Chain} <= set(names)
+    assert pulled_back(head, trace, {2: None}).any()
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -465,7 +721,7 @@ def test_effect_on_a_class(classes):
     names = np.array(["ant", "bee", "cat", "dog"][:classes])
     pipeline = make_pipeline(PCA(3), SVC()).fit(x, names[y])
     head = Head.of(pipeline)
-    p = read(head, QUERY).components
+    p = trace_of(head, QUERY).values[1]
     by_pair = head.support_vector_effect(p)
     total = dict.fromkeys(names, 0)
     if classes == 2:

@@ -1,5 +1,10 @@
 """Signs, shared scales and upsampling."""
 
+import copy
+import json
+import warnings
+from contextlib import contextmanager
+
 import cv2
 import mpmath
 import numpy as np
@@ -7,9 +12,25 @@ import pytest
 import torch
 from problems import Problem
 from pytorch_grad_cam import GradCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SignedMaps, SVMTarget
+from pytorch_grad_cam_pcasvm import (
+    BlankMapWarning,
+    ClosedFormGradCAM,
+    HeadOutput,
+    PCASVMNet,
+    PCATarget,
+    ProbabilityTarget,
+    SignedMaps,
+    SVMTarget,
+)
+from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.targets import PredictedScore, ScoreTarget
+
+TENSORS = ("maps", "weights", "values", "nu", "log_scale")
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +195,316 @@ def test_bad_arguments_are_refused(maps, arguments, message):
 def test_maps_that_are_not_finite_are_not_given_as_arrays():
     with pytest.raises(ValueError, match="not finite"):
         blank([1.0, torch.nan, 1.0, 1.0]).numpy()
+
+
+def assert_same(actual, expected, n=slice(None), k=slice(None)):
+    """Hold maps against rows n and columns k of others, bit by bit."""
+    for name in TENSORS:
+        assert torch.equal(getattr(actual, name), getattr(expected, name)[n][:, k]), name
+    assert torch.equal(actual.output.as_subclass(torch.Tensor), expected.output.as_subclass(torch.Tensor)[n])
+
+
+MASK = [True, False, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("index", "n", "k"),
+    [
+        (1, [1], range(4)),
+        (-1, [5], range(4)),
+        (np.int64(2), [2], range(4)),
+        (torch.tensor(2), [2], range(4)),
+        (slice(2, 5), [2, 3, 4], range(4)),
+        (slice(None, None, 2), [0, 2, 4], range(4)),
+        ([0, 2], [0, 2], range(4)),
+        ([3, -1, 3], [3, 5, 3], range(4)),
+        (np.array([4, 0]), [4, 0], range(4)),
+        (MASK, [0, 2, 5], range(4)),
+        (np.array(MASK), [0, 2, 5], range(4)),
+        (torch.tensor(MASK), [0, 2, 5], range(4)),
+        ([], [], range(4)),
+        ((1, 2), [1], [2]),
+        ((slice(None), slice(1, 3)), range(6), [1, 2]),
+        (([0, 5], [3, 0]), [0, 5], [3, 0]),
+        ((MASK, -1), [0, 2, 5], [3]),
+    ],
+    ids=str,
+)
+def test_some_images_and_targets(maps, index, n, k):
+    n, k = list(n), list(k)
+    some = maps[index]
+    assert isinstance(some, SignedMaps)
+    assert len(some) == len(n)
+    assert_same(some, maps, n, k)
+    assert list(some.targets) == [maps.targets[position] for position in k]
+    assert isinstance(some.output, HeadOutput)
+    assert torch.equal(some.output.components, maps.output.components[n])
+    assert torch.equal(some.output.margins, maps.output.margins[n])
+
+
+def test_maps_are_iterated_image_by_image(maps):
+    assert len(maps) == 6
+    for position, one in enumerate(maps):
+        assert_same(one, maps, [position])
+    assert position == 5
+    assert torch.equal(maps[2:4].positive(size=(8, 8)), maps.positive(size=(8, 8))[2:4])
+    plain = blank([1.0, 2.0, 3.0, 4.0])
+    assert torch.equal(plain[0, 1].output, plain.output)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (6, IndexError, "there are 6 images, numbered from 0: there is no 6"),
+        ([0, -7], IndexError, "there are 6 images, numbered from 0: there is no -7"),
+        ((0, 4), IndexError, "there are 4 targets, numbered from 0: there is no 4"),
+        ([True, False], IndexError, "a mask of 2 images for 6"),
+        ((0, 0, 0), IndexError, "got 3 indices"),
+        ("cat", TypeError, "images are chosen by an integer, a slice, a list of integers or a mask, got 'cat'"),
+        (1.0, TypeError, "images are chosen by"),
+        (True, TypeError, "images are chosen by"),
+        ((0, None), TypeError, "targets are chosen by"),
+    ],
+    ids=str,
+)
+def test_bad_indices_are_refused(maps, index, error, message):
+    with pytest.raises(error, match=message):
+        maps[index]
+
+
+def test_batches_are_joined(problem, maps):
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    parts = [cam.explain(problem.x[:4], list(maps.targets)), cam.explain(problem.x[4:], list(maps.targets))]
+    joined = SignedMaps.cat(parts)
+    assert len(joined) == 6
+    assert joined.targets == maps.targets
+    for name in TENSORS[:-1]:
+        assert relative(getattr(joined, name), getattr(maps, name)) < 1e-12
+    assert torch.equal(joined.log_scale, maps.log_scale)
+    assert isinstance(joined.output, HeadOutput)
+    assert relative(joined.output.components, maps.output.components) < 1e-12
+    assert relative(joined.output, maps.output) < 1e-12
+    assert_same(SignedMaps.cat(maps[i] for i in range(6)), maps)
+
+
+def test_the_output_of_two_heads_is_joined_as_plain_scores(problem, maps):
+    other = Problem(seed=1, n=6)
+    parts = [maps, ClosedFormGradCAM(other.net, [other.target_layer]).explain(problem.x, list(maps.targets))]
+    output = SignedMaps.cat(parts).output
+    assert type(output) is torch.Tensor
+    assert output.shape == (12, 3)
+
+
+def test_maps_that_do_not_belong_together_are_not_joined(maps):
+    plain = blank([1.0, 2.0, 3.0, 4.0])
+    for parts, error, message in (
+        ([], ValueError, "there are no maps to join"),
+        ([maps, maps.maps], TypeError, "joins SignedMaps, got Tensor"),
+        ([maps, maps[:, [1, 0, 2, 3]]], ValueError, "maps of different targets cannot be joined"),
+        ([maps[:, :2], maps], ValueError, "maps of different targets"),
+    ):
+        with pytest.raises(error, match=message):
+            SignedMaps.cat(parts)
+    wide = SignedMaps(torch.ones(1, 2, 1, 3), *[torch.ones(1, 2)] * 4, plain.targets, torch.ones(1, 2))
+    with pytest.raises(ValueError, match=r"maps of shapes \(2, 1, 2\) and \(2, 1, 3\) per image cannot be joined"):
+        SignedMaps.cat([plain, wide])
+    with pytest.raises(ValueError, match="maps on cpu and meta: move them"):
+        SignedMaps.cat([plain, plain.to("meta")])
+
+
+def test_maps_in_another_precision(maps):
+    single = maps.to(torch.float32)
+    assert single.maps.dtype == single.weights.dtype == single.nu.dtype == torch.float32
+    assert single.values.dtype == torch.float64
+    assert isinstance(single.output, HeadOutput)
+    assert torch.equal(single.nu, single.maps.abs().amax((2, 3)))
+    assert single.positive(scale="target").dtype == torch.float32
+    with pytest.raises(ValueError, match="use a floating dtype"):
+        maps.to(torch.uint8)
+
+
+def test_maps_on_another_device(maps):
+    meta = maps.to("meta")
+    assert {getattr(meta, name).device.type for name in TENSORS} == {"meta"}
+    assert meta.output.device.type == meta.output.components.device.type == "meta"
+    assert isinstance(meta.output, HeadOutput)
+    assert_same(maps.cpu(), maps)
+    assert maps.cpu().maps is maps.maps
+
+
+def test_a_deep_copy(maps):
+    twin = copy.deepcopy(maps)
+    assert_same(twin, maps)
+    assert twin.targets == maps.targets
+    assert isinstance(twin.output, HeadOutput)
+    assert torch.equal(twin.output.components, maps.output.components)
+    for name in TENSORS:
+        assert getattr(twin, name).data_ptr() != getattr(maps, name).data_ptr()
+
+
+def test_an_output_of_several_tensors(tmp_path):
+    """As of a network of Hugging Face: a dict of tensors, some without a row per image."""
+    ones = torch.ones(3, 1)
+    output = {"logits": torch.arange(6.0).reshape(3, 2), "hidden": (torch.rand(3, 4, 5), torch.tensor(7.0)), "n": "a"}
+    maps = SignedMaps(torch.rand(3, 1, 2, 2), ones, ones, ones, 0 * ones, [ScoreTarget(1)], output)
+    some = maps[1:].output
+    assert some["logits"].tolist() == [[2, 3], [4, 5]]
+    assert some["hidden"][0].shape == (2, 4, 5)
+    assert some["hidden"][1] == 7
+    joined = SignedMaps.cat([maps[1:], maps[0]]).output
+    assert torch.equal(joined["logits"], output["logits"][[1, 2, 0]])
+    assert joined["hidden"][0].shape == (3, 4, 5)
+    assert joined["n"] == "a"
+    assert maps.to("meta").output["hidden"][1].is_meta
+    assert torch.equal(copy.deepcopy(maps).output["logits"], output["logits"])
+    maps.save(tmp_path / "maps")
+    loaded = SignedMaps.load(tmp_path / "maps")
+    assert all(torch.equal(a, b) for a, b in zip(loaded.output, (output["logits"], *output["hidden"]), strict=True))
+    plain = SignedMaps(maps.maps, ones, ones, ones, ones, maps.targets, output["logits"])
+    with pytest.raises(ValueError, match="outputs of different structure cannot be joined"):
+        SignedMaps.cat([maps, plain])
+    narrow = SignedMaps(maps.maps, ones, ones, ones, ones, maps.targets, ones)
+    with pytest.raises(ValueError, match=r"output of shapes \(2,\) and \(1,\) per image cannot be joined"):
+        SignedMaps.cat([plain, narrow])
+
+
+class Custom:
+    def __call__(self, output):
+        return output[..., 0]
+
+
+def own_target(output):
+    return output[..., 0]
+
+
+def test_saved_maps_are_bit_identical(problem, tmp_path):
+    targets = [
+        PCATarget(1, "-"),
+        PCATarget(np.int64(0)),
+        SVMTarget(),
+        SVMTarget("ant", versus=np.str_("cat")),
+        Custom(),
+    ]
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [*targets, own_target])
+    maps = maps[::2]  # a view
+    maps.save(tmp_path / "maps.safetensors")
+    loaded = SignedMaps.load(tmp_path / "maps.safetensors")
+    assert_same(loaded, maps)
+    assert {name: getattr(loaded, name).dtype for name in TENSORS} == {
+        name: getattr(maps, name).dtype for name in TENSORS
+    }
+    assert loaded.targets == [*targets[:-1], "Custom", "own_target"]
+    assert repr(loaded.targets[:-2]) == repr(targets[:-1])  # with the types of their labels
+    assert type(loaded.output) is torch.Tensor
+    with safe_open(tmp_path / "maps.safetensors", framework="pt") as file:
+        for name in ("components", "margins", "features"):
+            assert torch.equal(file.get_tensor(f"output.{name}"), getattr(maps.output, name))
+    loaded.save(str(tmp_path / "again.safetensors"))
+    assert_same(SignedMaps.load(str(tmp_path / "again.safetensors")), maps)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *[
+            SVMTarget(label)
+            for label in ("ü", 3, 2.5, True, np.str_("a"), np.int64(3), np.float32(0.1), np.bool_(True))
+        ],
+        PCATarget(np.uint8(3), "-"),
+        SVMTarget(versus="runner-up", sign="-"),
+        ProbabilityTarget(np.int32(-1)),
+        ScoreTarget(4),
+        ScoreTarget(),
+        PredictedScore(),
+    ],
+    ids=repr,
+)
+def test_targets_survive_a_file(target, tmp_path):
+    maps = SignedMaps(torch.ones(2, 1, 3, 3, dtype=torch.bfloat16), *[torch.ones(2, 1)] * 4, [target], torch.ones(2, 3))
+    maps.save(tmp_path / "maps")
+    loaded = SignedMaps.load(tmp_path / "maps")
+    assert loaded.targets == [target]
+    assert repr(loaded.targets) == repr([target])
+    assert_same(loaded, maps)
+
+
+def test_targets_of_others_are_saved_by_name(tmp_path):
+    lone = torch.ones(1, 2)
+    targets = [ClassifierOutputTarget(3), lambda output: output[..., 0]]
+    SignedMaps(torch.ones(1, 2, 1, 1), lone, lone, lone, lone, targets, lone).save(tmp_path / "maps")
+    assert SignedMaps.load(tmp_path / "maps").targets == ["ClassifierOutputTarget", "<lambda>"]
+
+
+def test_files_that_hold_no_maps_are_refused(tmp_path):
+    maps = blank([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        maps.save(tmp_path / "none" / "maps")
+    with pytest.raises(FileNotFoundError):
+        SignedMaps.load(tmp_path / "none")
+    with pytest.raises(ValueError, match="is a folder"):
+        SignedMaps.load(tmp_path)
+    maps.save(tmp_path / "maps")
+    written = (tmp_path / "maps").read_bytes()
+    (tmp_path / "short").write_bytes(written[:-8])
+    with pytest.raises(ValueError, match="no safetensors file, or a truncated one"):
+        SignedMaps.load(tmp_path / "short")
+    save_file({"maps": maps.maps}, tmp_path / "other")
+    with pytest.raises(ValueError, match="is not a file of maps"):
+        SignedMaps.load(tmp_path / "other")
+    later = json.dumps([{"target": "LaterTarget", "fields": {}}])
+    metadata = {"format": "pytorch_grad_cam_pcasvm maps 1", "targets": later}
+    save_file({"output.scores": maps.output}, tmp_path / "later", metadata)
+    with pytest.raises(ValueError, match="there is no target 'LaterTarget': the file is of a later version"):
+        SignedMaps.load(tmp_path / "later")
+    with pytest.raises(TypeError, match="a label must be a string, a number or a boolean, got bytes"):
+        SignedMaps(*[maps.maps] * 5, [SVMTarget(b"a")], maps.output).save(tmp_path / "bytes")
+
+
+@contextmanager
+def around():
+    yield
+
+
+def blank_targets(problem):
+    """Return a target whose map is blank for every image: a constant of the output."""
+    return [lambda output: output[..., 0] * 0] * len(problem.x)
+
+
+@pytest.mark.filterwarnings("always::pytorch_grad_cam_pcasvm.BlankMapWarning")
+def test_warnings_name_the_line_of_the_user(problem):
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    maps = blank([-1.0, -0.5, 0.0, 0.0])
+
+    def helper():
+        with around(), torch.no_grad():
+            return maps.positive()
+
+    calls = [
+        maps.positive,
+        maps.numpy,
+        helper,
+        torch.no_grad()(helper),
+        lambda: cam(problem.x, blank_targets(problem)),
+        lambda: cam(problem.x, blank_targets(problem), aug_smooth=True),
+        lambda: cam.explain(problem.x, blank_targets(problem)[:1]),
+    ]
+    for call in calls:
+        with warnings.catch_warnings(record=True) as caught, cam:
+            warnings.simplefilter("always")
+            call()
+        assert caught
+        assert {warning.filename for warning in caught if warning.category is BlankMapWarning} == {__file__}
+
+
+def test_a_warning_is_shown_once_per_line_of_the_user():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            warn("the message", UserWarning)
+        warn("the message", UserWarning)
+    assert [str(warning.message) for warning in caught] == ["the message"] * 2
+    assert caught[0].lineno != caught[1].lineno
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module=__name__)
+        with pytest.raises(UserWarning, match="the message"):
+            warn("the message", UserWarning)

@@ -1,7 +1,10 @@
 """The paper's experiment on a handful of small pictures: what it leaves behind, what it says where it cannot run."""
 
+import base64
 import gzip
+import html
 import json
+import re
 import shutil
 
 import numpy as np
@@ -9,7 +12,8 @@ import paper
 import pytest
 import torch
 import torchvision
-from experiment import evaluation, training
+from experiment import evaluation, report, training
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -49,6 +53,14 @@ def root(tmp_path):
     return tmp_path / "pictures"
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Without what takes nearly all of the time of so small a run."""
+    monkeypatch.setattr(paper, "_figures", lambda *args: {})
+    monkeypatch.setattr(evaluation, "curves", lambda *args: {})
+    monkeypatch.setattr(report, "plot_curves", lambda curves: Figure((2, 2)))
+
+
 def options(root, weights, out, *more):
     return [
         *("--dataset", "folder", "--root", str(root), "--out", str(out), "--backbone", "squeezenet1_1"),
@@ -58,7 +70,7 @@ def options(root, weights, out, *more):
 
 def test_a_run_leaves_scores_layers_heads_figures_and_a_page(root, weights, tmp_path):
     out = tmp_path / "out"
-    assert paper.main(options(root, weights, out, "--rate", "0.01")) == 0
+    assert paper.main(options(root, weights, out, "--rate", "0.01", "--components", "2")) == 0
     scores = json.loads((out / "scores.json").read_text())
     assert scores["samples"] == {"training": 20, "test": 6, "duplicates dropped": 0}
     assert scores["classes"] == ["left", "right"]
@@ -66,9 +78,20 @@ def test_a_run_leaves_scores_layers_heads_figures_and_a_page(root, weights, tmp_
     assert scores["validation accuracy"][scores["best epoch"] - 1] == max(scores["validation accuracy"])
     assert sum(scores["contribution ratios"]) == pytest.approx(100)
     page = (out / "index.html").read_text()
+    embedded = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]*)"', page)]
+    assert sorted(embedded) == sorted((out / name).read_bytes() for name in FIGURES)
+    assert page.count("src=") == len(FIGURES)  # it can be mailed: nothing else is referred to
+    assert "href=" not in page
     for name in FIGURES:
-        assert f'src="{name}"' in page
         assert Image.open(out / name).size[0] > 200
+    for model, counts in scores["test confusion, by true class"].items():
+        recall = np.diag(counts) / 3
+        precision = np.diag(counts) / np.maximum(np.sum(counts, 0), 1)
+        f1 = np.mean(2 * recall * precision / np.maximum(recall + precision, 1e-9))
+        assert f1 == pytest.approx(scores["macro F1"][model][1])
+    assert [answer["class"] for answer in scores["shown"]] == ["left", "right"]
+    for sentence in (*(report.collapses(scores) or ["none has collapsed"]), *report.mistakes(scores)):
+        assert html.escape(sentence) in page
     assert not [path for path in out.iterdir() if path.is_dir() and path.name != "cache"]
 
     # The files are enough to rebuild the network: the same macro F1 from images.
@@ -88,6 +111,7 @@ def test_a_run_leaves_scores_layers_heads_figures_and_a_page(root, weights, tmp_
     assert paper.f1_score(labels, guess, average="macro") == pytest.approx(scores["macro F1"]["Lin-SVM"][1])
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_run_goes_on_where_it_stopped(root, weights, tmp_path, monkeypatch, capsys):
     assert paper.main(options(root, weights, tmp_path / "whole")) == 0
     whole = json.loads((tmp_path / "whole" / "scores.json").read_text())
@@ -118,6 +142,49 @@ def test_an_interrupted_run_goes_on_where_it_stopped(root, weights, tmp_path, mo
         assert mine.read_bytes() == theirs.read_bytes()
 
 
+def outcome(**answers):
+    """Return scores with what classifiers answer for 20 images, ten of each of two classes."""
+    classes = ["sick", "well"]
+    true = np.repeat([0, 1], 10)
+    guesses = {model: np.array(answers.get(model, true)) for model in report.MODELS}
+    return {
+        "classes": classes,
+        "test confusion, by true class": {
+            model: [[int(((true == t) & (guess == p)).sum()) for p in (0, 1)] for t in (0, 1)]
+            for model, guess in guesses.items()
+        },
+        "shown": [
+            {"class": classes[i // 10], "predicted": {model: classes[guess[i]] for model, guess in guesses.items()}}
+            for i in (0, 10)
+        ],
+    }
+
+
+def test_the_page_says_in_words_who_collapsed_and_who_is_wrong():
+    right = outcome()
+    assert report.collapses(right) == report.mistakes(right) == []
+    always_well = outcome(CNN=np.ones(20, int), **{"RBF-SVM": [0, *[1] * 19]})
+    cnn, rbf = report.collapses(always_well)
+    assert cnn.startswith(
+        "CNN has collapsed: it answers well for 100% of the test images, where 50% are, and finds none"
+    )
+    assert "sick (10 images) (recall 0)" in cnn
+    assert rbf.startswith("RBF-SVM has collapsed: it answers well for 95% of the test images, where 50% are. ")
+    assert [sentence.split(". ")[0] for sentence in report.mistakes(always_well)] == [
+        "The image of sick is misclassified: CNN says well"
+    ]
+    assert [report.row_title(answer) for answer in always_well["shown"]] == ["sick (wrong: CNN)", "well"]
+    # Many wrong answers are no collapse, but a class that is never found is said.
+    never = outcome(**{"Lin-SVM": [1] * 10 + [0] * 5 + [1] * 5})
+    assert report.collapses(never) == ["Lin-SVM finds none of the test images of sick (10 images) (recall 0)."]
+
+
+def test_a_class_that_most_images_are_of_is_no_collapse():
+    scores = outcome()
+    scores["test confusion, by true class"] = {"CNN": [[1, 1], [0, 98]]}
+    assert report.collapses(scores) == []
+
+
 def spoil(kind, root, out, weights, monkeypatch):
     """Do something wrong, and return the options to run with."""
     more = []
@@ -141,10 +208,6 @@ def spoil(kind, root, out, weights, monkeypatch):
             weights.write_bytes(b"x" * 100)
         case "unknown backbone":
             more = ["--backbone", "vgg99"]
-        case "no convolutions":
-            more = ["--backbone", "vit_b_16"]
-            weights = root / "weights.pth"
-            torch.save(torchvision.models.vit_b_16(weights=None).state_dict(), weights)
         case "too many components":
             more = ["--components", "25"]
         case "diverging":
@@ -167,7 +230,6 @@ def spoil(kind, root, out, weights, monkeypatch):
         ("other weights", "its tensors are not those of that network"),
         ("broken weights", "holds no state_dict of torchvision's squeezenet1_1"),
         ("unknown backbone", "torchvision.models has no 'vgg99'"),
-        ("no convolutions", "vit_b_16 has no convolutional part"),
         ("too many components", "too few for 25 components"),
         ("diverging", "lower --rate"),
         ("no room", "name another folder with --cache"),
@@ -253,11 +315,17 @@ def test_formats_of_torchvision_and_medmnist(tmp_path):
 
 @pytest.mark.parametrize("name", ["vgg11", "resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5"])
 def test_convolutions_of_torchvisions_classifiers(name, tmp_path):
-    net = torchvision.models.get_model(name, weights=None)
-    torch.save(net.state_dict(), tmp_path / "weights.pth")
-    part = paper.convolutions(name, tmp_path / "weights.pth")
-    with torch.no_grad():
+    with torch.device("meta"):  # shapes only: VGG's weights are half a gigabyte
+        torch.save(torchvision.models.get_model(name, weights=None).state_dict(), tmp_path / "weights.pth")
+        part = paper.convolutions(name, tmp_path / "weights.pth")
         assert part(torch.zeros(1, 3, 96, 96)).dim() == 4
+
+
+def test_a_network_without_convolutional_part_is_refused(tmp_path):
+    with torch.device("meta"):
+        torch.save(torchvision.models.get_model("vit_b_16", weights=None).state_dict(), tmp_path / "weights.pth")
+        with pytest.raises(paper.RunError, match="vit_b_16 has no convolutional part"):
+            paper.convolutions("vit_b_16", tmp_path / "weights.pth")
 
 
 @pytest.mark.parametrize("fraction", evaluation.FRACTIONS)
@@ -276,6 +344,7 @@ def test_fractions_of_deletion_and_insertion_are_exact(fraction):
         assert bool((keep[best] == (kind == "insertion")).all())
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_was_computed_from_other_contents_is_not_used_again(root, weights, tmp_path, capsys):
     out = tmp_path / "out"
     assert paper.main(options(root, weights, out)) == 0
@@ -291,6 +360,7 @@ def test_what_was_computed_from_other_contents_is_not_used_again(root, weights, 
     assert "is damaged: training starts anew" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_shorter_training_keeps_the_checkpoint_of_a_longer_one(root, weights, tmp_path):
     out = tmp_path / "out"
     assert paper.main(options(root, weights, out)) == 0

@@ -1,14 +1,17 @@
 """Heads in files."""
 
+import hashlib
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import test_estimators
 import torch
 from problems import Problem
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
@@ -16,22 +19,52 @@ from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, Head, PCASVMNet
 from pytorch_grad_cam_pcasvm.head.stages import Stage
 
 HEADS = {
-    **test_estimators.HEADS,
-    **{name: [PCA(5), head] for name, head in {**test_estimators.SEVERAL, **test_estimators.CALIBRATED}.items()},
+    **{name: (name, None) for name in test_estimators.HEADS},
+    **{
+        name: (None, [PCA(5), head])
+        for name, head in {
+            **test_estimators.SEVERAL,
+            **test_estimators.CALIBRATED,
+            **test_estimators.PROBABLE,
+        }.items()
+    },
 }
+OLD = Path(__file__).parent / "data" / "head-0.1"
 
 
-@pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("name", HEADS)
-def test_a_loaded_head_gives_bit_identical_values(name, classes, tmp_path):
-    head = Head.of(test_estimators.fitted(HEADS[name], classes))
+def test_a_loaded_head_gives_bit_identical_values(name, tmp_path):
+    known, parts = HEADS[name]
+    head = Head.of(test_estimators.fitted_head(known, 4) if known else test_estimators.fitted(parts, 4))
     head.save(tmp_path / "head.safetensors")
     loaded = Head.load(tmp_path / "head.safetensors")
     x = torch.tensor(test_estimators.QUERY)
-    for actual, expected in zip(loaded(x), head(x), strict=True):
-        assert torch.equal(actual, expected)
-    assert torch.equal(loaded.scores(loaded(x)), head.scores(head(x)))
-    assert loaded.labels(loaded(x)).tolist() == head.labels(head(x)).tolist()
+    actual, expected = loaded(x), head(x)
+    assert all(map(torch.equal, actual.values, expected.values))
+    assert torch.equal(loaded.scores(actual), head.scores(expected))
+    assert loaded.labels(actual).tolist() == head.labels(expected).tolist()
+    if parts and name in test_estimators.PROBABLE:
+        probabilities = (h.voting.probabilities(t.values[-1]) for h, t in ((loaded, actual), (head, expected)))
+        assert torch.equal(*probabilities)
+
+
+@pytest.mark.parametrize("name", ["svc", "svr", "one_class", "ovo", "calibrated"])
+def test_files_of_version_0_1(name, tmp_path):
+    expected = load_file(OLD / "expected.safetensors")
+    head = Head.load(OLD / f"{name}.safetensors")
+    assert torch.equal(head.scores(head(expected["features"])), expected[name])
+    head.save(tmp_path / "again")
+    again = Head.load(tmp_path / "again")
+    assert torch.equal(again.scores(again(expected["features"])), expected[name])
+    # Its state, as version 0.1 put it into a state dict, is that of the same head.
+    with safe_open(OLD / f"{name}.safetensors", framework="pt") as file:
+        old = file.metadata()["head"]
+    state = {**head.state_dict(), "_extra_state": torch.tensor(list(old.encode()), dtype=torch.uint8)}
+    again.load_state_dict(state)
+    for other in ("svc", "svr", "one_class", "ovo", "calibrated"):
+        if other != name:
+            with pytest.raises(ValueError, match="the state is that of a head with another"):
+                Head.load(OLD / f"{other}.safetensors").set_extra_state(state["_extra_state"])
 
 
 def test_a_loaded_head_gives_bit_identical_maps(tmp_path):
@@ -99,6 +132,44 @@ def test_a_foreign_file_is_refused(tmp_path):
         Head.load(tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         Head.load(tmp_path / "nowhere")
+
+
+def edited(file, change, form=None):
+    """Write a file again after a change of its header, with a checksum that fits."""
+    with safe_open(file, framework="pt") as old:
+        metadata, tensors = old.metadata(), {name: old.get_tensor(name) for name in old.keys()}  # noqa: SIM118
+    parts = json.loads(metadata["head"])
+    change(parts)
+    header = json.dumps(parts)
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors, key=int):
+        digest.update(f"{tensors[name].dtype}{tuple(tensors[name].shape)}".encode() + tensors[name].numpy().tobytes())
+    save_file(tensors, file, {"format": form or metadata["format"], "head": header, "sha256": digest.hexdigest()})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[0].update(part="Whitening"), "it has an unknown part, 'Whitening'"),
+        (lambda parts: parts[2]["arguments"].pop("voting"), "missing 1 required positional argument: 'voting'"),
+        (lambda parts: parts[2]["arguments"].update(rules=3), "unexpected keyword argument 'votings'"),
+        (lambda parts: parts[1]["arguments"].update(mean={"tensor": "99"}), "it has no tensor '99'"),
+        (lambda parts: parts[1]["arguments"].update(mean=None, components=3.0), "'float'"),
+        (lambda parts: parts.append(4), "its parts are no stages"),
+    ],
+)
+def test_a_file_that_was_edited_is_refused(file, change, message):
+    edited(file, lambda parts: None)
+    Head.load(file)
+    edited(file, change)
+    with pytest.raises(ValueError, match=f"head.safetensors describes no head: .*{message}.*write it anew"):
+        Head.load(file)
+
+
+def test_a_file_of_a_newer_version_is_refused(file):
+    edited(file, lambda parts: None, "pytorch_grad_cam_pcasvm head 3")
+    with pytest.raises(ValueError, match="written by a newer version: update"):
+        Head.load(file)
 
 
 def test_a_stage_of_ones_own_is_not_saved(tmp_path):

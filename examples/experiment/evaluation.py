@@ -118,7 +118,7 @@ def curves(net: PCASVMNet, x: Tensor, targets: dict[str, Any], spread: dict[str,
         values = maps.values[:, k].cpu().numpy()[seen]
         if isinstance(target, SVMTarget):
             # The class that is predicted for the whole image, also where much of it is taken away.
-            of_image = [SVMTarget(label) for label in net.head.labels(maps.output.levels)[seen].tolist()]
+            of_image = [SVMTarget(label) for label in maps.output.labels()[seen].tolist()]
         else:
             of_image = [target] * len(values)
         coarse = rng.random((len(values), *maps.maps.shape[2:]), dtype=np.float32)

@@ -1,5 +1,6 @@
 """What a run leaves behind: numbers, pictures, and a page that shows them together."""
 
+import base64
 import html
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ PAPER_F1 = {
     "chest-xray": ("3/5,144/1,288", (0.966, 0.956), (0.998, 0.975), (0.998, 0.975)),
     "dog-vs-cat": ("2/18,610/4,652", (0.967, 0.931), (0.995, 0.930), (0.995, 0.931)),
 }
+NEARLY_ALL = 0.9  # of the test images
 MODELS = ("CNN", "Lin-SVM", "RBF-SVM")
 SOURCES = {"random": "random maps", "another image": "another image's map"}
 
@@ -112,12 +114,53 @@ def rows(scores: dict[str, Any]) -> list[list[str]]:
 HEADER = ["data", "backbone", "classes / training / test", *(f"{model}, macro F1 training/test" for model in MODELS)]
 
 
-def page(scores: dict[str, Any], figures: dict[str, str]) -> str:
-    """Return a page that shows the numbers and the figures, readable without a server.
+def collapses(scores: dict[str, Any]) -> list[str]:
+    """Return in words which classifiers answer (nearly) always the same, or never find a class, in the test set."""
+    found = []
+    for model, matrix in scores["test confusion, by true class"].items():
+        counts = np.array(matrix)  # true class, predicted class
+        predicted, true = counts.sum(0) / counts.sum(), counts.sum(1) / counts.sum()
+        favourite = int(predicted.argmax())
+        never = [f"{scores['classes'][c]} ({counts[c].sum()} images)" for c in np.flatnonzero(counts.diagonal() == 0)]
+        none = f"none of the test images of {', '.join(never)} (recall 0)"
+        if predicted[favourite] >= NEARLY_ALL and true[favourite] < NEARLY_ALL * predicted[favourite]:
+            answer = scores["classes"][favourite]
+            found.append(
+                f"{model} has collapsed: it answers {answer} for {predicted[favourite]:.0%} of the test images, where "
+                f"{true[favourite]:.0%} are{f', and finds {none}' if never else ''}. Its maps explain one answer, "
+                "whatever the image is."
+            )
+        elif never:
+            found.append(f"{model} finds {none}.")
+    return found
+
+
+def mistakes(scores: dict[str, Any]) -> list[str]:
+    """Return in words which of the shown images are misclassified, and by which classifiers."""
+    return [
+        f"The image of {answer['class']} is misclassified: "
+        + ", ".join(f"{model} says {answer['predicted'][model]}" for model in _wrong(answer))
+        + ". What explains a wrong answer is no evidence for the class."
+        for answer in scores["shown"]
+        if _wrong(answer)
+    ]
+
+
+def row_title(answer: dict[str, Any]) -> str:
+    """Return the class of a shown image, and who gets it wrong."""
+    return answer["class"] + (f" (wrong: {', '.join(_wrong(answer))})" if _wrong(answer) else "")
+
+
+def _wrong(answer: dict[str, Any]) -> list[str]:
+    return [model for model in MODELS if answer["predicted"][model] != answer["class"]]
+
+
+def page(scores: dict[str, Any], figures: dict[str, tuple[str, bytes]]) -> str:
+    """Return a page that shows the numbers and the figures, in one file that needs no other.
 
     Args:
         scores: as in ``scores.json``.
-        figures: captions by file name.
+        figures: caption and PNG by file name.
 
     Returns:
         HTML.
@@ -133,10 +176,12 @@ def page(scores: dict[str, Any], figures: dict[str, str]) -> str:
     than = [f"{kind}, than {name}" for kind in ("deletion", "insertion") for name in SOURCES.values()]
     settings = ", ".join(f"{key}: {value}" for key, value in scores["settings"].items())
     pictures = "\n".join(
-        f'<figure><a href="{name}"><img src="{name}" alt="{html.escape(caption)}"></a>'
+        f'<figure><img src="data:image/png;base64,{base64.b64encode(png).decode()}" alt="{html.escape(caption)}">'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-        for name, caption in figures.items()
+        for caption, png in figures.values()
     )
+    collapsed = collapses(scores) or ["Each classifier finds images of every class: none has collapsed."]
+    misclassified = mistakes(scores) or ["All images shown are classified correctly by the CNN and by both SVMs."]
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>PCA- and SVM-Grad-CAM: {html.escape(scores["dataset"])}</title>
@@ -144,14 +189,16 @@ def page(scores: dict[str, Any], figures: dict[str, str]) -> str:
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
 table {{ border-collapse: collapse; margin: 1rem 0 }} td, th {{ padding: .3rem .8rem; border-bottom: 1px solid #ccc;
 text-align: left }} figure {{ margin: 2rem 0 }} img {{ max-width: 100% }} figcaption {{ color: #555 }}
-details {{ color: #555 }}
+details {{ color: #555 }} .warning {{ border-left: .3rem solid #b2182b; padding-left: .8rem }}
 </style></head><body>
 <h1>PCA- and SVM-Grad-CAM: {html.escape(scores["dataset"])}</h1>
 {_table(HEADER, f1_rows(scores))}
 <p>Best epoch {scores["best epoch"]} of {len(scores["validation accuracy"])}. Duplicates dropped:
 {scores["samples"]["duplicates dropped"]}.</p>
+{_notes(collapsed, bool(collapses(scores)))}
 <details><summary>Settings</summary><p>{html.escape(settings)}</p></details>
 <h2>Figures</h2>
+{_notes(misclassified, bool(mistakes(scores)))}
 {pictures}
 <h2>Can the maps be believed?</h2>
 <p>Absolute correlation of the map of each SVM's predicted class with the map of each component (share of variance),
@@ -165,6 +212,11 @@ with the best-matching component, and with the SVM's map of the same class; in b
 {_table(["map of", "correlation"], random)}
 </body></html>
 """
+
+
+def _notes(sentences: Sequence[str], are_warnings: bool) -> str:
+    kind = ' class="warning"' if are_warnings else ""
+    return "\n".join(f"<p{kind}>{html.escape(sentence)}</p>" for sentence in sentences)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

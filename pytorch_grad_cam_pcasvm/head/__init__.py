@@ -2,7 +2,7 @@
 
 from pytorch_grad_cam_pcasvm.head.convert import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
-from pytorch_grad_cam_pcasvm.head.head import Head
+from pytorch_grad_cam_pcasvm.head.head import Head, HeadTrace
 from pytorch_grad_cam_pcasvm.head.stages import (
     Chain,
     FourierFeatures,
@@ -20,6 +20,7 @@ __all__ = [
     "Ensemble",
     "FourierFeatures",
     "Head",
+    "HeadTrace",
     "KernelMap",
     "KernelSVM",
     "LinearDecision",

@@ -29,10 +29,10 @@ from sklearn.decomposition import (
     TruncatedSVD,
 )
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.feature_selection import RFE, SelectorMixin
+from sklearn.feature_selection import RFE, SelectFromModel, SelectorMixin
 from sklearn.isotonic import IsotonicRegression
 from sklearn.kernel_approximation import Nystroem, RBFSampler
-from sklearn.linear_model import SGDRegressor
+from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from sklearn.linear_model._base import LinearClassifierMixin, LinearModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
@@ -98,7 +98,9 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
             yield estimator
             continue
         if isinstance(estimator, BaseEstimator):
-            check_is_fitted(estimator)
+            # A selector of a fitted model need not be fitted itself.
+            prefit = isinstance(estimator, SelectFromModel) and estimator.prefit
+            check_is_fitted(estimator.estimator if prefit else estimator)
             _refuse_own_methods(estimator)
         stage = stage_for(estimator) if position == len(estimators) - 1 else transformer_for(estimator)
         if not isinstance(stage, Stage):
@@ -108,8 +110,8 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
         yield stage
 
 
-def _refuse_own_methods(estimator: BaseEstimator) -> None:
-    """Refuse a subclass that computes something else than the estimator that is registered."""
+def _refuse_own_methods(estimator: BaseEstimator, way_out: str = "") -> None:
+    """Refuse a subclass that computes something else than the estimator that is known."""
     own = []
     for kind in type(estimator).__mro__:
         if kind in stage_for.registry or kind.__module__.startswith("sklearn."):
@@ -121,7 +123,7 @@ def _refuse_own_methods(estimator: BaseEstimator) -> None:
         name = type(estimator).__name__
         raise NoClosedFormError(
             f"{name} is a {kind.__name__} with a {own[0]} of its own, which would not be explained. "
-            f"Add it with stage_for.register({name})."
+            f"Add it with stage_for.register({name}){way_out}."
         )
 
 
@@ -130,19 +132,27 @@ def _estimators(fitted: Any) -> Iterator[Any]:
     if isinstance(fitted, list | tuple):
         for part in fitted:
             yield from _estimators(part)
+    elif stage_for.dispatch(type(fitted)) is not stage_for.dispatch(object) and not _is_identity(fitted):
+        yield fitted
     elif isinstance(fitted, Pipeline):
+        _refuse_own_methods(fitted, ", or pass its fitted steps as a list")
         yield from _estimators([step for _, step in fitted.steps])
     elif isinstance(fitted, BaseSearchCV):
+        _refuse_own_methods(fitted, ", or pass its best_estimator_")
         check_is_fitted(fitted)
         if not hasattr(fitted, "best_estimator_"):
             raise ValueError(f"{type(fitted).__name__} has no best estimator: fit it with refit=True")
         yield from _estimators(fitted.best_estimator_)
     elif type(fitted).__name__ == "FrozenEstimator":  # scikit-learn 1.6 and newer
         yield from _estimators(fitted.estimator)
-    elif isinstance(fitted, FunctionTransformer) and fitted.func is None:
-        pass  # the identity, which need not be fitted
-    elif fitted is not None and not (isinstance(fitted, str) and fitted == "passthrough"):
+    elif not _is_identity(fitted):
         yield fitted
+
+
+def _is_identity(step: Any) -> bool:
+    if isinstance(step, FunctionTransformer):
+        return step.func is None  # it need not be fitted
+    return step is None or (isinstance(step, str) and step == "passthrough")
 
 
 @singledispatch
@@ -292,11 +302,6 @@ def _sparse_pca(estimator: SparsePCA | MiniBatchSparsePCA) -> Stage:
     return _projection(torch.linalg.pinv(ridge, hermitian=True) @ components, estimator.mean_)
 
 
-@stage_for.register(PLSRegression)
-def _pls(estimator: PLSRegression) -> Stage:
-    return _projection(tensor(estimator.x_rotations_).T / tensor(estimator._x_std), estimator._x_mean)
-
-
 def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None) -> Stage:
     components = tensor(components)
     mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
@@ -311,6 +316,11 @@ def transformer_for(estimator: Any) -> Stage:
 
 
 transformer_for.register(RFE, _selector)
+
+
+@transformer_for.register(PLSRegression)
+def _latent_variables(estimator: PLSRegression) -> Stage:
+    return _projection(tensor(estimator.x_rotations_).T / tensor(estimator._x_std), estimator._x_mean)
 
 
 @transformer_for.register(LinearDiscriminantAnalysis)
@@ -373,6 +383,12 @@ def _one_class(estimator: OneClassSVM) -> Stage:
 
 
 def _machine(estimator: Any, voting: Voting, classes: Any) -> Stage:
+    if classes is not None and len(estimator.n_support_) != len(classes):
+        raise ValueError(
+            f"{type(estimator).__name__} knows {len(classes)} classes, but was fitted on samples of "
+            f"{len(estimator.n_support_)}: where all samples of a class have the weight 0, its decisions lack that "
+            "class, and scikit-learn's labels are shifted. Fit it without these samples."
+        )
     points = tensor(estimator.support_vectors_)
     return KernelSVM(
         _kernel(estimator, estimator._gamma, points.shape[1]),
@@ -394,8 +410,35 @@ def _linear_classifier(estimator: Any) -> Stage:
         raise NoClosedFormError(
             f"{type(estimator).__name__} was fitted on several labels per image: fit one per label."
         )
-    voting = Binary() if n_classes == 2 else OneVsRest(n_classes)
+    calibration = _of_scores(estimator, n_classes)
+    voting = Binary(calibration=calibration) if n_classes == 2 else OneVsRest(n_classes, calibration)
     return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), voting, estimator.classes_)
+
+
+def _of_scores(estimator: Any, n_classes: int) -> Calibration | None:
+    """Return what makes ``predict_proba`` of the scores of a linear classifier, or None."""
+    sigmoids = PerClass([Platt(-1.0, 0.0)] * (1 if n_classes == 2 else n_classes))
+    match estimator:
+        case SGDClassifier(loss="log_loss"):
+            return sigmoids
+        case LinearDiscriminantAnalysis():
+            return sigmoids if n_classes == 2 else Temperature(1.0)
+        case LogisticRegression():
+            # Up to scikit-learn 1.7 there is multi_class, and liblinear for several classes.
+            multi_class = getattr(estimator, "multi_class", "auto")
+            if n_classes == 2:
+                return Temperature(1.0) if multi_class == "multinomial" else sigmoids
+            return sigmoids if multi_class == "ovr" or estimator.solver == "liblinear" else Temperature(1.0)
+    return None
+
+
+@stage_for.register(PLSRegression)
+def _pls(estimator: PLSRegression) -> Stage:
+    weight = torch.atleast_2d(tensor(estimator.coef_))
+    if len(weight) != 1:
+        raise NoClosedFormError(f"{type(estimator).__name__} was fitted on {len(weight)} outputs: fit one for each.")
+    bias = tensor(estimator.intercept_).reshape(-1) - weight @ tensor(estimator._x_mean)
+    return LinearDecision(weight, bias, Regression(), None)
 
 
 @stage_for.register(SGDRegressor)
@@ -415,18 +458,25 @@ def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
     if estimator.multilabel_:
         raise NoClosedFormError("OneVsRestClassifier was fitted on several labels per image: fit one per label.")
     n_classes = len(estimator.classes_)
-    voting = Binary() if n_classes == 2 else OneVsRest(n_classes)
-    return Ensemble(_binary_members(estimator), 1.0, voting, estimator.classes_)
+    members, votings = _binary_members(estimator)
+    # Each member's own probability, divided by their sum, if that is a sigmoid (no curve that ends in 0 everywhere).
+    curves = [curve for v in votings if isinstance(v.calibration, PerClass) for curve in v.calibration.curves]
+    sigmoids = len(curves) == len(members) and all(isinstance(curve, Platt) for curve in curves)
+    calibration = PerClass(curves) if sigmoids else None
+    voting = Binary(calibration=calibration) if n_classes == 2 else OneVsRest(n_classes, calibration)
+    return Ensemble(members, 1.0, voting, estimator.classes_)
 
 
 @stage_for.register(OneVsOneClassifier)
 def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
     n_classes = len(estimator.classes_)
-    members = _binary_members(estimator)
+    members, votings = _binary_members(estimator)
+    zero_is_second = votings[0].zero_is_second
     if n_classes == 2:
-        return Ensemble(members, 1.0, BinaryVote(), estimator.classes_)
+        return Ensemble(members, 1.0, BinaryVote(zero_is_second=zero_is_second), estimator.classes_)
     # Its members are positive for the second class of a pair, and the best score wins.
-    return Ensemble(members, -1.0, OneVsOne(n_classes, break_ties=True), estimator.classes_)
+    voting = OneVsOne(n_classes, break_ties=True, zero_is_second=zero_is_second)
+    return Ensemble(members, -1.0, voting, estimator.classes_)
 
 
 @stage_for.register(CalibratedClassifierCV)
@@ -456,9 +506,10 @@ def _member(estimator: Any) -> Chain:
     return chain
 
 
-def _binary_members(estimator: Any) -> list[Chain]:
-    """Return the machines of a meta-estimator, each a decision between two classes."""
+def _binary_members(estimator: Any) -> tuple[list[Chain], list[Binary]]:
+    """Return the machines of a meta-estimator, each a decision between two classes, and their votings."""
     members = [_member(member) for member in estimator.estimators_]
+    votings = []
     for member, fitted in zip(members, estimator.estimators_, strict=True):
         decision = stages_in(member.stages)[-1]
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
@@ -467,7 +518,8 @@ def _binary_members(estimator: Any) -> list[Chain]:
                 f"{type(estimator).__name__} of {type(fitted).__name__} is not known here: fit it with a "
                 "classifier that has one decision value for two classes, e.g. SVC."
             )
-    return members
+        votings.append(decision.voting)
+    return members, votings
 
 
 def _calibration(calibrated: Any) -> Calibration:

@@ -1,7 +1,7 @@
-"""Decision stages: support vector machines and linear decisions.
+"""Decision stages: support vector machines, linear decisions, and several of these side by side.
 
 A decision stage maps the components p, shape (N, B), to ``decision``, shape (N, P): the values that its estimator
-is made of. Its *voting* turns them into classes.
+decides by. Its *voting* turns them into classes.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.head.hooks import run
 from pytorch_grad_cam_pcasvm.head.kernels import Kernel
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Stage, stages_in
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum, stages_in
 from pytorch_grad_cam_pcasvm.head.voting import Voting, pairs
 
 
@@ -54,13 +55,13 @@ class LinearDecision(Decision):
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the decision values, shape (N, P)."""
-        return x @ self.weight.T + self.bias
+        return x @ self.weight.T + self.bias, None
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+    def pullback(self, saved: None, grad: Tensor) -> Scaled:
         """Return ``grad w``."""
-        return grad @ self.weight
+        return grad @ self.weight, None
 
 
 @dataclass(frozen=True)
@@ -147,18 +148,14 @@ class KernelSVM(Decision):
         Returns:
             The effect, ``signed`` of shape (N, K, I).
         """
-        norm = self.kernel.effect(self.kernel.argument(x, self.support_vectors), self.support_vectors)
+        norm = self.kernel.effect(x, self.support_vectors)
         seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
         return SupportVectorEffect(norm, self._coefficients(seeds.unsqueeze(0)) * norm.unsqueeze(1), self.support)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the decision values, shape (N, P)."""
-        return self.evaluate(x)[0]
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the decision values, and the kernel's argument."""
+    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the decision values, shape (N, P); and x and the kernel's argument."""
         argument = self.kernel.argument(x, self.support_vectors)
-        return self._decision(self.kernel.value(argument)), argument
+        return self._decision(self.kernel.value(argument)), (x, argument)
 
     def _decision(self, values: Tensor) -> Tensor:
         """Return the decision values for the kernel's values, shape (N, I)."""
@@ -170,14 +167,9 @@ class KernelSVM(Decision):
         first, second = pairs(len(self.n_support), values.device)
         return parts[:, first, second - 1] + parts[:, second, first] + self.intercept
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
-        """Return ``grad da/dp``, which underflows to 0 far from every support vector: see ``pullback_scaled``."""
-        scaled, log_scale = self.pullback_scaled(x, grad)
-        return scaled * log_scale.exp().unsqueeze(-1)
-
-    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
         """Return ``grad da/dp / exp(log_scale)``, shape (N, K, B), and ``log_scale``, shape (N, K)."""
-        argument = self.kernel.argument(x, self.support_vectors) if kept is None else kept
+        x, argument = saved
         return self.kernel.pullback(argument, x, self.support_vectors, self._coefficients(grad))
 
     def _coefficients(self, grad: Tensor) -> Tensor:
@@ -211,25 +203,13 @@ class Ensemble(Decision):
         self.sign = sign
         self.members = nn.ModuleList(members)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the decision values of all members, shape (N, P)."""
-        return self.evaluate(x)[0]
+    def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
+        """Return the decision values of all members, shape (N, P), and what each pullback needs."""
+        values, saved = zip(*(run(member, x) for member in stages_in(self.members)), strict=True)
+        return self.sign * torch.cat(values, -1), list(saved)
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return the decision values of all members, and what each of them kept."""
-        values, kept = zip(*(member.evaluate(x) for member in stages_in(self.members)), strict=True)
-        return self.sign * torch.cat(values, -1), kept
-
-    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Any = None) -> tuple[Tensor, Tensor]:
+    def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
-        pulled = []
-        kept = [None] * len(self.members) if kept is None else kept
-        for member, seed, of_member in zip(stages_in(self.members), grad.split(self.sizes, -1), kept, strict=True):
-            part, log_scale = member.pullback_scaled(x, self.sign * seed, of_member)
-            log_scale = part.new_zeros(part.shape[:2]) if log_scale is None else log_scale
-            # A member that takes no part must not set the scale of the others.
-            pulled.append((part, torch.where(part.any(-1), log_scale, -torch.inf)))
-        largest = torch.stack(torch.broadcast_tensors(*(log_scale for _, log_scale in pulled))).amax(0)
-        largest = torch.where(largest.isfinite(), largest, 0.0)
-        terms = [part * (log_scale - largest).exp().unsqueeze(-1) for part, log_scale in pulled]
-        return torch.stack(torch.broadcast_tensors(*terms)).sum(0), largest
+        seeds = (self.sign * grad).split(self.sizes, -1)
+        members = zip(stages_in(self.members), saved, seeds, strict=True)
+        return scaled_sum([pulled_through(member, of_member, (seed, None)) for member, of_member, seed in members])

@@ -1,33 +1,62 @@
 """The head: the fitted stages behind the features, as one differentiable module with a closed-form pullback."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
-from pytorch_grad_cam_pcasvm.head.stages import Stage, full_precision, precision, stages_in
+from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
+from pytorch_grad_cam_pcasvm.head.stages import (
+    Scaled,
+    Stage,
+    full_precision,
+    identity,
+    precision,
+    pulled_through,
+    scaled_sum,
+    stages_in,
+)
 from pytorch_grad_cam_pcasvm.head.voting import Regression, Voting
 
 
-class Values(list[Tensor]):
-    """The features and the output of every stage, and beside each output what its pullback can use again."""
+@dataclass(eq=False)
+class HeadTrace:
+    """What a head computed for N images.
 
-    def __init__(self, features: Tensor) -> None:
-        super().__init__([features])
-        self.kept: list[Any] = []
+    Attributes:
+        values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision.
+        saved: what the pullback of every stage needs; tensors in it have the batch first.
+    """
+
+    values: list[Tensor]
+    saved: list[Any]
+
+    def rows(self, index: Any) -> "HeadTrace":
+        """Return the trace of some of the images.
+
+        Args:
+            index: which rows; an integer gives values without a batch dimension, to look at, not to pull back.
+
+        Returns:
+            Their trace.
+        """
+        values, saved = tree_map_only(Tensor, lambda tensor: tensor[index], (self.values, self.saved))
+        return HeadTrace(values, saved)
 
 
-class Head(nn.Module):
+class Head(Hookable):
     """The fitted scikit-learn estimators behind a backbone, in float64 (float32 where the device has no float64).
 
-    The head computes a list of *values*: ``values[0]`` are the features, ``values[i]`` the output of stage i - 1.
-    Levels (``component_level``, ``decision_level``) are positions in that list.
+    The head computes *values*: ``values[0]`` are the features, ``values[i]`` the output of stage i - 1.
+    ``component_position`` and ``decision_position`` are where in that list the components and the decision values are.
 
     Args:
         stages: the stages in order: at most one decision, at the end, and a reduction (PCA) or a decision at least.
@@ -39,8 +68,8 @@ class Head(nn.Module):
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()
         stages = list(stages)
-        reductions = [level for level, stage in enumerate(stages, 1) if stage.reduces]
-        decisions = [level for level, stage in enumerate(stages, 1) if isinstance(stage, Decision)]
+        reductions = [position for position, stage in enumerate(stages, 1) if stage.reduces]
+        decisions = [position for position, stage in enumerate(stages, 1) if isinstance(stage, Decision)]
         if not stages:
             raise ValueError("the head is empty: pass a fitted estimator, e.g. a Pipeline with a PCA and an SVC")
         if not reductions and not decisions:
@@ -57,8 +86,8 @@ class Head(nn.Module):
                 )
             width = stage.n_outputs if stage.n_outputs is not None else width
         self.stages = nn.ModuleList(stages)
-        self.component_level = reductions[-1] if reductions else None
-        self.decision_level = decisions[-1] if decisions else None
+        self.component_position = reductions[-1] if reductions else None
+        self.decision_position = decisions[-1] if decisions else None
 
     @classmethod
     def of(cls, fitted: Any) -> "Head":
@@ -99,14 +128,21 @@ class Head(nn.Module):
         last = self.stages[-1]
         return last if isinstance(last, Decision) else None
 
-    def forward(self, features: Tensor) -> Values:
-        """Return the features and the output of every stage.
+    def __call__(self, features: Tensor) -> HeadTrace:
+        """Return the trace of features, shape (N, D): see ``forward``. Hooks on the head run."""
+        trace, changed = run(self, features)
+        if changed is not None:
+            trace.saved = [changed] * len(self.stages)
+        return trace
+
+    def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
+        """Return the features and the output of every stage, and None.
 
         Args:
             features: shape (N, D), any floating dtype.
 
         Returns:
-            The values, in the head's precision: features (N, D), then one tensor (N, ...) per stage.
+            The trace, in the head's precision.
 
         Raises:
             ValueError: D is not the number of features that the head was fitted on.
@@ -118,33 +154,34 @@ class Head(nn.Module):
             )
         # A head is small and exact: autocast would put it in half precision.
         with full_precision(features.device):
-            values = Values(features.to(precision(features.device)))
+            trace = HeadTrace([features.to(precision(features.device))], [])
             for stage in stages_in(self.stages):
-                hooked = stage._forward_hooks or stage._forward_pre_hooks or stage._backward_hooks
-                output, kept = (stage(values[-1]), None) if hooked else stage.evaluate(values[-1])
-                values.append(output)
-                values.kept.append(kept)
-        return values
+                y, saved = run(stage, trace.values[-1])
+                trace.values.append(y)
+                trace.saved.append(saved)
+        return trace, None
 
-    def scores(self, values: list[Tensor]) -> Tensor:
+    def scores(self, trace: HeadTrace) -> Tensor:
         """Return the scores, shape (N, C): scikit-learn's ``decision_function``; without an SVM, the last output."""
-        return values[-1] if self.decision_level is None else self.voting.scores(values[-1])
+        last = trace.values[-1]
+        return last if self.decision_position is None else self.voting.scores(last)
 
-    def labels(self, values: list[Tensor]) -> np.ndarray:
+    def labels(self, trace: HeadTrace) -> np.ndarray:
         """Return what ``predict`` of the fitted estimator gives, shape (N,).
 
         Args:
-            values: as ``forward`` gives them.
+            trace: as ``forward`` gives it.
 
         Returns:
             Class labels; numbers for a regressor, 1 and -1 for a one-class machine; without an SVM, the last output.
         """
-        if self.decision_level is None:
-            return values[-1].detach().cpu().numpy()
+        last = trace.values[-1].detach()
+        if self.decision_position is None:
+            return last.cpu().numpy()
         if isinstance(self.voting, Regression):
-            return self.voting.prediction(values[-1].detach()).cpu().numpy()
+            return self.voting.prediction(last).cpu().numpy()
         assert self.classes_ is not None
-        return self.classes_[self.voting.predicted(values[-1].detach()).cpu().numpy()]
+        return self.classes_[self.voting.predicted(last).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:
         """Return the position of a class label.
@@ -169,37 +206,41 @@ class Head(nn.Module):
             raise ValueError(f"{label!r} is not a class of this head: choose one of {labels}")
         return labels.index(label)
 
-    def pullback(self, values: list[Tensor], seeds: Mapping[int, Tensor | None]) -> tuple[Tensor, Tensor]:
+    def pullback(self, trace: HeadTrace, seeds: Mapping[int, Tensor | None]) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
 
         Args:
-            values: as ``forward`` gives them, N rows.
-            seeds: by level, the targets' derivatives with respect to ``values[level]``, shape (N, K, .), or (1, K, .)
-                where they are the same for every image; None: one target for each output of that level.
+            trace: as ``forward`` gives it, N rows.
+            seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
+                or, where they are the same for every image, (1, K, .); None: one target for each number of that value.
 
         Returns:
             The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
             (1, K).
+
+        Raises:
+            NoClosedFormError: a hook has changed a stage on the way.
+            ValueError: the trace has values alone.
         """
-        grad: Tensor | None = None
-        log_scale: Tensor | None = None
-        for level in range(len(self.stages), -1, -1):
-            seed = seeds.get(level)
+        if len(trace.saved) != len(self.stages):
+            raise ValueError("the trace has nothing saved for a pullback: compute it again, head(trace.values[0])")
+        scaled: Scaled | None = None
+        for position in range(len(self.stages), -1, -1):
+            y, seed = trace.values[position], seeds.get(position)
+            every = position in seeds and seed is None
+            if every and (scaled is not None or position == 0):
+                seed = identity(y)
             if seed is not None:
-                if grad is not None and log_scale is not None:
-                    # Terms of different size meet: only their true values can be added.
-                    grad, log_scale = grad * log_scale.exp().unsqueeze(-1), None
-                grad = seed if grad is None else grad + seed
-            if level == 0 or (grad is None and level not in seeds):
-                continue
-            x, kept = values[level - 1], values.kept[level - 1] if isinstance(values, Values) else None
-            stage = stages_in(self.stages)[level - 1]
-            if grad is None:
-                grad, logarithm = stage.jacobian_scaled(x, values[level], kept)
-            else:
-                grad, logarithm = stage.pullback_scaled(x, grad, kept)
-            log_scale = logarithm if log_scale is None else log_scale if logarithm is None else log_scale + logarithm
-        assert grad is not None, "no seeds were given"
+                scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
+            if position == 0:
+                break
+            stage, saved = stages_in(self.stages)[position - 1], trace.saved[position - 1]
+            if scaled is not None:
+                scaled = pulled_through(stage, saved, scaled)
+            elif every:
+                scaled = stage.jacobian(intact(saved), y)
+        assert scaled is not None, "no seeds were given"
+        grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -244,7 +285,7 @@ class Head(nn.Module):
         Raises:
             ValueError: it is that of another head.
         """
-        if not torch.equal(state.cpu(), self.get_extra_state()):
+        if not storage.agree(bytes(state.tolist()).decode(), storage.constants(stages_in(self.stages))):
             raise ValueError(
                 "the state is that of a head with another kernel, calibration or other classes: take the whole head, "
                 "head.save(path) and Head.load(path)"
@@ -277,9 +318,9 @@ class Head(nn.Module):
             raise ValueError(
                 f"the head has no support vectors of its own{hint or ': it does not end with an SVC, NuSVC or SVR'}"
             )
-        level = self.component_level or 0
-        width = stages_in(self.stages)[level].n_inputs
-        name = "components" if level else "features"
+        position = self.component_position or 0
+        width = stages_in(self.stages)[position].n_inputs
+        name = "components" if position else "features"
         if not isinstance(components, Tensor):
             raise TypeError(
                 f"expected the tensor net(x).{name}, of shape (N, {width}), got {type(components).__name__}"
@@ -289,7 +330,7 @@ class Head(nn.Module):
         if category is None and versus is not None:
             raise ValueError("versus needs a category: which class is it against?")
         x = components.detach().to(precision(components.device))
-        for stage in stages_in(self.stages)[level:-1]:
+        for stage in stages_in(self.stages)[position:-1]:
             x = stage(x)
         if category is None:
             return machine.effect(x)

@@ -8,7 +8,7 @@ methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shap
 - ``pullback(argument, x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I) or
   (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it,
   shape (N, K);
-- ``effect(argument, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
+- ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
 The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
 ``exp(-gamma d^2)`` underflows although the direction is well defined: there the size of the terms is factored out.
@@ -37,7 +37,7 @@ class Kernel(Protocol):
     def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i dK(p_i, x)/dx``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
 
-    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |dK(p_i, x)/dx|``, shape (N, I)."""
 
 
@@ -62,9 +62,9 @@ class Linear(_OfInnerProduct):
         grad = (coefficients @ points).expand(len(x), -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
 
-    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |p_i|``, shape (N, I): the same for every x."""
-        return points.norm(dim=1).expand_as(argument)
+        return points.norm(dim=1).expand(len(x), -1)
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Polynomial(_OfInnerProduct):
         """Return ``sum_i c_i degree gamma z^(degree-1) p_i``, shape (N, K, B), and zeros, shape (N, K)."""
         return Linear().pullback(argument, x, points, coefficients * self._slope(argument).unsqueeze(1))
 
-    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |degree gamma z^(degree-1)| |p_i|``, shape (N, I)."""
-        return self._slope(argument).abs() * points.norm(dim=1)
+        return self._slope(self.argument(x, points)).abs() * points.norm(dim=1)
 
     def _slope(self, argument: Tensor) -> Tensor:
         z = self.gamma * argument + self.coef0
@@ -108,9 +108,9 @@ class Sigmoid(_OfInnerProduct):
         scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(argument))
         return scaled @ points, log_scale
 
-    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |gamma| sech(z)^2 |p_i|``, shape (N, I)."""
-        return abs(self.gamma) * self._log_slope(argument).exp() * points.norm(dim=1)
+        return abs(self.gamma) * self._log_slope(self.argument(x, points)).exp() * points.norm(dim=1)
 
     def _log_slope(self, argument: Tensor) -> Tensor:
         """Return log sech(z)^2, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
@@ -137,12 +137,13 @@ class RBF:
         scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
         return scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1), log_scale
 
-    def effect(self, argument: Tensor, points: Tensor) -> Tensor:
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = 2 gamma exp(-gamma d_i^2) d_i``, shape (N, I).
 
         It is 0 at distance 0 and at infinity, and largest at ``d = 1 / sqrt(2 gamma)``: ``sqrt(2 gamma) exp(-1/2)``.
         """
-        return 2 * self.gamma * torch.exp(-self.gamma * argument) * argument.sqrt()
+        squared = self.argument(x, points)
+        return 2 * self.gamma * torch.exp(-self.gamma * squared) * squared.sqrt()
 
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:

@@ -1,18 +1,23 @@
-"""The stages of a head: each one's forward and, beside it, its pullback (vector-Jacobian product in closed form).
+"""The stages of a head: what each computes and, beside it, its pullback (vector-Jacobian product in closed form).
 
 A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, the derivative of K targets with respect
 to the stage's output, of shape (N, K, out) or (1, K, out) where it is the same for every image, and gives the
-derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ d stage(x)/dx``.
+derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
+
+A gradient may come divided by a factor, too small for its dtype, whose logarithm is beside it: ``(grad, log_scale)``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import Kernel
+
+Scaled = tuple[Tensor, Tensor | None]
 
 
 def precision(device: torch.device) -> torch.dtype:
@@ -26,8 +31,8 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-class Stage(nn.Module):
-    """One step of a head. Subclasses define ``forward`` and ``pullback``.
+class Stage(Hookable):
+    """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad)``.
 
     Attributes:
         n_inputs: length of an input row, or None where any length will do.
@@ -39,46 +44,39 @@ class Stage(nn.Module):
     n_outputs: int | None = None
     reduces: bool = False
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
-        """Return ``grad @ d forward(x)/dx``.
+    def pullback(self, saved: Any, grad: Tensor) -> Scaled:
+        """Return ``grad @ dy/dx``.
 
         Args:
-            x: the stage's input, shape (N, in).
+            saved: what ``evaluate`` gave beside the output.
             grad: derivative with respect to the stage's output, shape (N, K, out) or (1, K, out).
 
         Returns:
-            The derivative with respect to ``x``, shape (N, K, in) or (1, K, in).
+            The derivative with respect to the stage's input, shape (N, K, in) or (1, K, in), divided by
+            ``exp(log_scale)``; and ``log_scale``, shape (N, K) or (1, K), or None where nothing was factored out.
 
         Raises:
             NotImplementedError: a subclass does not define it.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no pullback")
+        raise NotImplementedError(
+            f"{type(self).__name__} defines no pullback(saved, grad) that returns (grad, log_scale)"
+        )
 
-    def jacobian_scaled(self, x: Tensor, y: Tensor, kept: Any = None) -> tuple[Tensor, Tensor | None]:
-        """Return ``pullback_scaled`` of the identity: all outputs y by all inputs x, shape (N or 1, out, in)."""
-        identity = torch.eye(y.shape[-1], dtype=x.dtype, device=x.device)
-        return self.pullback_scaled(x, identity.unsqueeze(0), kept)
+    def jacobian(self, saved: Any, y: Tensor) -> Scaled:
+        """Return the pullback of the identity: the derivative of every output.
+
+        Args:
+            saved: what ``evaluate`` gave beside the output.
+            y: the output, shape (N, out), for its width, dtype and device.
+
+        Returns:
+            ``dy/dx``, shape (N, out, in) or (1, out, in), divided by ``exp(log_scale)``, and ``log_scale`` or None.
+        """
+        return self.pullback(saved, identity(y))
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Keep a tensor in one layout: products of another layout differ in the last bit, also after loading."""
         super().register_buffer(name, None if tensor is None else tensor.contiguous(), persistent)
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return the output for x, and what ``pullback_scaled`` would otherwise compute a second time, or None."""
-        return self(x), None
-
-    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Any = None) -> tuple[Tensor, Tensor | None]:
-        """Return the pullback divided by a factor, and the factor's logarithm, shape (N, K), or None where it is 0.
-
-        Args:
-            x: the stage's input, shape (N, in).
-            grad: derivative with respect to the stage's output, shape (N, K, out) or (1, K, out).
-            kept: what ``evaluate`` gave beside the output.
-
-        Returns:
-            The derivative with respect to ``x``, and the logarithm.
-        """
-        return self.pullback(x, grad), None
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Move to another device, but keep the precision of a head whatever its backbone is cast to."""
@@ -88,6 +86,49 @@ class Stage(nn.Module):
             return tensor.to(device, precision(device)) if tensor.is_floating_point() else tensor.to(device)
 
         return super()._apply(move, recurse)
+
+
+def identity(y: Tensor) -> Tensor:
+    """Return one seed for each output, shape (1, out, out), for outputs y of shape (N, out)."""
+    return torch.eye(y.shape[-1], dtype=y.dtype, device=y.device).unsqueeze(0)
+
+
+def pulled_through(stage: Stage, saved: Any, scaled: Scaled) -> Scaled:
+    """Return the pullback of a gradient that may be divided by a factor already.
+
+    Args:
+        stage: the stage.
+        saved: what ``run`` gave beside its output.
+        scaled: the gradient with respect to its output, and the logarithm of its factor or None.
+
+    Returns:
+        The gradient with respect to its input, and the logarithm of both factors or None.
+    """
+    grad, before = scaled
+    grad, log_scale = stage.pullback(intact(saved), grad)
+    return grad, before if log_scale is None else log_scale if before is None else before + log_scale
+
+
+def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
+    """Return the sum of gradients of different size, the largest factor taken out, and its logarithm.
+
+    Args:
+        terms: gradients, shape (N, K, .) or (1, K, .), and the logarithm of their factors.
+
+    Returns:
+        The sum, and the logarithm, shape (N, K) or (1, K).
+    """
+    # A term that takes no part must not set the scale of the others.
+    logarithms = [
+        torch.where(grad.any(-1), 0.0 if log_scale is None else log_scale, -torch.inf).to(grad.dtype)
+        for grad, log_scale in terms
+    ]
+    largest = torch.stack(torch.broadcast_tensors(*logarithms)).amax(0)
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    grads = [
+        grad * (log_scale - largest).exp().unsqueeze(-1) for (grad, _), log_scale in zip(terms, logarithms, strict=True)
+    ]
+    return torch.stack(torch.broadcast_tensors(*grads)).sum(0), largest
 
 
 class Scale(Stage):
@@ -114,20 +155,18 @@ class Scale(Stage):
         self.register_buffer("offset", offset)
         self.limits = limits
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scaled x, shape (N, D)."""
-        y = self._unclipped(x)
-        return y if self.limits is None else y.clamp(*self.limits)
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the scaled x, shape (N, D), and where it was not clipped."""
+        y = (x - self.shift) / self.divisor + self.offset
+        if self.limits is None:
+            return y, None
+        low, high = self.limits
+        return y.clamp(low, high), (y >= low) & (y <= high)
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+    def pullback(self, saved: Tensor | None, grad: Tensor) -> Scaled:
         """Return ``grad / divisor``, and 0 where x was clipped."""
-        if self.limits is not None:
-            y, (low, high) = self._unclipped(x), self.limits
-            grad = grad * ((y >= low) & (y <= high)).unsqueeze(1)
-        return grad / self.divisor
-
-    def _unclipped(self, x: Tensor) -> Tensor:
-        return (x - self.shift) / self.divisor + self.offset
+        grad = grad if saved is None else grad * saved.unsqueeze(1)
+        return grad / self.divisor, None
 
 
 class Projection(Stage):
@@ -151,15 +190,15 @@ class Projection(Stage):
         self.register_buffer("mean", mean)
         self.register_buffer("divisor", divisor)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the components p, shape (N, B)."""
-        return (x - self.mean) @ self.components.T / self.divisor
+        return (x - self.mean) @ self.components.T / self.divisor, None
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+    def pullback(self, saved: None, grad: Tensor) -> Scaled:
         """Return ``(grad / divisor) V^T``."""
-        return (grad / self.divisor) @ self.components
+        return (grad / self.divisor) @ self.components, None
 
-    def jacobian_scaled(self, x: Tensor, y: Tensor, kept: Any = None) -> tuple[Tensor, None]:
+    def jacobian(self, saved: None, y: Tensor) -> Scaled:
         """Return ``V^T / divisor``, shape (1, B, D), without a product."""
         return (self.components / self.divisor.unsqueeze(1)).unsqueeze(0), None
 
@@ -176,16 +215,17 @@ class Select(Stage):
 
     def __init__(self, index: Tensor, n_inputs: int) -> None:
         super().__init__()
-        self.n_inputs, self.n_outputs = n_inputs, len(index)
+        self.n_inputs: int = n_inputs
+        self.n_outputs = len(index)
         self.register_buffer("index", index)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the selected features, shape (N, B)."""
-        return x[:, self.index]
+        return x[:, self.index], None
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+    def pullback(self, saved: None, grad: Tensor) -> Scaled:
         """Return grad at the selected features, and 0 elsewhere."""
-        return grad.new_zeros(*grad.shape[:2], x.shape[1]).index_copy(2, self.index, grad)
+        return grad.new_zeros(*grad.shape[:2], self.n_inputs).index_copy(2, self.index, grad), None
 
 
 _SMALLEST_NORM = 10 * torch.finfo(torch.float64).eps
@@ -202,32 +242,27 @@ class Normalise(Stage):
         super().__init__()
         self.norm = norm
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the rows divided by their norm, shape (N, D)."""
-        return x / self._size(x)
+    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Return the rows divided by their norm, shape (N, D); and x, y and the norms."""
+        orders = {"l1": 1.0, "l2": 2.0, "max": torch.inf}
+        norm = torch.linalg.vector_norm(x, orders[self.norm], dim=1, keepdim=True)
+        y = x / torch.where(norm < _SMALLEST_NORM, 1.0, norm)
+        return y, (x, y, norm)
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+    def pullback(self, saved: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> Scaled:
         """Return ``(grad - <grad, y> d|x|/dx) / |x|``."""
-        size = self._size(x).unsqueeze(1)
-        y = (x / size[:, 0]).unsqueeze(1)
+        x, y, norm = saved
         if self.norm == "l1":
-            slope = x.sign().unsqueeze(1)
+            slope = x.sign()
         elif self.norm == "l2":
             slope = y
         else:
             at = x.abs().argmax(1, keepdim=True)
-            slope = torch.zeros_like(x).scatter(1, at, x.gather(1, at).sign()).unsqueeze(1)
+            slope = torch.zeros_like(x).scatter(1, at, x.gather(1, at).sign())
         # A row of zeros was divided by 1, which does not depend on it.
-        slope = slope * (self._norm(x) >= _SMALLEST_NORM).unsqueeze(1)
-        return (grad - (grad * y).sum(-1, keepdim=True) * slope) / size
-
-    def _size(self, x: Tensor) -> Tensor:
-        size = self._norm(x)
-        return torch.where(size < _SMALLEST_NORM, 1.0, size)
-
-    def _norm(self, x: Tensor) -> Tensor:
-        orders = {"l1": 1.0, "l2": 2.0, "max": torch.inf}
-        return torch.linalg.vector_norm(x, orders[self.norm], dim=1, keepdim=True)
+        zeros = norm < _SMALLEST_NORM
+        slope, size = torch.where(zeros, 0.0, slope).unsqueeze(1), torch.where(zeros, 1.0, norm).unsqueeze(1)
+        return (grad - (grad * y.unsqueeze(1)).sum(-1, keepdim=True) * slope) / size, None
 
 
 class KernelMap(Stage):
@@ -253,18 +288,14 @@ class KernelMap(Stage):
         self.register_buffer("coefficients", coefficients)
         self.register_buffer("offset", offset)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs, shape (N, B)."""
-        return self.evaluate(x)[0]
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and the kernel's argument."""
+    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the outputs, shape (N, B); and x and the kernel's argument."""
         argument = self.kernel.argument(x, self.points)
-        return self.kernel.value(argument) @ self.coefficients + self.offset, argument
+        return self.kernel.value(argument) @ self.coefficients + self.offset, (x, argument)
 
-    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
         """Return ``sum_i <grad, c_i> dK(x_i, x)/dx / exp(log_scale)``, shape (N, K, D), and ``log_scale``, (N, K)."""
-        argument = self.kernel.argument(x, self.points) if kept is None else kept
+        x, argument = saved
         return self.kernel.pullback(argument, x, self.points, grad @ self.coefficients.T)
 
 
@@ -287,14 +318,15 @@ class FourierFeatures(Stage):
         self.register_buffer("weight", weight)
         self.register_buffer("phase", phase)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features, shape (N, B)."""
-        return self.amplitude * torch.cos(x @ self.weight + self.phase)
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features, shape (N, B), and the cosine's argument."""
+        argument = x @ self.weight + self.phase
+        return self.amplitude * torch.cos(argument), argument
 
-    def pullback(self, x: Tensor, grad: Tensor) -> Tensor:
+    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
         """Return ``-amplitude (grad * sin(x W + phase)) W^T``."""
-        slope = -self.amplitude * torch.sin(x @ self.weight + self.phase)
-        return (grad * slope.unsqueeze(1)) @ self.weight.T
+        slope = -self.amplitude * torch.sin(saved)
+        return (grad * slope.unsqueeze(1)) @ self.weight.T, None
 
 
 class Chain(Stage):
@@ -310,27 +342,20 @@ class Chain(Stage):
         self.n_inputs = stages_in(self.stages)[0].n_inputs
         self.n_outputs = stages_in(self.stages)[-1].n_outputs
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the last stage's output."""
-        return self.evaluate(x)[0]
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return the last stage's output, and every stage's input with what it kept."""
-        inputs = []
+    def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
+        """Return the last stage's output, and what each pullback needs."""
+        needed = []
         for stage in stages_in(self.stages):
-            y, kept = stage.evaluate(x)
-            inputs.append((x, kept))
-            x = y
-        return x, inputs
+            x, saved = run(stage, x)
+            needed.append(saved)
+        return x, needed
 
-    def pullback_scaled(self, x: Tensor, grad: Tensor, kept: Any = None) -> tuple[Tensor, Tensor | None]:
-        """Return the pullback through all stages divided by a factor, and the factor's logarithm."""
-        total: Tensor | None = None
-        inputs = self.evaluate(x)[1] if kept is None else kept
-        for stage, (value, of_stage) in zip(reversed(stages_in(self.stages)), reversed(inputs), strict=True):
-            grad, log_scale = stage.pullback_scaled(value, grad, of_stage)
-            total = log_scale if total is None else total if log_scale is None else total + log_scale
-        return grad, total
+    def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
+        """Return the pullback through all stages, and the logarithm of the product of their factors."""
+        scaled: Scaled = (grad, None)
+        for stage, of_stage in zip(reversed(stages_in(self.stages)), reversed(saved), strict=True):
+            scaled = pulled_through(stage, of_stage, scaled)
+        return scaled
 
 
 def stages_in(modules: nn.ModuleList) -> list[Stage]:

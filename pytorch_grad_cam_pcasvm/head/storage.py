@@ -19,7 +19,12 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, stages, voting
 
-FORMAT = "pytorch_grad_cam_pcasvm head 1"
+FORMAT = "pytorch_grad_cam_pcasvm head 2"
+
+# Files of version 0.1 differ in these names alone.
+_FORMATS = ("pytorch_grad_cam_pcasvm head 1", FORMAT)
+_RENAMED_PARTS = {"Single": "Regression"}
+_RENAMED_ARGUMENTS = {"rule": "voting", "rules": "votings"}
 
 _PARTS: dict[str, type] = {
     part.__name__: part
@@ -69,7 +74,10 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file, or a truncated one ({error})") from error
-    if metadata.get("format") != FORMAT:
+    found = metadata.get("format", "")
+    if found not in _FORMATS:
+        if found.startswith(FORMAT[:-1]):
+            raise ValueError(f"{path} was written by a newer version: update pytorch_grad_cam_pcasvm")
         raise ValueError(f"{path} is not the file of a head: write one with net.head.save(path)")
     try:
         unchanged = metadata["sha256"] == _digest(metadata["head"], tensors)
@@ -77,7 +85,13 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
         unchanged = False
     if not unchanged:
         raise ValueError(f"{path} was changed since it was written: its checksum does not match")
-    return [_decode(part, tensors) for part in json.loads(metadata["head"])]
+    try:
+        parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
+        if not all(isinstance(part, stages.Stage) for part in parts):
+            raise ValueError("its parts are no stages")
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path} describes no head: {error}; write it anew with net.head.save(path)") from error
+    return parts
 
 
 def constants(parts: list[stages.Stage]) -> str:
@@ -93,6 +107,32 @@ def constants(parts: list[stages.Stage]) -> str:
         return json.dumps(_encode(parts, {}))
     except TypeError:
         return ""
+
+
+def agree(state: str, expected: str) -> bool:
+    """Return whether two heads have the same constants, also where one was written by version 0.1.
+
+    Args:
+        state: ``constants`` of a head, perhaps of version 0.1, which lacks the arguments that came later.
+        expected: ``constants`` of the other.
+
+    Returns:
+        Whether all of ``state`` is in ``expected``.
+    """
+    if not state or not expected:
+        return state == expected
+    return _within(json.loads(state), json.loads(expected))
+
+
+def _within(part: Any, whole: Any) -> bool:
+    match part, whole:
+        case {"part": name, "arguments": arguments}, {"part": other, "arguments": others}:
+            named = {_RENAMED_ARGUMENTS.get(key, key): value for key, value in arguments.items()}
+            same = _RENAMED_PARTS.get(name, name) == other and named.keys() <= others.keys()
+            return same and all(_within(value, others[key]) for key, value in named.items())
+        case list(), list():
+            return len(part) == len(whole) and all(map(_within, part, whole))
+    return part == whole
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -120,11 +160,17 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     match value:
         case {"tensor": name}:
+            if name not in tensors:
+                raise ValueError(f"it has no tensor {name!r}")
             return tensors[name]
         case {"labels": labels, "dtype": dtype}:
             return np.array(labels, dtype=dtype)
         case {"part": name, "arguments": arguments}:
-            return _PARTS[name](**{key: _decode(argument, tensors) for key, argument in arguments.items()})
+            kind = _PARTS.get(_RENAMED_PARTS.get(name, name))
+            if kind is None:
+                raise ValueError(f"it has an unknown part, {name!r}")
+            decoded = {key: _decode(argument, tensors) for key, argument in arguments.items()}
+            return kind(**{_RENAMED_ARGUMENTS.get(key, key): argument for key, argument in decoded.items()})
         case list():
             return [_decode(item, tensors) for item in value]
     return value

@@ -15,9 +15,15 @@ from pytorch_grad_cam_pcasvm.head.calibration import Calibration
 
 
 class Voting(ABC):
-    """How P decision values of an image become margins and scores of C classes."""
+    """How P decision values of an image become margins and scores of C classes.
+
+    Attributes:
+        n_classes: C.
+        calibration: what makes ``predict_proba`` of the scores (..., C), or of (..., 1) for two classes; None: nothing.
+    """
 
     n_classes: int
+    calibration: Calibration | None = None
 
     @abstractmethod
     def margins(self, decision: Tensor) -> Tensor:
@@ -49,11 +55,24 @@ class Voting(ABC):
         return self.ranking(decision).argmax(-1)
 
     def probabilities(self, decision: Tensor) -> Tensor:
-        """Return calibrated probabilities of the classes as ``predict_proba`` gives them, shape (..., C)."""
-        raise ValueError(
-            "the head gives no calibrated probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
-            "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
-        )
+        """Return probabilities of the classes as ``predict_proba`` gives them, shape (..., C).
+
+        Args:
+            decision: decision values, shape (..., P).
+
+        Returns:
+            The probabilities.
+
+        Raises:
+            ValueError: the estimator has none, or makes them of something else than its scores.
+        """
+        if self.calibration is None:
+            raise ValueError(
+                "the head gives no probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
+                "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
+            )
+        scores = self.scores(decision)
+        return self.calibration(scores[..., 1:] if self.n_classes == 2 else scores)
 
 
 class Regression(Voting):
@@ -87,12 +106,14 @@ class Binary(Voting):
 
     Args:
         zero_is_second: a value of exactly 0 is the second class, as in libsvm, not the first, as in linear classifiers.
+        calibration: from the value (..., 1) to probabilities (..., 2), or None.
     """
 
     n_classes = 2
 
-    def __init__(self, *, zero_is_second: bool = False) -> None:
+    def __init__(self, *, zero_is_second: bool = False, calibration: Calibration | None = None) -> None:
         self.zero_is_second = zero_is_second
+        self.calibration = calibration
 
     def margins(self, decision: Tensor) -> Tensor:
         """Return [-a, a]."""
@@ -104,24 +125,32 @@ class Binary(Voting):
         return sign.to(decision.dtype).unsqueeze(-1)
 
     def predicted(self, decision: Tensor) -> Tensor:
-        """Return 1 where the value is positive."""
-        value = decision[..., 0]
-        return ((value >= 0) if self.zero_is_second else (value > 0)).long()
+        """Return 1 where the value is positive, and where it is 0 with ``zero_is_second``."""
+        return self._for_second(decision)[..., 0].long()
+
+    def _for_second(self, decision: Tensor) -> Tensor:
+        return decision >= 0 if self.zero_is_second else decision > 0
 
 
 class BinaryVote(Binary):
     """Two classes of a OneVsOneClassifier, whose score is a vote plus the squashed value."""
 
     def scores(self, decision: Tensor) -> Tensor:
-        """Return [-s, s] with ``s = (a > 0) + a / (3 (|a| + 1))``."""
-        return self.margins((decision > 0) + decision / (3 * (decision.abs() + 1)))
+        """Return [-s, s] with ``s = (1 for the second class, else 0) + a / (3 (|a| + 1))``."""
+        return self.margins(self._for_second(decision) + decision / (3 * (decision.abs() + 1)))
 
 
 class OneVsRest(Voting):
-    """One value per class; the decision between two classes is their difference."""
+    """One value per class; the decision between two classes is their difference.
 
-    def __init__(self, n_classes: int) -> None:
+    Args:
+        n_classes: number of classes C.
+        calibration: from the values (..., C) to probabilities (..., C), or None.
+    """
+
+    def __init__(self, n_classes: int, calibration: Calibration | None = None) -> None:
         self.n_classes = n_classes
+        self.calibration = calibration
 
     def margins(self, decision: Tensor) -> Tensor:
         """Return the values themselves."""
@@ -140,12 +169,21 @@ class OneVsOne(Voting):
         n_classes: number of classes C.
         pairwise_scores: scores are the pairwise values (``decision_function_shape="ovo"``).
         break_ties: the largest score wins (``break_ties=True``), not the lowest of the classes with most votes.
+        zero_is_second: in the scores, a value of exactly 0 is a vote for j, not for i.
     """
 
-    def __init__(self, n_classes: int, *, pairwise_scores: bool = False, break_ties: bool = False) -> None:
+    def __init__(
+        self,
+        n_classes: int,
+        *,
+        pairwise_scores: bool = False,
+        break_ties: bool = False,
+        zero_is_second: bool = False,
+    ) -> None:
         self.n_classes = n_classes
         self.pairwise_scores = pairwise_scores
         self.break_ties = break_ties
+        self.zero_is_second = zero_is_second
 
     def margins(self, decision: Tensor) -> Tensor:
         """Return the sum of each class's signed pairwise values."""
@@ -168,7 +206,7 @@ class OneVsOne(Voting):
     def ranking(self, decision: Tensor) -> Tensor:
         """Return votes plus squashed margins, shape (..., C)."""
         margins = self.margins(decision)
-        votes = self._tally((decision >= 0).to(decision.dtype), (decision < 0).to(decision.dtype))
+        votes = self._votes(decision > 0 if self.zero_is_second else decision >= 0, decision.dtype)
         return votes + margins / (3 * (margins.abs() + 1))
 
     def predicted(self, decision: Tensor) -> Tensor:
@@ -176,8 +214,10 @@ class OneVsOne(Voting):
         if self.break_ties:
             return self.ranking(decision).argmax(-1)
         # libsvm gives a value of exactly 0 to the second class, decision_function to the first.
-        wins = decision > 0
-        return self._tally(wins.to(decision.dtype), (~wins).to(decision.dtype)).argmax(-1)
+        return self._votes(decision > 0, decision.dtype).argmax(-1)
+
+    def _votes(self, for_first: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._tally(for_first.to(dtype), (~for_first).to(dtype))
 
     def _tally(self, for_first: Tensor, for_second: Tensor) -> Tensor:
         """Add up pairwise values (..., P) per class (..., C)."""
@@ -187,12 +227,12 @@ class OneVsOne(Voting):
 
 
 class Calibrated(Voting):
-    """Probabilities of calibrated classifiers: the mean over members, each a voting on its own decision values.
+    """The voting of calibrated classifiers: probabilities, the mean over members with a voting and a calibration each.
 
     Margins are the mean of the members' margins: they are explained, since probabilities saturate.
 
     Args:
-        votings: one per member.
+        votings: one per member, of its decision values.
         sizes: decision values of each member.
         calibrations: one per member, from its scores (..., C), or (..., 1) for two classes, to probabilities (..., C).
     """

@@ -1,0 +1,188 @@
+"""What is drawn of one target: its columns of pictures, their scale, and the words above them."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+from pytorch_grad_cam.utils.image import show_cam_on_image
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
+
+from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.figures.style import DIVERGING, HEAT, bare, number
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, ScoreTarget, SVMTarget
+
+GAP = 0.07  # between pictures, in inches
+IMAGE_WEIGHT = 0.45
+_FAINT = 0.1  # a map whose largest value is below this share of its scale says so
+_HALO = [withStroke(linewidth=3, foreground="black")]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of pictures: ``values`` (N, H, W) from 0 to ``top`` (N,), or from ``-top`` if ``signed``."""
+
+    heading: str
+    values: np.ndarray
+    top: np.ndarray
+    signed: bool = False
+
+
+class Block:
+    """What is drawn of one target: a pair of columns or one, the scale beside them, a caption above.
+
+    Attributes:
+        title: of the group that it belongs to.
+        captions: for each image.
+    """
+
+    def __init__(
+        self, title: str, group: SignedMaps, k: int, signed: bool, size: Sequence[int], classes: Sequence[Any] | None
+    ) -> None:
+        self.title, self.group, self.k, self.signed = title, group, k, signed
+        self.columns = list(self._columns(size))
+        self.captions = [caption(group, k, row, classes) for row in range(len(group.maps))]
+
+    def _columns(self, size: Sequence[int]) -> Iterator[Column]:
+        target, k = self.group.targets[self.k], self.k
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
+            parts = self.group.positive(scale="none"), self.group.negative(scale="none")
+        positive, negative = (upsampled(part[:, k : k + 1], size)[:, 0].cpu().numpy() for part in parts)
+        nu = self.group.nu[:, k].cpu().numpy()
+        name = heading(target, self.group.output)
+        if self.signed:
+            yield Column(name, positive - negative, nu, signed=True)
+        elif isinstance(target, PCATarget):
+            yield Column(name[:-1] + "^+$", positive, nu)
+            yield Column(name[:-1] + "^-$", negative, nu)
+        else:
+            yield Column(name, positive, positive.max((1, 2)))
+
+    def width(self, picture: float) -> float:
+        """Return its width in inches."""
+        longest = max(len(self.end(row)) for row in range(len(self.group.maps))) + self.signed
+        return len(self.columns) * (picture + GAP) + max(0.7, 0.32 + 0.1 * longest)
+
+    def end(self, row: int) -> str:
+        """Return where the scale of an image ends."""
+        return number(float(self.columns[0].top[row]), float(self.group.log_scale[row, self.k]))
+
+    def is_blank(self, row: int) -> bool:
+        """Return whether there is no gradient."""
+        return not (any(c.values[row].any() for c in self.columns) or bool(self.group.maps[row, self.k].any()))
+
+
+def draw_map(
+    axis: Axes, picture: np.ndarray, block: Block, column: Column, row: int, overlay: bool, font: float
+) -> None:
+    """Draw the map of one image, and say why where nothing is to be seen."""
+    top = float(column.top[row])
+    values = column.values[row] / (top or 1.0)
+    if column.signed:
+        if overlay:
+            axis.imshow(0.35 + 0.65 * picture.mean(-1), cmap="gray", vmin=0, vmax=1)
+        axis.imshow(values, cmap=DIVERGING, vmin=-1, vmax=1, alpha=np.abs(values) ** 0.6 * 0.9 if overlay else None)
+    elif overlay:
+        axis.imshow(overlaid(picture, values))
+    else:
+        axis.imshow(values, cmap=HEAT, vmin=0, vmax=1)
+    bare(axis)
+    largest = np.abs(values).max()
+    if largest < _FAINT:
+        note = f"at most\n{np.ceil(100 * largest):.0f} % of $\\nu$" if largest else "all evidence\nhas the\nother sign"
+        if block.is_blank(row):
+            note = "no gradient"
+        style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "path_effects": _HALO}
+        axis.text(0.5, 0.5, note, transform=axis.transAxes, fontsize=font, **style)
+
+
+def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """Return the host's overlay, whose colours mean the same in every picture.
+
+    The host divides each overlay by its own largest value. A row that is white and hot is the largest in all of them.
+    """
+    picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
+    return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
+
+
+def draw_scale(bar: Axes, block: Block, row: int) -> None:
+    """Draw the scale of the pictures to the left, from 0 or -top to top."""
+    column = block.columns[0]
+    bottom = -1 if column.signed else 0
+    bar.imshow(
+        np.linspace(1, bottom, 256)[:, None],
+        cmap=DIVERGING if column.signed else HEAT,
+        aspect="auto",
+        extent=(0, 1, bottom, 1),
+    )
+    bar.set_xticks([])
+    bar.yaxis.tick_right()
+    top = block.end(row)
+    bar.set_yticks([bottom, 1], labels=[f"\N{MINUS SIGN}{top}" if column.signed else "0", top], fontsize="small")
+    lowest, highest = bar.get_yticklabels()
+    lowest.set_verticalalignment("bottom")
+    highest.set_verticalalignment("top")
+    bar.tick_params(length=0, pad=2)
+
+
+def heading(target: Any, output: Any) -> str:
+    """Return what a target is, the same for all images."""
+    if isinstance(target, PCATarget):
+        return f"$P_{{{target.component + 1}}}$" if target.sign == "+" else f"$(-P_{{{target.component + 1}}})$"
+    if isinstance(target, SVMTarget):
+        kind = "margin" if target.versus is None else "decision"
+        return kind if labels_of(output) is not None else "value"
+    if isinstance(target, ProbabilityTarget | ClassifierOutputSoftmaxTarget):
+        return "probability"
+    if isinstance(target, ScoreTarget | ClassifierOutputTarget):
+        return "class score"
+    name = getattr(target, "__name__", type(target).__name__)
+    return "custom target" if name == "<lambda>" else name
+
+
+def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
+    """Return what a target is for this image, and its value."""
+    target, output = group.targets[k], group.output
+    value = number(float(group.values[row, k]))
+    if isinstance(target, PCATarget):
+        return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}"
+    labels = labels_of(output)
+    against = getattr(target, "sign", "+") == "-"
+    if labels is None:
+        return f"\N{MINUS SIGN} {value}" if against else value
+    names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
+    category, versus = getattr(target, "category", None), getattr(target, "versus", None)
+    if isinstance(output, HeadOutput) and isinstance(target, SVMTarget | ProbabilityTarget):
+        category = labels.index(_plain(output.labels()[row] if category is None else category))
+    elif category is None and isinstance(target, ScoreTarget):
+        category = int(output[row].argmax())
+    if not isinstance(category, int):
+        return value
+    words = ["against"] * against + [str(names[category])]
+    if versus is not None:
+        words.append(f"/ {names[labels.index(_plain(versus))] if _plain(versus) in labels else versus}")
+    return f"{' '.join(words)}: {value}"
+
+
+def _class(label: Any) -> str:
+    """Return a label so that nobody takes it for a value."""
+    return label if isinstance(label, str) else f"class {label}"
+
+
+def labels_of(output: Any) -> list[Any] | None:
+    """Return the labels of the classes: of an ordinary classifier their numbers, of a regressor None."""
+    if not isinstance(output, HeadOutput):
+        return list(range(output.shape[-1]))
+    return None if output.head.classes_ is None else output.head.classes_.tolist()
+
+
+def _plain(label: Any) -> Any:
+    """Return a label as Python's own number or word."""
+    return label.item() if hasattr(label, "item") else label

@@ -1,0 +1,205 @@
+"""Where everything stands in a figure of maps: lines of blocks, headings, captions, all in inches."""
+
+import itertools
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_map, draw_scale
+from pytorch_grad_cam_pcasvm.figures.style import bare, new_figure
+
+FONT = 15  # still readable where the figure is shown at half its size
+_WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
+_LINE, _CHARACTER = {"medium": 0.3, "small": 0.23}, {"bold": 0.145, "medium": 0.125, "small": 0.1}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is, in inches.
+
+    Attributes:
+        lines: blocks that stand beside each other.
+        picture: width and height of a picture.
+        titles: of the images, or none.
+        notes: below the figure.
+        images: how many.
+        size: of the figure, or None: as large as it has to be.
+    """
+
+    lines: Sequence[Sequence[Block]]
+    picture: tuple[float, float]
+    titles: Sequence[str]
+    notes: Sequence[str]
+    images: int
+    size: tuple[float, float] | None
+
+    @staticmethod
+    def fitting(
+        blocks: Sequence[Block],
+        shape: Sequence[int],
+        titles: Sequence[str],
+        notes: Sequence[str],
+        size: tuple[float, float] | None,
+    ) -> "Layout":
+        """Return the layout with pictures of the usual size, or else the largest ones that fit."""
+        for width in [_PICTURE] if size is None else np.arange(5, 0.3, -0.1):
+            picture = (float(width), float(width * shape[1] / shape[2]))
+            filled = [_filled(title, picture[1], "medium", break_long_words=False) for title in titles]
+            room = (_WIDEST if size is None else size[0]) - _left(filled) - width - GAP - _EDGE
+            layout = Layout(_lines(blocks, width, room), picture, filled, notes, shape[0], size)
+            if size is None or (layout.needed[0] <= size[0] and layout.needed[1] <= size[1]):
+                return layout
+        raise ValueError(
+            f"{shape[0]} images with {len(blocks)} maps each have no room in size={size} inches: give a larger size "
+            "(None: as large as needed), fewer images or fewer components"
+        )
+
+    @property
+    def needed(self) -> tuple[float, float]:
+        """Width and height that everything needs."""
+        width = _left(self.titles) + self.picture[0] + GAP + _EDGE
+        width += max(sum(block.width(self.picture[0]) for block in line) for line in self.lines)
+        heads = sum(map(self._head, self.lines)) * (self.images if self.wrapped else 1)
+        pictures = self.images * sum(self._caption(line) + self.picture[1] + GAP for line in self.lines)
+        between = (self.images - 1) * _LINE["medium"] if self.wrapped else 0
+        return width, heads + pictures + between + len(self._footer(width)) * _LINE["small"] + 0.15
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether an image has several lines: each then has its own headings."""
+        return len(self.lines) > 1
+
+    def draw(self, pictures: np.ndarray, overlay: bool) -> Figure:
+        """Return the figure."""
+        width, height = self.size or self.needed
+        figure = new_figure((width, height))
+        top, left = height, _left(self.titles)
+        font = FONT * min(1, self.picture[0] / _PICTURE)
+        for row, picture in enumerate(pictures):
+            for line in self.lines:
+                is_first = line is self.lines[0]
+                if row == 0 or self.wrapped:
+                    top -= self._head(line)
+                    self._draw_head(figure, line, top, "input" if is_first else "")
+                bottom = top - self._caption(line) - self.picture[1]
+                if is_first:
+                    axis = self._axis(figure, left, bottom)
+                    bare(axis).imshow(picture)
+                    if self.titles:
+                        axis.set_ylabel(self.titles[row])
+                x = left + self.picture[0] + GAP
+                for block in line:
+                    text = self._captioned(block, row)
+                    for column in block.columns:
+                        axis = self._axis(figure, x, bottom)
+                        draw_map(axis, picture, block, column, row, overlay, font)
+                        axis.set_title(text if column is block.columns[0] else "", fontsize="small", loc="left", pad=4)
+                        x += self.picture[0] + GAP
+                    draw_scale(axis.inset_axes((1 + 0.09 / self.picture[0], 0, 0.15 / self.picture[0], 1)), block, row)
+                    x += block.width(0) - len(block.columns) * GAP
+                top = bottom - GAP
+            if self.wrapped and row < len(pictures) - 1:
+                self._rule(figure, _EDGE, width - _EDGE, top - _LINE["medium"] / 2)
+                top -= _LINE["medium"]
+        footer = "\n".join(self._footer(width))
+        self._text(figure, _EDGE, top - 0.05, footer, va="top", fontsize="small", color="0.3")
+        return figure
+
+    def _draw_head(self, figure: Figure, line: Sequence[Block], bottom: float, first: str) -> None:
+        """Write the headings of a line above ``bottom``, and the titles of its groups above them."""
+        x = _left(self.titles)
+        self._text(figure, x, bottom, first)
+        x += self.picture[0] + GAP
+        for run in _runs(line):
+            start = x
+            for block in run:
+                for column in block.columns:
+                    self._text(figure, x, bottom, self._heading(block, column))
+                    x += self.picture[0] + GAP
+                x += block.width(0) - len(block.columns) * GAP
+            if run[0].title:
+                y = bottom + self._head(line) - self._group_head(line) + 0.04
+                self._rule(figure, start, x - 0.2, y)
+                self._text(figure, start, y + 0.04, self._group_title(run), weight="bold")
+
+    def _head(self, line: Sequence[Block]) -> float:
+        """Return the height of the headings of a line with the titles of its groups."""
+        headings = [self._heading(block, column) for block in line for column in block.columns]
+        return _height(headings, "medium") + self._group_head(line)
+
+    def _group_head(self, line: Sequence[Block]) -> float:
+        titles = [self._group_title(run) for run in _runs(line) if run[0].title]
+        return _height(titles, "medium") + 0.12 if titles else 0.0
+
+    def _caption(self, line: Sequence[Block]) -> float:
+        """Return the height of the captions of a line."""
+        return _height([self._captioned(block, row) for block in line for row in range(self.images)], "small") + 0.1
+
+    def _group_title(self, run: Sequence[Block]) -> str:
+        return _filled(run[0].title, sum(block.width(self.picture[0]) for block in run) - 0.2, "bold")
+
+    def _heading(self, block: Block, column: Column) -> str:
+        text = column.heading
+        return text if "$" in text else _filled(text, block.width(self.picture[0]), "medium")
+
+    def _captioned(self, block: Block, row: int) -> str:
+        text = block.captions[row]
+        return text if "$" in text else _filled(text, block.width(self.picture[0]), "small")
+
+    def _footer(self, width: float) -> list[str]:
+        return [line for note in self.notes for line in _filled(note, width, "small").split("\n")]
+
+    def _axis(self, figure: Figure, x: float, y: float) -> Axes:
+        width, height = figure.get_size_inches()
+        return figure.add_axes((x / width, y / height, self.picture[0] / width, self.picture[1] / height))
+
+    @staticmethod
+    def _text(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
+        width, height = figure.get_size_inches()
+        figure.text(x / width, y / height, text, **{"va": "bottom", "linespacing": 1.1, **style})
+
+    @staticmethod
+    def _rule(figure: Figure, start: float, end: float, y: float) -> None:
+        width, height = figure.get_size_inches()
+        figure.add_artist(Line2D([start / width, end / width], [y / height] * 2, color="0.6", linewidth=1))
+
+
+def _lines(blocks: Sequence[Block], picture: float, room: float) -> list[list[Block]]:
+    """Return blocks line by line, as few lines as there can be, of about the same width."""
+
+    def lines(room: float) -> list[list[Block]]:
+        result: list[list[Block]] = [[]]
+        for block in blocks:
+            if result[-1] and sum(b.width(picture) for b in (*result[-1], block)) > room:
+                result.append([])
+            result[-1].append(block)
+        return result
+
+    widest = lines(room)
+    narrower = (lines(width) for width in np.arange(room, 0, -0.5))
+    return [widest, *itertools.takewhile(lambda result: len(result) == len(widest), narrower)][-1]
+
+
+def _runs(line: Sequence[Block]) -> list[list[Block]]:
+    """Return the blocks of a line by the group that they belong to."""
+    return [list(run) for _, run in itertools.groupby(line, key=lambda block: block.title)]
+
+
+def _left(titles: Sequence[str]) -> float:
+    """Return the width left of the pictures, where the titles of the images stand."""
+    return 0.45 + 0.25 * max(title.count("\n") for title in titles) if titles else _EDGE
+
+
+def _height(texts: Sequence[str], size: str) -> float:
+    return _LINE[size] * max(text.count("\n") + 1 for text in texts)
+
+
+def _filled(text: str, width: float, size: str, **options: Any) -> str:
+    """Return words in lines of so many inches."""
+    return textwrap.fill(text, max(5, int(width / _CHARACTER[size])), **options)

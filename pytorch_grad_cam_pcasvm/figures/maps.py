@@ -1,0 +1,137 @@
+"""The figure of maps: images, and what explains each of their components and decisions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
+from pytorch_grad_cam_pcasvm.figures.layout import FONT, Layout
+from pytorch_grad_cam_pcasvm.figures.style import as_pictures
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.targets import PCATarget
+
+MOST_COMPONENTS = 8  # of each head, where none are chosen
+
+
+def plot_maps(
+    images: Any,
+    maps: SignedMaps | Mapping[str, SignedMaps],
+    *,
+    rows: Sequence[Any] | None = None,
+    classes: Sequence[Any] | None = None,
+    components: int | Sequence[int] | None = None,
+    overlay: bool = True,
+    signed: bool = False,
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw images and their maps, an image a row: input, P_b^+ and P_b^- of every component, other targets.
+
+    P_b^+ and P_b^- share one scale, whose bar ends at nu_b. Of every other target the positive part is drawn; its bar
+    ends at the largest value. Above the maps stands the target's value for that image. What does not fit the width goes
+    on in another line of the same image.
+
+    Args:
+        images: what is drawn below the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
+        maps: from ``explain``, or several by title: ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``.
+        rows: a title for each image, e.g. its true class.
+        classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels. Of
+            several maps, those with as many classes take them.
+        components: which components: their numbers, from 0, or how many; None: at most the first 8. The figure says
+            how many there are.
+        overlay: over the image (by the host's ``show_cam_on_image``), otherwise bare.
+        signed: one picture per target, from -nu (blue: lowers it) through 0 (white) to nu (red: raises it).
+        size: width and height of the figure in inches.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: images, maps, titles, classes or components do not belong together, or the size has no room.
+    """
+    groups = maps if isinstance(maps, Mapping) else {"": maps}
+    for title, group in groups.items():
+        _check_maps(title, group, len(images))
+    pictures = as_pictures(images)
+    if rows is not None and len(rows) != len(pictures):
+        raise ValueError(f"{len(rows)} row titles for {len(pictures)} images: give one for each")
+    _check_classes(classes, groups)
+    _check_components(components, groups)
+    blocks, notes = [], [_how_to_read(groups, signed)]
+    for title, group in groups.items():
+        numbers, known = _selected(group.targets, components)
+        blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]
+        shown = len({group.targets[k].component for k in numbers if isinstance(group.targets[k], PCATarget)})
+        if shown < known:
+            notes.append(f"{f'{title}: ' if title else ''}{shown} of {known} components are drawn.")
+            if components is None:
+                notes[-1] += f" components={known} draws all, components=[0, {known - 1}] the first and the last."
+    if not blocks:
+        raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
+    layout = Layout.fitting(blocks, pictures.shape, [str(title) for title in rows or ()], notes, size)
+    with mpl.rc_context({"font.size": FONT}):
+        return layout.draw(pictures, overlay)
+
+
+def _check_maps(title: str, group: SignedMaps, images: int) -> None:
+    shape, named = tuple(group.maps.shape), f" ({title})" if title else ""
+    if len(shape) == 5:
+        raise ValueError(
+            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, and plot_maps draws pictures: choose "
+            f"one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, :, d]), and give that slice of "
+            "the images, shape (N, H, W)"
+        )
+    if len(shape) != 4 or shape[0] != images:
+        raise ValueError(
+            f"{images} images for maps of shape {shape}{named}: give the images that were explained, and maps of shape "
+            "(N, K, H, W)"
+        )
+
+
+def _check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps]) -> None:
+    known = sorted({len(labels) for group in groups.values() if (labels := labels_of(group.output)) is not None})
+    if classes is not None and known and len(classes) not in known:
+        raise ValueError(
+            f"{len(classes)} names for {' or '.join(map(str, known))} classes: give one for each, in the order of "
+            "classes_ (of a classifier: of its outputs)"
+        )
+
+
+def _check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
+    if components is None or (_is_count(components) and components >= 0):
+        return
+    known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
+    if isinstance(components, bool | int | np.integer | str) or not known.issuperset(components):
+        of_these = f"these maps have components {sorted(known)}" if known else "these maps are of no components"
+        raise ValueError(
+            f"components must be a count, or numbers from 0 as in components=[0, 2], got {components!r}: {of_these}"
+        )
+
+
+def _is_count(components: Any) -> bool:
+    return isinstance(components, int | np.integer) and not isinstance(components, bool)
+
+
+def _selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
+    """Return which targets are drawn, components in the order asked for, and how many components there are."""
+    component = {k: target.component for k, target in enumerate(targets) if isinstance(target, PCATarget)}
+    known = list(dict.fromkeys(component.values()))
+    if components is None or isinstance(components, int | np.integer):
+        wanted = known[: MOST_COMPONENTS if components is None else components]
+    else:
+        wanted = list(components)
+    drawn = iter(sorted((k for k in component if component[k] in wanted), key=lambda k: wanted.index(component[k])))
+    kept = [k for k in range(len(targets)) if k not in component or component[k] in wanted]
+    return [next(drawn) if k in component else k for k in kept], len(known)
+
+
+def _how_to_read(groups: Mapping[str, SignedMaps], signed: bool) -> str:
+    if signed:
+        return "Red raises the value above the map, blue lowers it."
+    of_components = [isinstance(target, PCATarget) for group in groups.values() for target in group.targets]
+    if not any(of_components):
+        return "Bright: raises the value above the map."
+    pair = "$P^+$ raises a component, $P^-$ lowers it: both on one scale, which ends at $\\nu$."
+    return pair if all(of_components) else f"{pair} Other maps: what raises the value above them."

@@ -1,0 +1,111 @@
+"""What all figures have in common: colours, figures and axes without a window, pictures from any layout."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+HEAT, DIVERGING = "inferno", "RdBu_r"
+RED, BLUE = "#b2182b", "#2166ac"
+# Okabe and Ito's colours, and a marker for each class: either alone tells the classes apart.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800", "#7F7F7F", "#8C510A")
+MARKERS = "os^vDP*X<>"
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, whatever its backend is."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue()
+
+
+def new_figure(size: tuple[float, float]) -> Figure:
+    """Return an empty figure of so many inches."""
+    return NotebookFigure(figsize=size, dpi=100)
+
+
+def axis_or_new(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    """Return the axis given, or the only one of a new figure."""
+    if ax is not None:
+        return ax
+    figure = new_figure(size)
+    figure.set_layout_engine("tight")
+    return figure.subplots()
+
+
+def figure_of(axis: Axes) -> Figure:
+    """Return the figure that an axis is part of."""
+    figure = axis.get_figure()
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def bare(axis: Axes) -> Axes:
+    """Take off what belongs to plots, not to pictures."""
+    axis.set_axis_on()
+    axis.set(xticks=[], yticks=[])
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    return axis
+
+
+def number(value: float, log_scale: float = 0.0) -> str:
+    """Return ``value * exp(log_scale)`` with two digits, also where no float is small enough."""
+    if log_scale == 0 or value == 0:
+        return f"{float(f'{value:.2g}'):g}".replace("-", "\N{MINUS SIGN}")
+    exponent, fraction = divmod(math.log10(value) + log_scale / math.log(10), 1)
+    return f"{10**fraction:.1f}e{exponent:.0f}"
+
+
+def class_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
+    """Return the name of a label, the index-th of those that are drawn."""
+    if classes is None:
+        return str(value)
+    if isinstance(classes, Mapping):
+        return classes.get(value, str(value))
+    return classes[value if isinstance(value, int) and 0 <= value < len(classes) else index]
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Return a tensor on any device, or what numpy takes, as an array."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
+    return np.asarray(values)
+
+
+def as_pictures(images: Any) -> np.ndarray:
+    """Return images as float32 of shape (N, H, W, 3) in [0, 1].
+
+    Args:
+        images: shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W).
+
+    Returns:
+        The pictures.
+
+    Raises:
+        ValueError: another shape, or values outside [0, 1].
+    """
+    pictures = as_array(images)
+    if pictures.dtype == np.uint8:
+        pictures = pictures / 255
+    if pictures.ndim == 4 and pictures.shape[1] in (1, 3) and pictures.shape[-1] not in (1, 3):
+        pictures = pictures.transpose(0, 2, 3, 1)
+    if pictures.ndim == 3:
+        pictures = pictures[..., None]
+    if pictures.ndim != 4 or pictures.shape[-1] not in (1, 3):
+        raise ValueError(f"images must have shape (N, H, W, 3) or (N, 3, H, W), or one channel, got {pictures.shape}")
+    if not (pictures.min() >= 0 and pictures.max() <= 1):
+        raise ValueError(
+            f"images must lie in [0, 1] to be drawn, these go from {pictures.min():.3g} to {pictures.max():.3g}: "
+            "undo the normalisation, x * std + mean"
+        )
+    return np.ascontiguousarray(np.broadcast_to(pictures, (*pictures.shape[:3], 3)), dtype=np.float32)

@@ -1,0 +1,108 @@
+"""Hooks on the parts of a head: those that only look run as on any module, and what others change is remembered."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+
+
+class Hookable(nn.Module):
+    """A module that computes its output in ``evaluate``, beside what its pullback needs."""
+
+    def evaluate(self, x: Tensor) -> tuple[Any, Any]:
+        """Return the output for x, and what the pullback needs.
+
+        Args:
+            x: input, shape (N, in).
+
+        Returns:
+            The output, and anything; tensors in it have the batch first.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
+
+    def forward(self, x: Tensor, made: list[Any] | None = None) -> Any:
+        """Return the output for x.
+
+        Args:
+            x: input, shape (N, in).
+            made: for :func:`run`, which finds in it what was there before the hooks behind this call.
+
+        Returns:
+            The output.
+        """
+        y, saved = self.evaluate(x)
+        if made is not None:
+            made += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
+        return y
+
+
+class Changed:
+    """Stands for what a pullback needs where a hook has made something else of a module.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.name = type(module).__name__
+
+
+def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
+    """Return ``module.evaluate(x)``, with the module's hooks.
+
+    Args:
+        module: a stage or a head.
+        x: its input, shape (N, in).
+
+    Returns:
+        The output as the hooks leave it, and what its pullback needs: a ``Changed`` where that is not its derivative.
+    """
+    backward = module._backward_hooks or module._backward_pre_hooks
+    if not (backward or module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()):
+        return module.evaluate(x)
+    # A copy: what a hook writes into it is no other module's output.
+    given, made = x.clone(), list[Any]()
+    output = nn.Module.__call__(module, given, made=made)
+    seen, y, copies, saved = made
+    looked = seen is given and output is y and _same([given, *_tensors(y)], [x, *copies])
+    return output, saved if looked and not backward else Changed(module)
+
+
+def intact(saved: Any) -> Any:
+    """Return what a pullback needs.
+
+    Args:
+        saved: as ``run`` gives it.
+
+    Returns:
+        The same.
+
+    Raises:
+        NoClosedFormError: a hook has changed the module.
+    """
+    if isinstance(saved, Changed):
+        raise NoClosedFormError(
+            f"a hook on {saved.name}, a part of the head, changes its input, output or gradient, which has no "
+            "closed form",
+            "remove it",
+            "put what it does into the backbone",
+            "register a stage that does it with stage_for.register(...)",
+        )
+    return saved
+
+
+def _tensors(y: Any) -> list[Tensor]:
+    return [y] if isinstance(y, Tensor) else y.values
+
+
+def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    return len(tensors) == len(others) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+        for a, b in zip(tensors, others, strict=True)
+    )

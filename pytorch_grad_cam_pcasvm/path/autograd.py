@@ -1,0 +1,188 @@
+"""The path by autograd: what a network falls back on, and what a closed form is held against."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
+
+from pytorch_grad_cam_pcasvm.features import output_of
+from pytorch_grad_cam_pcasvm.path.hooks import hooked
+from pytorch_grad_cam_pcasvm.path.record import Recorder
+
+
+class _Differentiable(TorchFunctionMode):
+    """Records a graph for every call, also where the network itself switches that off."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not tree_any(lambda item: isinstance(item, Tensor), (args, kwargs)):
+            return func(*args, **kwargs)  # torch.no_grad() is a function, too
+        # Tensors made in inference mode, as the weights of some networks, can take no part in a graph.
+        args, kwargs = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs))
+        with torch.inference_mode(False), torch.enable_grad():
+            return func(*args, **kwargs)
+
+
+class AutogradPath:
+    """The path by autograd: the stem runs without a graph, what follows the first target layer with one.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+    """
+
+    def __init__(self, backbone: nn.Module, layer: str | None, names: Sequence[str]) -> None:
+        self._backbone, self._layer, self._names = backbone, layer, list(names)
+
+    def run(self, x: Tensor, recorder: Recorder | None = None) -> "AutogradPass":
+        """Run the network once, up to the features.
+
+        Args:
+            x: input, shape (N, ...).
+            recorder: notes the same pass.
+
+        Returns:
+            The pass.
+
+        Raises:
+            ValueError: a target layer does not run before the features, or they do not depend on it.
+        """
+        leaves: dict[str, Tensor] = {}
+        with ExitStack() as stack:
+            # As what follows a target layer gets it, with a graph that begins here.
+            def split(name: str, output: Tensor) -> Tensor:
+                with torch.inference_mode(False), torch.enable_grad():
+                    leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
+                    following = leaves[name].clone()
+                if len(leaves) == 1:
+                    stack.enter_context(_Differentiable())
+                    torch.set_grad_enabled(True)
+                if recorder is not None:
+                    recorder.root(name, following)
+                return following
+
+            with torch.inference_mode(False), torch.no_grad():
+                try:
+                    output = run_to_features(
+                        self._backbone, self._layer, self._names, x.clone() if x.is_inference() else x, split, recorder
+                    )
+                finally:
+                    if recorder is not None:
+                        recorder.stop()
+                    stack.close()
+        if recorder is not None:
+            recorder.finish(output)
+        return AutogradPass([leaves[name] for name in self._names], output)
+
+
+@dataclass
+class AutogradPass:
+    """One forward pass of an :class:`AutogradPath`."""
+
+    activations: list[Tensor]
+    output: Any
+    _graph: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Keep the graph apart from what is shown."""
+        self._leaves = self.activations
+        self._graph = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        self.activations = [leaf.detach() for leaf in self._leaves]
+        self.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self.output)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the output depends on a target layer, as far as autograd knows."""
+        return any(tensor.requires_grad for tensor in self._graph)
+
+    def pullback(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
+        """Return the derivative with respect to ``activations[target]``, shape (K, *activations.shape)."""
+        leaf = self._leaves[target]
+        pairs = [
+            (tensor, seed)
+            for tensor, seed in zip(self._graph, seeds, strict=True)
+            if seed is not None and tensor.requires_grad
+        ]
+        if not pairs:
+            raise ValueError("the features do not depend on the target layer (a detach, or no gradient on the way?)")
+        tensors, given = zip(*pairs, strict=True)
+        # Seeds far below 1 would be lost in a backbone's half precision.
+        size = torch.stack([seed.flatten(1).abs().amax(1) for seed in given]).amax(0)
+        size = torch.where(size > 0, size, 1.0)
+        pulled = []
+        with torch.inference_mode(False):
+            for k, factor in enumerate(size):
+                rows = [(seed[k] / factor).to(tensor.dtype) for tensor, seed in pairs]
+                (part,) = torch.autograd.grad(tensors, leaf, rows, retain_graph=True, allow_unused=True)
+                pulled.append(torch.zeros_like(leaf) if part is None else part)
+        stacked = torch.stack(pulled).to(given[0].dtype)
+        return stacked * size.reshape(-1, *[1] * leaf.dim())
+
+    def weights(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
+        """Return the sum of the pullback over the positions of every channel, shape (K, N, T)."""
+        pulled = self.pullback(seeds, target)
+        return pulled.reshape(*pulled.shape[:3], -1).sum(-1)
+
+    def bytes_per_target(self) -> int:
+        """Return about how much memory one target takes for the batch."""
+        return 4 * max(leaf.numel() * leaf.element_size() for leaf in self._leaves)
+
+
+def run_to_features(
+    backbone: nn.Module,
+    layer: str | None,
+    names: Sequence[str],
+    x: Tensor,
+    reached: Any,
+    recorder: Recorder | None = None,
+) -> Any:
+    """Run a network up to its features.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+        x: input, shape (N, ...).
+        reached: called with the name and output of every target layer, and may give another output.
+        recorder: watches the layers that have rules of their own.
+
+    Returns:
+        What the feature layer, or the network, gives.
+
+    Raises:
+        TypeError: a target layer gives no tensor.
+        ValueError: a target layer does not run before the features, or more than once.
+    """
+    ran: set[str] = set()
+
+    def of(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"the target layer {name!r} gives a {type(output).__name__}, not a tensor: choose a layer inside it"
+                )
+            if name in ran:
+                raise ValueError(f"the target layer {name!r} runs more than once: choose the block around it")
+            ran.add(name)
+            return reached(name, output)
+
+        return hook
+
+    with ExitStack() as stack:
+        if recorder is not None:
+            stack.enter_context(recorder.watching(backbone))
+        hooks = stack.enter_context(hooked())
+        for name in dict.fromkeys(names):
+            hooks.after(backbone.get_submodule(name), of(name))
+        output = output_of(backbone, layer, x)
+    missing = [name for name in names if name not in ran]
+    if missing:
+        where = "the network's output" if layer is None else f"the features, {layer!r}"
+        raise ValueError(f"the target layer {missing[0]!r} does not run before {where}: choose a layer before them")
+    return output

@@ -1,0 +1,112 @@
+"""Attention, o = softmax(s Q K^T) V, and what it is made of."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.rules.registry import functions, register_jacobian
+
+
+@register_jacobian(*functions("softmax"))
+def softmax(input: Tensor, dim: int | None = None, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    """``y (grad - sum_j grad_j y_j)``."""
+    if dim is None:
+        raise NoClosedFormError("a softmax without a dim has no rule", "pass dim=-1")
+    return y * (grad - (grad * y).sum(dim if dim < 0 else dim + 1, keepdim=True))
+
+
+@register_jacobian(F.scaled_dot_product_attention)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    y: Tensor,
+    grad: Tensor,
+) -> Any:
+    """``dV = A^T r``, ``dS = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dS K``, ``dK = s dS^T Q``."""
+    if enable_gqa or dropout_p:
+        raise NoClosedFormError("grouped queries and dropout in attention have no rule")
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = scale * query @ key.mT
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
+    if attn_mask is not None:
+        masked = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = masked
+    weights = torch.softmax(scores, -1)
+    of_weights = grad @ value.mT
+    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+    return lambda: scale * of_scores @ key, lambda: scale * of_scores.mT @ query, lambda: weights.mT @ grad
+
+
+@register_jacobian(F.multi_head_attention_forward)
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    *,
+    y: tuple[Tensor, Tensor | None],
+    grad: tuple[Tensor | None, Tensor | None],
+) -> Any:
+    """Input projections, attention head by head, output projection; tokens come first, (L, N, D)."""
+    extras = (bias_k, bias_v, key_padding_mask, static_k, static_v)
+    if any(extra is not None for extra in extras) or add_zero_attn or query.dim() != 3:
+        raise NoClosedFormError("a MultiheadAttention with added keys, padding or without a batch has no rule")
+    if len(grad) > 1 and grad[1] is not None:
+        raise NoClosedFormError("the attention weights that a MultiheadAttention gives have no rule")
+    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+    matrices: Any = separate if in_proj_weight is None else in_proj_weight.chunk(3)
+    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+
+    def heads(x: Tensor) -> Tensor:
+        """(..., L, N, heads d) to (..., N, heads, L, d)."""
+        return x.unflatten(-1, (num_heads, -1)).movedim(-4, -2)
+
+    def joined(x: Tensor) -> Tensor:
+        return x.movedim(-2, -4).flatten(-2)
+
+    inputs = (query, key, value)
+    q, k, v = (heads(F.linear(x, w, b)) for x, w, b in zip(inputs, matrices, biases, strict=True))
+    if attn_mask is not None and attn_mask.dim() == 3:
+        attn_mask = attn_mask.unflatten(0, (-1, num_heads))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = ~attn_mask  # here True means that a key is left out
+    causal = is_causal and attn_mask is None
+    assert grad[0] is not None
+    pulled = attention(q, k, v, attn_mask, 0.0, causal, y=y[0], grad=heads(grad[0] @ out_proj_weight))
+    return tuple(
+        lambda part=part, matrix=matrix: joined(part()) @ matrix for part, matrix in zip(pulled, matrices, strict=True)
+    )

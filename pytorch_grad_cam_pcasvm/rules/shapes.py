@@ -1,0 +1,164 @@
+"""The same numbers in another shape, order or selection."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torchvision.ops.stochastic_depth import stochastic_depth
+
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.rules.registry import constant, functions, register_jacobian, unbroadcast
+
+constant(torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__, torch.Tensor.grad.__get__)  # type: ignore[attr-defined,union-attr]
+constant(*functions("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"))
+constant(*functions("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
+
+_DROPOUTS = functions("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+@register_jacobian(*_DROPOUTS, stochastic_depth, keeps_sums=lambda *args, **kwargs: True)
+def dropout(input: Tensor, p: float = 0.5, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    """The identity: a network is explained in evaluation mode."""
+    if options.get("training", options.get("train", next((v for v in rest if isinstance(v, bool)), None))) is not False:
+        raise NoClosedFormError("dropout that is always on makes every run another one", "pass training=self.training")
+    return grad
+
+
+_COPIES = functions(
+    "clone", "contiguous", "float", "double", "half", "bfloat16", "to", "type_as", "type", "cpu", "cuda"
+)
+
+
+@register_jacobian(*_COPIES, keeps_sums=lambda *args, **kwargs: True)
+def copy(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    """The identity."""
+    return grad
+
+
+def _keeps_order(input: Tensor, *args: Any, y: Tensor, **options: Any) -> bool:
+    return True  # whether the new shape still tells the channels is looked at for every step
+
+
+_RESHAPES = functions("flatten", "reshape", "squeeze", "unsqueeze", "unflatten", "view", "view_as", "reshape_as")
+
+
+@register_jacobian(*_RESHAPES, keeps_sums=_keeps_order)
+def reshape(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    """The gradient in the old shape."""
+    return grad.reshape(len(grad), *input.shape)
+
+
+@register_jacobian(*functions("permute"))
+def permute(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    """The inverse permutation."""
+    order = options.get("dims", dims[0] if len(dims) == 1 else dims)
+    inverse = sorted(range(input.dim()), key=[dim % input.dim() for dim in order].__getitem__)
+    return grad.permute(0, *(dim + 1 for dim in inverse))
+
+
+@register_jacobian(*functions("transpose", "swapaxes", "swapdims"))
+def transpose(input: Tensor, dim0: int, dim1: int, *, y: Tensor, grad: Tensor) -> Tensor:
+    """The same two dimensions change places."""
+    return grad.transpose(dim0 % input.dim() + 1, dim1 % input.dim() + 1)
+
+
+@register_jacobian(torch.Tensor.T.__get__, torch.Tensor.mT.__get__, *functions("t"))  # type: ignore[attr-defined]
+def matrix_transpose(input: Tensor, *args: Any, y: Tensor, grad: Tensor) -> Tensor:
+    """The last two dimensions change places."""
+    if input.dim() == 1:
+        return grad
+    return grad.transpose(-1, -2)
+
+
+@register_jacobian(*functions("expand", "expand_as", "broadcast_to"))
+def expand(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    """The sum over what was repeated."""
+    return unbroadcast(grad, input)
+
+
+@register_jacobian(*functions("roll"))
+def roll(input: Tensor, shifts: Any, dims: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
+    """The roll the other way round."""
+    each = [shifts] if isinstance(shifts, int) else list(shifts)
+    if dims is None:
+        return grad.flatten(1).roll(-each[0], 1).reshape(grad.shape)
+    axes = [dims] if isinstance(dims, int) else dims
+    return grad.roll([-shift for shift in each], [axis % input.dim() + 1 for axis in axes])
+
+
+@register_jacobian(*functions("flip"))
+def flip(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    """The same flip."""
+    axes = options.get("dims", dims[0] if len(dims) == 1 else dims)
+    return grad.flip([axis % input.dim() + 1 for axis in ([axes] if isinstance(axes, int) else axes)])
+
+
+@register_jacobian(F.pad)
+def pad(input: Tensor, pad: Any, mode: str = "constant", value: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
+    """Grad without what was added."""
+    if mode != "constant":
+        raise NoClosedFormError(f"padding of mode {mode!r} has no rule", "pad with zeros")
+    return F.pad(grad, [-size for size in pad])
+
+
+@register_jacobian(torch.Tensor.__getitem__)
+def getitem(input: Tensor, index: Any, *, y: Tensor, grad: Tensor) -> Tensor:
+    """Grad where it was taken from, 0 elsewhere."""
+    index = index if isinstance(index, tuple) else (index,)
+    pulled = grad.new_zeros(len(grad), *input.shape)
+    if any(isinstance(item, Tensor | list) for item in index):
+        # A position that was taken several times gets the sum.
+        targets = torch.arange(len(grad), device=grad.device).reshape(-1, *[1] * (grad.dim() - 1))
+        places = torch.arange(input.numel(), device=grad.device).reshape(input.shape)[index]
+        return pulled.flatten(1).index_put((targets, places), grad, accumulate=True).reshape(pulled.shape)
+    pulled[(slice(None), *index)] = grad
+    return pulled
+
+
+@register_jacobian(*functions("select"))
+def select(input: Tensor, dim: int, index: int, *, y: Tensor, grad: Tensor) -> Tensor:
+    """Grad where it was taken from, 0 elsewhere."""
+    pulled = grad.new_zeros(len(grad), *input.shape)
+    pulled.select(dim % input.dim() + 1, index).copy_(grad)
+    return pulled
+
+
+@register_jacobian(*functions("narrow"))
+def narrow(input: Tensor, dim: int, start: int, length: int, *, y: Tensor, grad: Tensor) -> Tensor:
+    """Grad where it was taken from, 0 elsewhere."""
+    pulled = grad.new_zeros(len(grad), *input.shape)
+    pulled.narrow(dim % input.dim() + 1, start, length).copy_(grad)
+    return pulled
+
+
+@register_jacobian(*functions("unbind"))
+def unbind(input: Tensor, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> Tensor:
+    """The parts stacked again."""
+    return torch.stack(_filled(y, grad), dim % input.dim() + 1)
+
+
+@register_jacobian(*functions("chunk", "split", "tensor_split", "split_with_sizes"))
+def split(
+    input: Tensor, sizes: Any = None, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...], **_: Any
+) -> Tensor:
+    """The parts joined again."""
+    return torch.cat(_filled(y, grad), dim % input.dim() + 1)
+
+
+def _filled(y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> list[Tensor]:
+    """Return the gradients, zeros where an output leads nowhere."""
+    like = next(g for g in grad if g is not None)
+    return [like.new_zeros(len(like), *part.shape) if g is None else g for part, g in zip(y, grad, strict=True)]
+
+
+@register_jacobian(*functions("cat", "concat", "concatenate"))
+def cat(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
+    """Each part gets its own piece."""
+    return list(grad.split([part.shape[dim] for part in tensors], dim % y.dim() + 1))
+
+
+@register_jacobian(*functions("stack"))
+def stack(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
+    """Each part gets its own piece."""
+    return list(grad.unbind(dim % y.dim() + 1))

@@ -1,0 +1,391 @@
+"""Every rule against autograd, through modules, functions and methods."""
+
+import copy
+
+import pytest
+import torch
+from reference import relative
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torchvision.ops import FrozenBatchNorm2d, Permute, StochasticDepth
+
+from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
+from pytorch_grad_cam_pcasvm.path import Path
+from pytorch_grad_cam_pcasvm.rules import registry
+
+SPATIAL = (3, 4, 7, 6)
+LAYERS = [
+    *((layer, SPATIAL) for layer in (nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-0.5, 0.7), nn.LeakyReLU(0.2), nn.ELU(0.7))),
+    *((layer, SPATIAL) for layer in (nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh"))),
+    *((layer, SPATIAL) for layer in (nn.Hardsigmoid(), nn.Hardswish(), nn.Identity(), nn.Dropout(), nn.Dropout2d())),
+    *((layer, SPATIAL) for layer in (nn.AlphaDropout(), StochasticDepth(0.3, "row"), Permute([0, 2, 3, 1]))),
+    *((layer, SPATIAL) for layer in (nn.ReLU(inplace=True), nn.ELU(inplace=True), nn.Hardtanh(inplace=True))),
+    *((layer, SPATIAL) for layer in (nn.Softmax(1), nn.Softmax(-1), FrozenBatchNorm2d(4))),
+    (nn.Flatten(), SPATIAL),
+    (nn.Flatten(0), SPATIAL),
+    (nn.Unflatten(1, (2, 2)), SPATIAL),
+    (Permute([1, 0, 2, 3]), SPATIAL),
+    (nn.Linear(6, 5), (3, 6)),
+    (nn.Linear(6, 5), SPATIAL),
+    (nn.Conv1d(4, 5, 3, padding=1), (3, 4, 7)),
+    (nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2), SPATIAL),
+    (nn.Conv2d(4, 6, 3, padding="same"), SPATIAL),
+    (nn.Conv2d(4, 6, 3, padding="valid"), SPATIAL),
+    (nn.Conv3d(4, 2, 2), (3, 4, 3, 5, 4)),
+    (nn.BatchNorm1d(6), (3, 6)),
+    (nn.BatchNorm2d(4), SPATIAL),
+    (nn.BatchNorm2d(4, affine=False), SPATIAL),
+    (nn.BatchNorm3d(4), (3, 4, 2, 3, 2)),
+    (nn.LayerNorm(6), SPATIAL),
+    (nn.LayerNorm([7, 6], elementwise_affine=False), SPATIAL),
+    (nn.AdaptiveAvgPool1d(3), (3, 4, 7)),
+    (nn.AdaptiveAvgPool2d((1, 1)), SPATIAL),
+    (nn.AdaptiveAvgPool2d((3, 4)), SPATIAL),
+    (nn.AdaptiveAvgPool2d((9, 6)), SPATIAL),
+    (nn.AdaptiveAvgPool2d((None, 2)), SPATIAL),
+    (nn.AdaptiveAvgPool3d(2), (3, 4, 3, 5, 4)),
+    (nn.AvgPool1d(3, 2, 1), (3, 4, 7)),
+    (nn.AvgPool2d(2), SPATIAL),
+    (nn.AvgPool2d(3, 2, 1), SPATIAL),
+    (nn.AvgPool2d(3, 2, 1, ceil_mode=True), SPATIAL),
+    (nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), SPATIAL),
+    (nn.AvgPool2d((3, 2), (2, 3), (1, 0), divisor_override=5), SPATIAL),
+    (nn.AvgPool3d(2, 1, 1), (3, 4, 3, 5, 4)),
+    (nn.MaxPool1d(3, 2, 1), (3, 4, 7)),
+    (nn.MaxPool1d(2), (4, 8)),
+    (nn.AdaptiveMaxPool1d(3), (4, 8)),
+    (nn.AdaptiveAvgPool1d(3), (4, 8)),
+    (nn.MaxPool2d(2), SPATIAL),
+    (nn.MaxPool2d(3, 2, 1, ceil_mode=True), SPATIAL),
+    (nn.MaxPool2d(3, 1, 1, dilation=2), SPATIAL),
+    (nn.MaxPool3d(2), (3, 4, 4, 5, 4)),
+    (nn.AdaptiveMaxPool1d(3), (3, 4, 7)),
+    (nn.AdaptiveMaxPool2d(3), SPATIAL),
+    (nn.AdaptiveMaxPool3d(2), (3, 4, 3, 5, 4)),
+]
+
+
+def name(value):
+    return str(value) if isinstance(value, nn.Module) else None
+
+
+def prepared(layer):
+    layer = copy.deepcopy(layer).double().eval()
+    for module in layer.modules():
+        if hasattr(module, "running_var") and module.running_var is not None:
+            torch.manual_seed(1)
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+        for parameter in module.parameters(recurse=False):
+            torch.manual_seed(parameter.numel())
+            nn.init.normal_(parameter)
+    return layer
+
+
+class Start(nn.Module):
+    """A target layer in front of a function; what it gives is no leaf, and belongs to nobody else."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.start, self.function = nn.Identity(), function
+
+    def forward(self, x):
+        return self.function(self.start(1 * x))
+
+
+def pulled(function, x, targets=2, twin=None):
+    """Return pullback, weights, autograd's derivative, and the seeds, of a function at x: shapes (K, *x.shape), (K, N, T)."""
+    with torch.no_grad():
+        passed = Path(Start(function), None, ["start"]).record(x)
+        assert relative(passed.activations[0], x) == 0, "something wrote over the activations"
+        seeds = torch.randn(targets, *passed.output.shape, dtype=torch.float64)
+        actual, weights = passed.pullback([seeds], 0), passed.weights([seeds], 0)
+    leaf = x.clone().requires_grad_()
+    y = (twin or function)(1 * leaf)
+    expected = torch.stack([torch.autograd.grad(y, leaf, seed, retain_graph=True)[0] for seed in seeds])
+    return actual, weights, expected
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=name)
+def test_a_layer_is_pulled_back_as_by_autograd(layer, shape):
+    layer = prepared(layer)
+    torch.manual_seed(0)
+    x = 2 * torch.randn(shape, dtype=torch.float64)
+    # torch's own backward of hardsigmoid multiplies by 1/6 in float32, also in float64.
+    twin = (lambda x: F.relu6(x + 3) / 6) if isinstance(layer, nn.Hardsigmoid) else None
+    actual, weights, expected = pulled(layer, x, twin=twin)
+    assert relative(actual, expected) < 1e-12
+    sums = expected.reshape(2, *shape[:2], -1)
+    # A softmax' and a LayerNorm's sums can be 0 where their terms are not.
+    assert (weights - sums.sum(-1)).abs().max() < 1e-12 * sums.abs().sum(-1).max()
+
+
+WEIGHT = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+OTHER = torch.randn(4, 1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+INDEX = torch.tensor([2, 0, 2])
+# x: (2, 4, 6, 5)
+FUNCTIONS = {
+    "add, alpha": lambda x: torch.add(x.relu(), x.tanh(), alpha=0.5) + 3,
+    "sub, alpha": lambda x: torch.sub(x.relu(), x.tanh(), alpha=2),
+    "rsub": lambda x: 1 - x.tanh(),
+    "torch.rsub": lambda x: torch.rsub(x, x.tanh(), alpha=3),
+    "mul, broadcast": lambda x: x * OTHER * x.mean((0, 2), keepdim=True),
+    "mul, other first": lambda x: OTHER * x,
+    "mul, fewer dimensions": lambda x: x * x.mean((0, 1)),
+    "div": lambda x: x / (2 + x.square()) / 3,
+    "rdiv": lambda x: 2 / (2 + x * x),
+    "div by a constant": lambda x: x / OTHER,
+    "neg, exp": lambda x: (-x).exp(),
+    "sqrt, rsqrt, log": lambda x: (1 + x * x).sqrt() + (2 + x * x).rsqrt() + torch.log(2 + x * x),
+    "pow": lambda x: x**3 + (1 + x * x) ** -0.5 + x**0,
+    "erf": torch.erf,
+    "clamp": lambda x: x.clamp(-0.5, 0.7) + torch.clamp(x, min=0.1) + x.clip(max=0.2),
+    "where": lambda x: torch.where(x > 0, x * 2, x.tanh()),
+    "masked_fill": lambda x: x.masked_fill(x < 0.3, 0.1),
+    "matmul": lambda x: x @ WEIGHT.T @ x.softmax(-1),
+    "matmul, constant first": lambda x: WEIGHT.T @ x,
+    "bmm": lambda x: torch.bmm(x.flatten(0, 1), x.flatten(0, 1).transpose(1, 2)),
+    "linear, weight on the path": lambda x: F.linear(x, x.mean((0, 1)), x.mean((0, 1, 3))),
+    "functional linear and norm": lambda x: F.layer_norm(F.linear(x, WEIGHT), (6,)),
+    "relu with input=": lambda x: torch.flatten(F.relu(input=x, inplace=True), start_dim=1),
+    "inplace by position": lambda x: F.leaky_relu(x, 0.2, True),
+    "in place": lambda x: F.relu_((x + 0).mul_(2).add_(0.1)),
+    "in place, then again": lambda x: F.relu(x, inplace=True) * 2,
+    "+=, -=, *=, /=": lambda x: inplace(x),
+    "view and size": lambda x: x.view(x.size(0), -1),
+    "reshape": lambda x: x.reshape(x.shape[0], 4, -1).mean(-1),
+    "reshape over the batch": lambda x: x.reshape(-1, 3, 5).tanh(),
+    "squeeze": lambda x: x.mean([2, 3], keepdim=True).squeeze(-1).squeeze(-1).unsqueeze(0),
+    "unflatten": lambda x: x.unflatten(1, (2, 2)).flatten(2),
+    "permute": lambda x: x.permute(0, 2, 3, 1).tanh().mean((1, 2)),
+    "torch.permute": lambda x: torch.permute(x, (3, 0, -2, 1)).relu(),
+    "transpose": lambda x: x.flatten(2).transpose(1, 2).tanh().mean(1),
+    "swapaxes": lambda x: torch.swapaxes(x, axis0=2, axis1=3).tanh(),
+    "T and mT": lambda x: x.flatten(1).T.tanh() @ x.flatten(1) + x[0, 0].mT.sum(),
+    "expand": lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 3, 2) * x[:, :, :3, :2],
+    "broadcast_to": lambda x: x[:, :, :1].broadcast_to(2, 4, 3, 5) * 2,
+    "getitem": lambda x: x[:, 1:3, ..., 0] * x[:, None, 2:, 1, 2].mT,
+    "getitem by a list": lambda x: x[:, [2, 0, 2]],
+    "getitem by a tensor": lambda x: x[INDEX.clamp(max=1)],
+    "getitem by a mask": lambda x: x[:, torch.tensor([True, False, True, True])],
+    "select, narrow": lambda x: x.select(1, 2) * x.narrow(1, 1, 1).squeeze(1),
+    "unbind": lambda x: x.unbind(1)[0] * x.unbind(-3)[2],
+    "iteration": lambda x: sum(part * (i + 1) for i, part in enumerate(x)),
+    "chunk": lambda x: x.chunk(3, 2)[0] * x.chunk(3, dim=2)[2],
+    "split": lambda x: x.split(2, 1)[0] * x.split([1, 2, 1], dim=1)[1],
+    "cat": lambda x: torch.cat([x.relu(), x.sigmoid(), OTHER.expand(2, 4, 6, 5)], dim=-3),
+    "concat, axis": lambda x: torch.concat((x.relu(), x.sigmoid()), axis=1),
+    "stack": lambda x: torch.stack([x.relu(), x.sigmoid()], dim=-1),
+    "roll": lambda x: x.roll((1, -2), (1, 3)) + torch.roll(x, 3, 2) + x.roll(7),
+    "flip": lambda x: x.flip(1) + torch.flip(x, dims=[2, 3]),
+    "pad": lambda x: F.pad(x, (1, 2, 0, 3)),
+    "mean of everything": lambda x: x.tanh().mean() * x,
+    "torch.mean": lambda x: torch.mean(F.gelu(x, approximate="tanh"), dim=2).flatten(1),
+    "mean, axis": lambda x: torch.mul(x.tanh(), other=x).mean(axis=(2, 3)),
+    "sum": lambda x: x.tanh().sum((1, -1)) + x.sum(),
+    "pools": lambda x: F.max_pool2d(F.avg_pool2d(x, 3, 2, 1), 2).flatten(1),
+    "torch.max_pool2d": lambda x: torch.max_pool2d(x, 2, 2, 0, 1, True),
+    "gate (squeeze and excite)": lambda x: x * F.adaptive_avg_pool2d(x, 1).sigmoid(),
+    "dropout": lambda x: F.dropout(x, 0.5, False) + F.dropout(x * 2, training=False),
+    "dtype": lambda x: x.to(torch.float64).contiguous().double().clone().type_as(x),
+    "detach": lambda x: x * x.detach() + x.data * torch.zeros_like(x) + (x > 0) * x,
+    "attention": lambda x: F.scaled_dot_product_attention(x, 2 * x.flip(2), x.tanh()),
+    "attention, scale and mask": lambda x: F.scaled_dot_product_attention(
+        x, x.flip(2), x.tanh(), attn_mask=torch.arange(6.0).double().expand(6, 6), scale=0.7
+    ),
+    "attention, bool mask": lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6).tril(2).bool()),
+    "attention, causal": lambda x: F.scaled_dot_product_attention(x, x.flip(2), x, is_causal=True),
+    "softmax": lambda x: x.softmax(2) + torch.softmax(x, dim=-1) + F.softmax(x, 1),
+    "identical outputs": lambda x: F.dropout(x.contiguous(), training=False).to(torch.float64),
+}
+
+
+def inplace(x):
+    y = 2 * x
+    y += x.tanh()
+    y -= 0.5 * x
+    y *= 3
+    y /= 1 + x * x
+    return y
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_function_is_pulled_back_as_by_autograd(case):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 5, dtype=torch.float64)
+    actual, weights, expected = pulled(FUNCTIONS[case], x)
+    assert relative(actual, expected) < 1e-12
+    sums = expected.reshape(2, 2, 4, -1)
+    assert (weights - sums.sum(-1)).abs().max() < 1e-12 * sums.abs().sum(-1).max()
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float", "by head"])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_multi_head_attention(bias, batch_first, mask):
+    attention = prepared(nn.MultiheadAttention(8, 2, batch_first=batch_first, bias=bias))
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    length, count = (5, 3) if batch_first else (3, 5)
+    masks = {
+        "bool": torch.ones(length, length).triu(1).bool(),
+        "float": torch.randn(length, length, dtype=torch.float64),
+        "by head": torch.randn(2 * count, length, length, dtype=torch.float64),
+    }
+
+    def function(x):
+        return attention(x, 2 * x, x.tanh(), need_weights=False, attn_mask=masks.get(mask))[0]
+
+    actual, _, expected = pulled(function, x)
+    assert relative(actual, expected) < 1e-12
+
+
+def test_attention_of_other_widths():
+    attention = prepared(nn.MultiheadAttention(8, 2, kdim=4, vdim=4, batch_first=True))
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    actual, _, expected = pulled(lambda x: attention(x, x[..., :4], x[..., 4:])[0], x)
+    assert relative(actual, expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (nn.BatchNorm2d(4, track_running_stats=False), "mixes the images of a batch"),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "padding of mode 'reflect'"),
+        (nn.Conv2d(4, 4, (2, 2), padding="same"), "'same' padding"),
+        (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], "goes through max_pool2d_with_indices"),
+        (lambda x: F.dropout(x, 0.5), "dropout that is always on"),
+        (lambda x: F.conv2d(x, x[:, :, :2, :2]), "conv2d depends on the target layer, and its rule has no gradient"),
+        (lambda x: x.mean((0, 1)) @ x[0, 0].mean(0), "matrix and a vector"),
+        (F.normalize, "goes through normalize, which has no closed-form rule"),
+        (lambda x: torch.add(x, 1, out=torch.empty_like(x)), "out="),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.5), "dropout in attention"),
+    ],
+)
+def test_what_has_no_closed_form_is_refused_by_name(function, message):
+    x = torch.randn(4, 4, 7, 6)
+    net = Start(function).eval()
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
+        passed = Path(net, None, ["start"]).record(x)
+        passed.pullback([torch.randn(2, *passed.output.shape)], 0)
+
+
+@pytest.fixture
+def rules():
+    before = dict(registry._rules)
+    yield
+    registry._rules.clear()
+    registry._rules.update(before)
+
+
+class Swish(nn.Module):
+    """The worked example of the README."""
+
+    def forward(self, x):
+        return x * torch.special.expit(x)
+
+
+def swish(layer, x, y, grad):
+    s = torch.sigmoid(x)
+    return grad * (s + y * (1 - s))
+
+
+class Renamed(Swish):
+    pass
+
+
+class Doubled(Swish):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("layer", [Swish(), Renamed(), Doubled()], ids=name)
+def test_a_registered_layer_is_one_step(rules, layer):
+    assert register_jacobian(Swish)(swish) is swish
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    actual, _, expected = pulled(layer, x)
+    assert relative(actual, expected) < 1e-12
+    with torch.no_grad():
+        steps = Path(Start(layer), None, ["start"]).record(x).tape.steps
+    assert [step.function for step in steps] == ([Swish] if not isinstance(layer, Doubled) else steps_of_doubled(steps))
+
+
+def steps_of_doubled(steps):
+    assert Swish not in [step.function for step in steps], "its forward is another one"
+    return [step.function for step in steps]
+
+
+def test_hooks_on_a_registered_layer_are_steps_of_their_own(rules):
+    register_jacobian(Swish)(swish)
+    layer = Swish()
+    layer.register_forward_pre_hook(lambda module, args: (args[0] * 3,))
+    layer.register_forward_hook(lambda module, args, output: output.flip(1) + args[0])
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    actual, _, expected = pulled(layer, x)
+    assert relative(actual, expected) < 1e-12
+
+
+def test_a_registered_function(rules):
+    @register_jacobian(torch.special.i0, torch.special.i1)
+    def bessel(input, *, y, grad):
+        return grad * torch.special.i1(input)
+
+    x = torch.rand(2, 3, 4, 4, dtype=torch.float64)
+    actual, _, expected = pulled(lambda x: torch.special.i0(x), x)
+    assert relative(actual, expected) < 1e-12
+
+
+def test_a_registered_layer_of_two_tensors(rules):
+    class Blend(nn.Module):
+        def forward(self, a, b):
+            return torch.lerp(a, b, 0.3)
+
+    @register_jacobian(Blend)
+    def blend(layer, x, y, grad):
+        a, b = x
+        assert a.shape == b.shape == y.shape
+        return 0.7 * grad, 0.3 * grad
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.blend = nn.Identity(), Blend()
+
+        def forward(self, x):
+            x = self.start(1 * x)
+            return self.blend(x.tanh(), x)
+
+    x, net = torch.randn(2, 3, 4, 4, dtype=torch.float64), Net()
+    with torch.no_grad():
+        passed = Path(net, None, ["start"]).record(x)
+        assert [step.name for step in passed.tape.steps] == ["tanh", "Blend"]
+        grad = torch.randn(2, *x.shape, dtype=torch.float64)
+        assert relative(passed.pullback([grad], 0), grad * (0.7 * (1 - x.tanh() ** 2) + 0.3)) < 1e-12
+
+
+def test_a_rule_of_the_wrong_shape_is_named(rules):
+    register_jacobian(Swish)(lambda layer, x, y, grad: grad.sum(1))
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match="the rule of Swish gives"):
+        pulled(Swish(), torch.randn(2, 3, 4, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("wrong", [(), (nn.ReLU(),), (nn.ReLU, "relu"), (int,)], ids=str)
+def test_what_is_registered_must_be_a_layer_class_or_a_function(wrong):
+    with pytest.raises(TypeError, match="register_jacobian takes layer classes and torch functions"):
+        register_jacobian(*wrong)
+
+
+def test_half_precision_is_pulled_back_in_float32():
+    torch.manual_seed(0)
+    net = Start(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(64, 6))).eval()
+    x = torch.randn(2, 3, 6, 6)
+    seeds = torch.randn(2, 2, 6)
+    with torch.no_grad():
+        exact = Path(net, None, ["start"]).record(x).weights([seeds], 0)
+        for dtype in (torch.bfloat16, torch.float16):
+            passed = Path(copy.deepcopy(net).to(dtype), None, ["start"]).record(x.to(dtype))
+            weights = passed.weights([seeds], 0)
+            assert weights.dtype == torch.float32
+            assert relative(weights, exact) < 0.05
+            assert passed.activations[0].dtype == dtype
