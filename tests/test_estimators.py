@@ -263,7 +263,7 @@ def test_pls_as_a_transformer():
 def test_pls_at_the_end_predicts(column, scale):
     x, _ = DATA[2]
     y = x @ np.linspace(-1, 2, WIDTH) + np.sin(x[:, 0]) + 5
-    pipeline = make_pipeline(StandardScaler(), PLSRegression(3, scale=scale)).fit(x, y[:, None] if column else y)
+    pipeline = make_pipeline(MinMaxScaler(), PLSRegression(3, scale=scale)).fit(x, y[:, None] if column else y)
     head = Head.of(pipeline)
     trace = trace_of(head, QUERY)
     assert head.classes_ is None

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from types import SimpleNamespace
 
 import cv2
 import matplotlib as mpl
@@ -19,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, ProbabilityTarget, SVMTarget
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, ProbabilityTarget, SignedMaps, SVMTarget
 from pytorch_grad_cam_pcasvm.figures import (
     plot_contribution_ratios,
     plot_feature_space,
@@ -494,6 +495,26 @@ def test_captions_say_for_and_against_whom():
         values[5],
     ]
     assert captions(maps)[:2] == [f"class -1: {values[0]}", f"against class 1: {values[1]}"]
+
+
+def test_maps_that_were_loaded_are_drawn_without_their_head(problem, tmp_path):
+    targets = [PCATarget(1), SVMTarget("ant", versus="bee"), SVMTarget(), tumour_score]
+    explained(problem, targets).save(tmp_path / "maps.safetensors")
+    maps = SignedMaps.load(tmp_path / "maps.safetensors")
+    values = [written(value) for value in maps.values[0]]
+    assert captions(maps) == [f"$p_{{2}}$ = {values[0]}", f"ant / bee: {values[1]}", values[2], values[3]]
+    texts = texts_of(plot_maps(PICTURES, maps))
+    assert {"decision", "margin"} < set(texts)
+    assert any("tumour_score" in text.replace("\n", "") for text in texts)
+
+
+def test_classes_of_an_output_with_logits_are_named(problem, maps):
+    changed = copy.copy(maps)
+    object.__setattr__(changed, "targets", [ClassifierOutputTarget(2)] * 3)
+    object.__setattr__(changed, "output", SimpleNamespace(logits=torch.randn(3, 3)))
+    assert captions(changed, ["a", "b", "c"])[0] == f"c: {written(maps.values[0, 0])}"
+    object.__setattr__(changed, "output", [torch.randn(3, 3)] * 2)
+    assert captions(changed, ["a", "b", "c"])[0] == written(maps.values[0, 0])
 
 
 def test_colours_come_again_with_other_markers():

@@ -116,14 +116,17 @@ def pulled_back(head, trace, seeds):
     return (grad * log_scale.exp().unsqueeze(-1)).expand(len(trace.values[0]), -1, -1)
 
 
-def by_autograd(head, x, seeds):
-    """Return the same by autograd, target by target."""
+def by_autograd(head, x, *all_seeds):
+    """Return the same by autograd, target by target, of one dict of seeds after the other."""
     leaf = torch.tensor(x).requires_grad_()
-    values, total = head(leaf).values, 0
-    for position, seed in seeds.items():
-        seed = torch.eye(values[position].shape[1]).double()[None] if seed is None else seed
-        total = total + (values[position].unsqueeze(1) * seed).sum(-1)
-    return torch.stack([torch.autograd.grad(row.sum(), leaf, retain_graph=True)[0] for row in total.unbind(1)], 1)
+    values, rows = head(leaf).values, []
+    for seeds in all_seeds:
+        total = 0
+        for position, seed in seeds.items():
+            seed = torch.eye(values[position].shape[1]).double()[None] if seed is None else seed
+            total = total + (values[position].unsqueeze(1) * seed).sum(-1)
+        rows += total.unbind(1)
+    return torch.stack([torch.autograd.grad(row.sum(), leaf, retain_graph=True)[0] for row in rows], 1)
 
 
 @pytest.mark.parametrize(("front", "machine", "classes"), CASES, ids=str)

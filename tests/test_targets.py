@@ -165,7 +165,8 @@ def test_targets_on_an_ordinary_classifier(problem):
         ({"max_bytes": 1e9}, ValueError, "max_bytes must be a positive integer or None, got 1000000000.0"),
         ({"target_layers": []}, ValueError, "target_layers is empty"),
         ({"target_layers": nn.ReLU()}, TypeError, "target_layers must be a list of modules"),
-        ({"target_layers": ["features"]}, TypeError, "target_layers must be a list of modules"),
+        ({"target_layers": "features"}, TypeError, "target_layers must be a list of modules"),
+        ({"target_layers": ["feature"]}, ValueError, "Backbone has no layer 'feature'"),
         ({"target_layers": [nn.ReLU()]}, ValueError, "this ReLU object is not in this Backbone"),
         ({"model": "net"}, TypeError, "the model must be a torch.nn.Module, got str"),
     ],
@@ -180,7 +181,7 @@ def test_bad_arguments_of_the_cam_are_refused(problem, arguments, error, message
 def test_a_target_layer_after_the_features_is_refused(problem, layer):
     target = problem.backbone if layer == "itself" else problem.backbone.classifier[5]
     with pytest.raises(ValueError, match=r"the network itself|does not run before the features"):
-        ClosedFormGradCAM(problem.net, [target])
+        ClosedFormGradCAM(problem.net, [target]).explain(problem.x)
 
 
 def test_a_target_layer_without_maps_is_refused(problem):

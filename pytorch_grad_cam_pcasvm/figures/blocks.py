@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
+from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.figures.style import DIVERGING, HEAT, bare, number
@@ -143,7 +144,7 @@ def heading(target: Any, output: Any) -> str:
         return "probability"
     if isinstance(target, ScoreTarget | ClassifierOutputTarget):
         return "class score"
-    name = getattr(target, "__name__", type(target).__name__)
+    name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
     return "custom target" if name == "<lambda>" else name
 
 
@@ -153,34 +154,45 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
     value = number(float(group.values[row, k]))
     if isinstance(target, PCATarget):
         return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}"
-    labels = labels_of(output)
+    labels, of_svm = labels_of(output), isinstance(target, SVMTarget | ProbabilityTarget)
     against = getattr(target, "sign", "+") == "-"
     if labels is None:
         return f"\N{MINUS SIGN} {value}" if against else value
-    names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
-    if isinstance(output, HeadOutput) and isinstance(target, SVMTarget | ProbabilityTarget):
-        category = labels.index(_plain(output.labels()[row] if category is None else category))
+    if isinstance(output, HeadOutput) and of_svm:
+        category = output.labels()[row] if category is None else category
     elif category is None and isinstance(target, ScoreTarget):
-        category = int(output[row].argmax())
-    if not isinstance(category, int):
+        category = int(_scores(output)[row].argmax())
+    elif isinstance(category, int) and not of_svm:
+        category = labels[category]
+    category, versus = _plain(category), _plain(versus)
+    if not isinstance(category, str | int | float):
         return value
-    words = ["against"] * against + [str(names[category])]
+    names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
+    # Maps that were loaded have no head: which of the classes a label is, nobody knows.
+    known = dict(zip(labels, names, strict=True)) if isinstance(output, HeadOutput) or not of_svm else {}
+    words = ["against"] * against + [str(known.get(category, _class(category)))]
     if versus is not None:
-        words.append(f"/ {names[labels.index(_plain(versus))] if _plain(versus) in labels else versus}")
+        words.append(f"/ {known.get(versus, _class(versus))}")
     return f"{' '.join(words)}: {value}"
+
+
+def labels_of(output: Any) -> list[Any] | None:
+    """Return the labels of the classes: of an ordinary classifier their numbers, of a regressor None."""
+    if isinstance(output, HeadOutput):
+        return None if output.head.classes_ is None else output.head.classes_.tolist()
+    scores = _scores(output)
+    return list(range(scores.shape[1])) if isinstance(scores, Tensor) and scores.dim() == 2 else None
+
+
+def _scores(output: Any) -> Any:
+    """Return the scores in the output of a classifier: of transformers they are its logits."""
+    return getattr(output, "logits", output)
 
 
 def _class(label: Any) -> str:
     """Return a label so that nobody takes it for a value."""
     return label if isinstance(label, str) else f"class {label}"
-
-
-def labels_of(output: Any) -> list[Any] | None:
-    """Return the labels of the classes: of an ordinary classifier their numbers, of a regressor None."""
-    if not isinstance(output, HeadOutput):
-        return list(range(output.shape[-1]))
-    return None if output.head.classes_ is None else output.head.classes_.tolist()
 
 
 def _plain(label: Any) -> Any:

@@ -1,14 +1,15 @@
 """The path by autograd: what a network falls back on, and what a closed form is held against."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import NoneType
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.features import output_of
 from pytorch_grad_cam_pcasvm.path.hooks import hooked
@@ -156,7 +157,7 @@ def run_to_features(
         What the feature layer, or the network, gives.
 
     Raises:
-        TypeError: a target layer gives no tensor.
+        TypeError: a target layer gives no tensor, or the network something that no gradient leads from.
         ValueError: a target layer does not run before the features, or more than once.
     """
     ran: set[str] = set()
@@ -181,8 +182,23 @@ def run_to_features(
         for name in dict.fromkeys(names):
             hooks.after(backbone.get_submodule(name), of(name))
         output = output_of(backbone, layer, x)
+    if isinstance(output, Mapping) and tree_is_leaf(output):
+        output = dict(output)  # a class of the user's, which torch cannot take apart
+    if any(not isinstance(part, Tensor | int | float | str | bool | NoneType) for part in _parts(output)):
+        inner = type(next(iter(_parts(output)))).__name__
+        raise TypeError(
+            f"{type(backbone).__name__} gives a {type(output).__name__} of {inner}s, as a detector's boxes: only a tensor, or "
+            "a dict, tuple or list of tensors, can be explained"
+        )
     missing = [name for name in names if name not in ran]
     if missing:
         where = "the network's output" if layer is None else f"the features, {layer!r}"
         raise ValueError(f"the target layer {missing[0]!r} does not run before {where}: choose a layer before them")
     return output
+
+
+def _parts(output: Any) -> Sequence[Any]:
+    """Return what is directly in the output of a network."""
+    if isinstance(output, Mapping):
+        return list(output.values())
+    return list(output) if isinstance(output, tuple | list) else [output]
