@@ -17,8 +17,7 @@ from measuring import noisy_head, prepare, synchronise, timed
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.features import features_of
-from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import feature_gradients
+from pytorch_grad_cam_pcasvm.seeds import seeds_of
 
 
 def main() -> None:
@@ -45,7 +44,7 @@ def main() -> None:
 
         def of_head(net: PCASVMNet = net) -> Any:
             with torch.no_grad():
-                return feature_gradients(HeadOutput.of(net.head, net.head(features)), targets, torch.float32)
+                return seeds_of(net.of_features(features), len(features), targets, torch.float32)
 
         def explain(cam: ClosedFormGradCAM = cam) -> Any:
             return cam.explain(x, targets)

@@ -211,8 +211,8 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor, sam
             return torch.stack([cam(k, scores, normalized=False, retain_graph=True)[0] for k in range(b + 1)], 1)
 
     def of_path(activations: Tensor) -> Tensor:
-        values = net.head(path(activations))
-        return columns(values[net.head.component_level], values[-1])
+        values = net.head(path(activations)).values
+        return columns(values[net.head.component_position], values[-1])
 
     def weighted(jacobian: Tensor, activations: Tensor) -> Tensor:
         weights = jacobian.flatten(3).sum(-1).transpose(0, 1)

@@ -155,7 +155,7 @@ class ClosedFormGradCAM(GradCAM):
         if maps.device.type == "cpu":
             _check_finite(nu)
             if not bool(nu.all()):
-                warn_of_blanks(maps, maps, lambda image, k: targets[k])
+                warn_of_blanks(maps, maps, lambda image, k: targets[k], output)
         if isinstance(output, HeadOutput):
             output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return result
@@ -273,7 +273,7 @@ class ClosedFormGradCAM(GradCAM):
                         f"{self._name(layer)} have one: choose a layer with more, or eigen_smooth=False"
                     )
                 weights = self._weights(passed, seeds, layer)
-                layers.append(_one_per_image(weights, activations, targets, x.shape[2:], size, eigen_smooth))
+                layers.append(_one_per_image(weights, activations, targets, output, x.shape[2:], size, eigen_smooth))
         return layers
 
     def _name(self, layer: int) -> str:
@@ -394,6 +394,7 @@ def _one_per_image(
     weights: Tensor,
     activations: Tensor,
     targets: Sequence[Target],
+    output: Any,
     shape: Sequence[int],
     size: tuple[int, ...],
     eigen_smooth: bool,
@@ -414,7 +415,7 @@ def _one_per_image(
         ]
         maps = smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
     positive = maps.relu()
-    warn_of_blanks(positive, maps, lambda image, k: targets[image])
+    warn_of_blanks(positive, maps, lambda image, k: targets[image], output)
     result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
     rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
     if rows:

@@ -222,7 +222,7 @@ class SignedMaps:
         """
         if not bool(self.maps.isfinite().all()):
             raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
-        warn_of_blanks(self.maps, self.maps, lambda image, k: self.targets[k])
+        warn_of_blanks(self.maps, self.maps, lambda image, k: self.targets[k], self.output)
         return self.maps.cpu().numpy()
 
     def _part(self, sign: float, size: Sequence[int] | None, scale: str) -> Tensor:
@@ -234,7 +234,7 @@ class SignedMaps:
         part = torch.relu(self.maps if sign > 0 else -self.maps)
         if self.maps.device.type == "cpu":
             name = "P+" if sign > 0 else "P-"
-            warn_of_blanks(part, self.maps, lambda image, k: f"{name} of {self.targets[k]}")
+            warn_of_blanks(part, self.maps, lambda image, k: self.targets[k], self.output, f"{name} of ")
         if scale != "none":
             part = divided(part, self.nu)
         if scale == "target":
@@ -417,13 +417,17 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
 
 
-def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any]) -> None:
+def warn_of_blanks(
+    shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
+) -> None:
     """Warn of maps that are zero everywhere, and say why.
 
     Args:
         shown: what is shown, shape (N, K, ...).
         maps: the signed maps it comes from, shape (N, K, ...).
         target_of: the target of map k of image n, given (n, k).
+        output: the network's, whose rows tell more.
+        part: what of the target is shown.
     """
     seen = shown.flatten(2).any(-1)
     if bool(seen.all()):
@@ -433,7 +437,9 @@ def warn_of_blanks(shown: Tensor, maps: Tensor, target_of: Callable[[int, int], 
     reasons = []
     for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
         for image, k in kind.nonzero().tolist():
-            reasons.append(f"image {image}, {target_of(image, k)}: {reason}")
+            target = target_of(image, k)
+            more = target.why_blank(output[image]) if isinstance(output, HeadOutput) and hasattr(target, "why_blank") else None
+            reasons.append(f"image {image}, {part}{target}: {more or reason}")
     shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
     warn(f"blank map: {shortened}", BlankMapWarning)
 

@@ -150,6 +150,11 @@ class SVMTarget(ClosedFormTarget):
         named = self.category is not None and not self._against_runner_up(output.head)
         return {position: self._seed(output, decision[:1] if named else decision)}
 
+    def why_blank(self, output: HeadOutput) -> str | None:
+        """Return why the map of a row of the output is blank, if it is the class that is compared with itself."""
+        same = self.category is None and self.versus is not None and self.versus == output.labels()
+        return f"the predicted class is {self.versus!r} itself" if same else None
+
     def decision(self, output: Any) -> Tensor:
         """Return the decision values of the output, shape (N, P), or (P,) of a row.
 

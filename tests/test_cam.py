@@ -1,5 +1,7 @@
 """Exactness: weights, maps and Jacobians against autograd and against the paper's closed forms."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -312,3 +314,86 @@ def test_what_is_returned_can_be_written_into(targets):
         tensor[0] += 1.0
     assert torch.equal(maps.output.components, components)
     assert torch.equal(maps.weights[1:], weights[1:])
+
+
+def test_target_layers_by_name():
+    problem = Problem()
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    cam = ClosedFormGradCAM(problem.net, ["features.3"])
+    assert relative(cam.explain(problem.x).maps, expected.maps) == 0
+    problem.backbone.features[3] = nn.Conv2d(6, 5, 3).double()
+    expected = ClosedFormGradCAM(problem.net, [problem.backbone.features[3]]).explain(problem.x)
+    assert relative(cam.explain(problem.x).maps, expected.maps) == 0
+
+
+def test_a_custom_target_may_read_every_value_of_the_head():
+    problem = Problem()
+
+    def scaled(out):
+        return out.head_trace.values[1][..., 2] * out.head_trace.values[0][..., 0] + out.features[..., 1]
+
+    expected = jacobian_by_autograd(problem.net, problem.target_layer, problem.x, lambda out: scaled(out).unsqueeze(1))
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [scaled])
+    assert relative(maps.weights, expected.sum((3, 4))) < 1e-10
+
+
+@pytest.mark.parametrize("size", [96, 224])
+def test_swin_at_its_last_block_with_a_reshape_transform(size):
+    torch.manual_seed(0)
+    net = torchvision.models.swin_t(weights=None, num_classes=5).eval()
+    cam = ClosedFormGradCAM(net, [net.features[-1]], reshape_transform=lambda t: t.permute(0, 3, 1, 2))
+    x = torch.randn(2, 3, size, size)
+    maps = cam.explain(x, [lambda row: row[3]])
+    expected = jacobian_by_autograd(net, net.features[-1], x, lambda out: out[:, 3:4])
+    assert relative(maps.weights, expected.sum((2, 3))) < 1e-4
+
+
+def test_only_the_size_of_a_tensor_that_was_written_over_is_used():
+    class Pooled(nn.Module):
+        """As the DenseNet of torchxrayvision ends."""
+
+        def __init__(self):
+            super().__init__()
+            self.features, self.out = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x):
+            features = self.features(x)
+            out = torch.nn.functional.relu(features, inplace=True)
+            out = torch.nn.functional.adaptive_avg_pool2d(out, (1, 1)).view(features.size(0), -1)
+            return self.out(out)
+
+    torch.manual_seed(0)
+    net, x = Pooled().double(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    maps = ClosedFormGradCAM(net, [net.features]).explain(x, [lambda row: row[1]])
+    expected = jacobian_by_autograd(net, net.features, x, lambda out: out[:, 1:2])
+    assert relative(maps.weights, expected.sum((3, 4))) < 1e-12
+
+
+def test_eigen_smoothing_of_a_single_position_is_refused():
+    problem = Problem()
+    backbone = nn.Sequential(problem.backbone.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    net = PCASVMNet(backbone, PCA(2).fit(np.random.default_rng(0).normal(size=(9, 5))))
+    cam = ClosedFormGradCAM(net, [backbone[1]])
+    with pytest.raises(
+        ValueError, match="eigen_smooth takes a principal component over positions, and the maps of '1' have one"
+    ):
+        cam(problem.x, PCATarget(0), eigen_smooth=True)
+
+
+def test_a_class_against_itself_is_said():
+    problem = Problem(seed=3)
+    label = problem.net.predict(problem.x)[0]
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    with pytest.warns(BlankMapWarning, match=rf"image 0, .*: the predicted class is {re.escape(repr(label))} itself"):
+        cam.explain(problem.x, [SVMTarget(versus=label)])
+    with pytest.warns(BlankMapWarning, match=rf"image 0, .*: the predicted class is {re.escape(repr(label))} itself"):
+        cam(problem.x, [SVMTarget(versus=label)] * 5)
+
+
+def test_hooks_on_the_net_itself_are_refused_whenever_they_came():
+    problem = Problem()
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    cam.explain(problem.x)
+    problem.net.register_forward_hook(lambda module, args, output: None)
+    with pytest.raises(ValueError, match="has hooks, which would not be explained"):
+        cam.explain(problem.x)

@@ -136,7 +136,7 @@ def test_a_compiled_net():
     assert relative(scores, problem.net(problem.x)) < 1e-10
 
 
-def test_a_network_moved_after_it_was_traced():
+def test_a_network_moved_after_it_was_explained():
     problem = Problem(dtype=torch.float32)
     cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
     expected = cam.explain(problem.x).maps

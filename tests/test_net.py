@@ -1,6 +1,7 @@
 """PCASVMNet and its output."""
 
 import copy
+import warnings
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 from problems import Problem
 from reference import relative
 from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
+from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, HeadOutput, PCASVMNet, extract_features
@@ -248,5 +252,59 @@ def test_hooks_on_the_stages_of_a_head_run(stage):
     seen = []
     problem.net.head.stages[stage].register_forward_hook(lambda module, args, output: seen.append(output))
     output = problem.net(problem.x)
-    assert torch.equal(seen[0], output.levels[1:][stage])
+    assert torch.equal(seen[0], output.head_trace.values[1:][stage])
     assert relative(ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps, expected) < 1e-12
+
+
+def test_a_net_in_training_mode_says_so_once(problem):
+    backbone = copy.deepcopy(problem.backbone).train()
+    net = PCASVMNet(backbone, problem.head, layer="classifier.4")
+    with pytest.warns(
+        UserWarning, match=r"training mode, in which its Dropout gives other features.*net.eval\(\)"
+    ) as warned:
+        net(problem.x)
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net(problem.x)
+        net.predict(problem.x)
+        PCASVMNet(problem.backbone.eval(), problem.head, layer="classifier.4")(problem.x)
+        PCASVMNet(nn.Flatten(), PCA(2).fit(np.random.default_rng(0).normal(size=(9, 432)))).train()(problem.x)
+
+
+def test_outputs_are_copied_with_their_extras(problem):
+    with torch.no_grad():
+        output = problem.net(problem.x)
+    twin = copy.deepcopy(output)
+    assert relative(twin, output) == 0
+    assert relative(twin.margins, output.margins) == 0
+    twin.components.zero_()
+    assert output.components.any()
+    joined = HeadOutput.cat([output.rows([1]), output.rows([0, 4])])
+    assert relative(joined, output[torch.tensor([1, 0, 4])]) == 0
+    assert joined.labels().tolist() == output.labels()[[1, 0, 4]].tolist()
+    assert output[3].labels() == output.labels()[3]
+
+
+def test_levels_are_called_otherwise_now(problem):
+    output = problem.net(problem.x)
+    with pytest.warns(DeprecationWarning, match="head_trace.values"):
+        assert output.levels is output.head_trace.values
+
+
+@pytest.mark.parametrize("wrap", [lambda b: nn.DataParallel(b), lambda b: nn.Sequential(nn.DataParallel(b))])
+def test_copies_on_several_devices_are_refused(problem, wrap):
+    with pytest.raises(ValueError, match=r"DataParallel.*\.module"):
+        PCASVMNet(wrap(problem.backbone), problem.head)
+    with pytest.raises(ValueError, match=r"DataParallel.*\.module"):
+        ClosedFormGradCAM(wrap(problem.backbone), [problem.backbone.features])
+
+
+@pytest.mark.parametrize("layer", ["classifier.1", "features.3"])
+def test_a_wrong_layer_in_front_of_a_normalizer_is_named(problem, layer):
+    features, labels = extract_features(
+        problem.backbone, [(problem.x, torch.arange(5) % 2)], "classifier.4", progress=False
+    )
+    head = make_pipeline(Normalizer(), PCA(2), SVC()).fit(features, labels)
+    with pytest.raises(ValueError, match=r"fitted on 9 features, but the backbone gives \d+: name the layer"):
+        PCASVMNet(problem.backbone, head, layer=layer)(problem.x)

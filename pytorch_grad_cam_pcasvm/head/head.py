@@ -104,7 +104,8 @@ class Head(Hookable):
     @property
     def n_features(self) -> int | None:
         """Length of a feature vector, or None where any length will do."""
-        return stages_in(self.stages)[0].n_inputs
+        # A stage that takes any length, as Normalizer's, gives as many values as it got.
+        return next((stage.n_inputs for stage in stages_in(self.stages) if stage.n_inputs is not None), None)
 
     @property
     def classes_(self) -> np.ndarray | None:

@@ -1,0 +1,97 @@
+"""Backbones of other libraries, recorded and pulled back without a wrapper. Each needs its library, or is skipped."""
+
+import pytest
+import torch
+import torchvision
+from reference import relative
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM
+
+SIZE = 112
+
+
+def tokens(prefix, side):
+    """Return what turns tokens behind some that belong to no patch into a map."""
+    return lambda t: t[:, prefix:].reshape(len(t), side, side, -1).permute(0, 3, 1, 2)
+
+
+def channels_last(t):
+    return t.permute(0, 3, 1, 2)
+
+
+def of_timm(name, layer, reshape=None, **options):
+    def build():
+        net = pytest.importorskip("timm").create_model(name, **options)
+        return net, layer, reshape, lambda row: row[3]
+
+    return build
+
+
+def of_transformers(config, model, layer, reshape, **options):
+    def build():
+        library = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "image_size": SIZE, "patch_size": 14}
+        net = getattr(library, model)(getattr(library, config)(num_hidden_layers=3, **sizes, **options))
+        names = [name for name, _ in net.named_modules() if name.endswith(layer)]
+        return net, names[-1], reshape, lambda row: row["pooler_output"][3]
+
+    return build
+
+
+def of_torchvision():
+    return torchvision.models.vit_b_16(image_size=SIZE), "encoder.layers.encoder_layer_11.ln_1", tokens(1, 7), _fourth
+
+
+def _fourth(row):
+    return row[3]
+
+
+BACKBONES = {
+    "torchvision vit": of_torchvision,
+    "timm resnet50": of_timm("resnet50", "layer4.2.conv3"),
+    "timm densenet121": of_timm("densenet121", "features.denseblock4.denselayer16.norm2"),
+    "timm convnext": of_timm("convnext_atto", "stages.3.blocks.1"),
+    "timm vit": of_timm("vit_tiny_patch16_224", "blocks.11.norm1", tokens(1, 7), img_size=SIZE),
+    "timm vit, two blocks before": of_timm("vit_tiny_patch16_224", "blocks.9.norm1", tokens(1, 7), img_size=SIZE),
+    "timm dinov2 with registers": of_timm(
+        "vit_small_patch14_reg4_dinov2", "blocks.11.norm1", tokens(5, 8), img_size=SIZE
+    ),
+    "timm swin": of_timm("swin_tiny_patch4_window7_224", "layers.3.blocks.1.norm1", channels_last, img_size=224),
+    "hf dinov2": of_transformers("Dinov2Config", "Dinov2Model", "norm1", tokens(1, 8)),
+    "hf clip": of_transformers(
+        "CLIPVisionConfig", "CLIPVisionModel", "layer_norm1", tokens(1, 8), intermediate_size=128
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_backbone_is_explained_without_a_wrapper(name):
+    torch.manual_seed(0)
+    net, layer, reshape, target = BACKBONES[name]()
+    net = net.double().eval()
+    for parameter in net.parameters():
+        if not parameter.any():  # a classifier that begins at 0
+            nn.init.normal_(parameter, std=0.1)
+    size = 224 if "swin" in name else SIZE
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    maps = ClosedFormGradCAM(net, [layer], reshape).explain(x, [target])
+    kept = []
+
+    def keep(module, args, output):
+        kept.append(output.detach().clone().requires_grad_())
+        return kept[0].clone()
+
+    handle = net.get_submodule(layer).register_forward_hook(keep)
+    output = net(x)
+    handle.remove()
+    rows = list(output) if isinstance(output, torch.Tensor) else [
+        {"pooler_output": row} for row in output["pooler_output"]
+    ]  # fmt: skip
+    (grad,) = torch.autograd.grad(sum(target(row) for row in rows), kept[0])
+    activations = kept[0].detach()
+    if reshape is not None:
+        activations, grad = reshape(activations), reshape(grad)
+    weights = grad.sum((2, 3))
+    assert relative(maps.weights[:, 0], weights) < 1e-10
+    assert relative(maps.maps[:, 0], torch.einsum("nt,nthw->nhw", weights, activations)) < 1e-10
