@@ -8,26 +8,17 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn import decomposition, preprocessing, random_projection, svm
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, is_classifier, is_regressor
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cross_decomposition import PLSRegression
-from sklearn.decomposition import (
-    PCA,
-    FactorAnalysis,
-    FastICA,
-    IncrementalPCA,
-    KernelPCA,
-    MiniBatchSparsePCA,
-    SparsePCA,
-    TruncatedSVD,
-)
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.feature_selection import RFE, SelectFromModel, SelectorMixin
 from sklearn.isotonic import IsotonicRegression
@@ -37,21 +28,11 @@ from sklearn.linear_model._base import LinearClassifierMixin, LinearModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import (
-    FunctionTransformer,
-    MaxAbsScaler,
-    MinMaxScaler,
-    Normalizer,
-    RobustScaler,
-    StandardScaler,
-)
-from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
-from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.head import kernels
+from pytorch_grad_cam_pcasvm.head import kernels, voting
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.stages import (
@@ -65,33 +46,10 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Stage,
     stages_in,
 )
-from pytorch_grad_cam_pcasvm.head.voting import (
-    Binary,
-    BinaryVote,
-    Calibrated,
-    OneClass,
-    OneVsOne,
-    OneVsRest,
-    Regression,
-    Voting,
-)
 
 
 def stages_of(fitted: Any) -> Iterator[Stage]:
-    """Yield the stages of a fitted estimator, pipeline, search object or list of these, in order.
-
-    Args:
-        fitted: what was fitted on the backbone's features.
-
-    Yields:
-        One stage per estimator; ``"passthrough"`` and None steps are skipped.
-
-    Raises:
-        NotFittedError: an estimator is not fitted.
-        NoClosedFormError: an estimator has no closed-form Jacobian here.
-        TypeError: a registered conversion gives no stage.
-        ValueError: a search was not refitted.
-    """
+    """Yield the stages of a fitted estimator, pipeline, search or list of these, one per estimator, in order."""
     estimators = list(_estimators(fitted))
     for position, estimator in enumerate(estimators):
         if isinstance(estimator, Stage):
@@ -104,9 +62,8 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
             _refuse_own_methods(estimator)
         stage = stage_for(estimator) if position == len(estimators) - 1 else transformer_for(estimator)
         if not isinstance(stage, Stage):
-            raise TypeError(
-                f"what is registered for {type(estimator).__name__} gives a {type(stage).__name__}, no Stage"
-            )
+            kind = type(estimator).__name__
+            raise TypeError(f"what is registered for {kind} gives a {type(stage).__name__}, no Stage")
         yield stage
 
 
@@ -117,8 +74,6 @@ def _refuse_own_methods(estimator: BaseEstimator, way_out: str = "") -> None:
         if kind in stage_for.registry or kind.__module__.startswith("sklearn."):
             break
         own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(kind)]
-    else:
-        return
     if own and kind is not BaseEstimator:
         name = type(estimator).__name__
         raise NoClosedFormError(
@@ -128,11 +83,15 @@ def _refuse_own_methods(estimator: BaseEstimator, way_out: str = "") -> None:
 
 
 def _estimators(fitted: Any) -> Iterator[Any]:
-    """Yield the single estimators of nested pipelines, searches and lists."""
+    """Yield the single estimators of nested pipelines, searches and lists, without those that change nothing."""
     if isinstance(fitted, list | tuple):
         for part in fitted:
             yield from _estimators(part)
-    elif stage_for.dispatch(type(fitted)) is not stage_for.dispatch(object) and not _is_identity(fitted):
+    elif fitted is None or (isinstance(fitted, str) and fitted == "passthrough"):
+        return
+    elif isinstance(fitted, preprocessing.FunctionTransformer) and fitted.func is None:
+        return  # it need not be fitted
+    elif stage_for.dispatch(type(fitted)) is not stage_for.dispatch(object):
         yield fitted
     elif isinstance(fitted, Pipeline):
         _refuse_own_methods(fitted, ", or pass its fitted steps as a list")
@@ -145,49 +104,39 @@ def _estimators(fitted: Any) -> Iterator[Any]:
         yield from _estimators(fitted.best_estimator_)
     elif type(fitted).__name__ == "FrozenEstimator":  # scikit-learn 1.6 and newer
         yield from _estimators(fitted.estimator)
-    elif not _is_identity(fitted):
+    else:
         yield fitted
-
-
-def _is_identity(step: Any) -> bool:
-    if isinstance(step, FunctionTransformer):
-        return step.func is None  # it need not be fitted
-    return step is None or (isinstance(step, str) and step == "passthrough")
 
 
 @singledispatch
 def stage_for(estimator: Any) -> Stage:
-    """Return the stage that computes what a fitted estimator computes.
-
-    Args:
-        estimator: a fitted scikit-learn estimator.
-
-    Returns:
-        The stage, in float64 on the CPU.
+    """Return the stage that computes what a fitted estimator computes, in float64 on the CPU.
 
     Raises:
         NoClosedFormError: no stage is registered for its type.
         TypeError: it is not an estimator at all.
-    """  # noqa: DOC202 - the registered functions return it
+    """
+    name = type(estimator).__name__
     if not isinstance(estimator, BaseEstimator):
         raise TypeError(
-            f"the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
-            f"got {type(estimator).__name__}: {estimator!r:.80}"
+            "the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
+            f"got {name}: {estimator!r:.80}"
         )
-    name = type(estimator).__name__
     # FunctionTransformer is near to many names, and to none in what it does.
-    known = [kind.__name__ for kind in stage_for.registry if kind not in (object, FunctionTransformer)]
-    close = get_close_matches(name, known, n=1, cutoff=0.8)
+    known = [kind.__name__ for kind in stage_for.registry if kind not in (object, preprocessing.FunctionTransformer)]
     one_to_one = "StandardScaler" if isinstance(estimator, OneToOneFeatureMixin) else "PCA"
     usual = "SVC" if is_classifier(estimator) else "SVR" if is_regressor(estimator) else one_to_one
-    nearest = f"The nearest that has one is {close[0] if close else usual}"
+    nearest = [*get_close_matches(name, known, n=1, cutoff=0.8), usual][0]
+    why, own = " here", f"; or add yours with stage_for.register({name})"
     if any(part in name for part in ("Tree", "Forest", "Boosting", "Neighbors")):
-        raise NoClosedFormError(
-            f"{name} has no closed-form Jacobian: its output is piecewise constant, its gradient 0. {nearest}."
-        )
-    raise NoClosedFormError(
-        f"{name} has no closed-form Jacobian here. {nearest}; or add yours with stage_for.register({name})."
-    )
+        why, own = ": its output is piecewise constant, its gradient 0", ""
+    raise NoClosedFormError(f"{name} has no closed-form Jacobian{why}. The nearest that has one is {nearest}{own}.")
+
+
+@singledispatch
+def transformer_for(estimator: Any) -> Stage:
+    """Return the stage of an estimator that others follow; it differs only where one both transforms and classifies."""
+    return stage_for(estimator)
 
 
 def tensor(array: Any) -> Tensor:
@@ -200,44 +149,32 @@ def tensor(array: Any) -> Tensor:
     return torch.as_tensor(array).detach().cpu().double().clone()
 
 
-@stage_for.register(StandardScaler)
-def _standard_scaler(estimator: StandardScaler) -> Stage:
-    mean = estimator.mean_ if estimator.with_mean else None
-    return _centred_and_scaled(estimator.n_features_in_, mean, estimator.scale_)
+# --- scalers and selectors ------------------------------------------------------------------------------------------
 
 
-@stage_for.register(MinMaxScaler)
-def _min_max_scaler(estimator: MinMaxScaler) -> Stage:
+def _scale(estimator: Any, centre: Any, scale: Any) -> Stage:
+    """Return ``(x - centre) / scale``, without the parts that are None."""
+    zeros = torch.zeros(estimator.n_features_in_, dtype=torch.float64)
+    return Scale(zeros if centre is None else tensor(centre), zeros + 1 if scale is None else tensor(scale), zeros)
+
+
+@stage_for.register(preprocessing.MinMaxScaler)
+def _min_max_scaler(estimator: Any) -> Stage:
     scale = tensor(estimator.scale_)
     limits = (float(estimator.feature_range[0]), float(estimator.feature_range[1])) if estimator.clip else None
     return Scale(torch.zeros_like(scale), 1 / scale, tensor(estimator.min_), limits)
 
 
-@stage_for.register(MaxAbsScaler)
-def _max_abs_scaler(estimator: MaxAbsScaler) -> Stage:
+@stage_for.register(preprocessing.MaxAbsScaler)
+def _max_abs_scaler(estimator: Any) -> Stage:
     scale = tensor(estimator.scale_)
     limits = (-1.0, 1.0) if getattr(estimator, "clip", False) else None
     return Scale(torch.zeros_like(scale), scale, torch.zeros_like(scale), limits)
 
 
-@stage_for.register(RobustScaler)
-def _robust_scaler(estimator: RobustScaler) -> Stage:
-    return _centred_and_scaled(estimator.n_features_in_, estimator.center_, estimator.scale_)
-
-
-def _centred_and_scaled(width: int, centre: Any, scale: Any) -> Stage:
-    """Return ``(x - centre) / scale``, without the parts that are None."""
-    zeros = torch.zeros(width, dtype=torch.float64)
-    return Scale(zeros if centre is None else tensor(centre), zeros + 1 if scale is None else tensor(scale), zeros)
-
-
-@stage_for.register(Normalizer)
-def _normalizer(estimator: Normalizer) -> Stage:
-    return Normalise(estimator.norm)
-
-
 @stage_for.register(SelectorMixin)
-def _selector(estimator: SelectorMixin) -> Stage:
+@transformer_for.register(RFE)
+def _selector(estimator: Any) -> Stage:
     support = np.asarray(estimator.get_support())
     return Select(torch.as_tensor(np.flatnonzero(support)), len(support))
 
@@ -250,8 +187,8 @@ def _recursive_elimination(estimator: RFE) -> Stage:
     )
 
 
-@stage_for.register(FunctionTransformer)
-def _function_transformer(estimator: FunctionTransformer) -> Stage:
+@stage_for.register(preprocessing.FunctionTransformer)
+def _function_transformer(estimator: Any) -> Stage:
     raise NoClosedFormError(
         f"FunctionTransformer({estimator.func!r}) has no closed-form Jacobian: only the identity (func=None) has. "
         "Put the function into the backbone, or register a transformer of your own with stage_for.register(...)."
@@ -261,9 +198,16 @@ def _function_transformer(estimator: FunctionTransformer) -> Stage:
 # --- reductions: most are V^T (x - u) with a matrix of their own ----------------------------------------------------
 
 
-@stage_for.register(PCA)
-@stage_for.register(IncrementalPCA)
-def _pca(estimator: PCA | IncrementalPCA) -> Stage:
+def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None) -> Stage:
+    components = tensor(components)
+    mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
+    divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
+    return Projection(components, mean, divisor)
+
+
+@stage_for.register(decomposition.PCA)
+@stage_for.register(decomposition.IncrementalPCA)
+def _pca(estimator: Any) -> Stage:
     divisor = None
     if estimator.whiten:
         # scikit-learn takes the root, and clips it at eps, in the dtype that PCA was fitted in.
@@ -273,49 +217,21 @@ def _pca(estimator: PCA | IncrementalPCA) -> Stage:
     return _projection(estimator.components_, estimator.mean_, divisor)
 
 
-@stage_for.register(TruncatedSVD)
-@stage_for.register(GaussianRandomProjection)
-@stage_for.register(SparseRandomProjection)
-def _without_mean(estimator: Any) -> Stage:
-    return _projection(estimator.components_)
-
-
-@stage_for.register(FastICA)
-def _fast_ica(estimator: FastICA) -> Stage:
-    return _projection(estimator.components_, estimator.mean_ if estimator.whiten else None)
-
-
-@stage_for.register(FactorAnalysis)
-def _factor_analysis(estimator: FactorAnalysis) -> Stage:
+@stage_for.register(decomposition.FactorAnalysis)
+def _factor_analysis(estimator: Any) -> Stage:
     # E[z | x] = (1 + L Psi^-1 L^T)^-1 L Psi^-1 (x - u)
     weighted = tensor(estimator.components_) / tensor(estimator.noise_variance_)
     precision = torch.eye(len(weighted), dtype=torch.float64) + weighted @ tensor(estimator.components_).T
     return _projection(torch.linalg.solve(precision, weighted), estimator.mean_)
 
 
-@stage_for.register(SparsePCA)
-@stage_for.register(MiniBatchSparsePCA)
-def _sparse_pca(estimator: SparsePCA | MiniBatchSparsePCA) -> Stage:
+@stage_for.register(decomposition.SparsePCA)
+@stage_for.register(decomposition.MiniBatchSparsePCA)
+def _sparse_pca(estimator: Any) -> Stage:
     # Its transform is a ridge regression on the components: (C C^T + alpha)^-1 C (x - u).
     components = tensor(estimator.components_)
     ridge = components @ components.T + estimator.ridge_alpha * torch.eye(len(components), dtype=torch.float64)
     return _projection(torch.linalg.pinv(ridge, hermitian=True) @ components, estimator.mean_)
-
-
-def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None) -> Stage:
-    components = tensor(components)
-    mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
-    divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
-    return Projection(components, mean, divisor)
-
-
-@singledispatch
-def transformer_for(estimator: Any) -> Stage:
-    """Return the stage of an estimator that others follow; it differs only where one both transforms and classifies."""
-    return stage_for(estimator)
-
-
-transformer_for.register(RFE, _selector)
 
 
 @transformer_for.register(PLSRegression)
@@ -331,8 +247,8 @@ def _discriminants(estimator: LinearDiscriminantAnalysis) -> Stage:
     return _projection(tensor(estimator.scalings_).T[: estimator._max_components], mean)
 
 
-@stage_for.register(KernelPCA)
-def _kernel_pca(estimator: KernelPCA) -> Stage:
+@stage_for.register(decomposition.KernelPCA)
+def _kernel_pca(estimator: Any) -> Stage:
     scale = np.sqrt(estimator.eigenvalues_, where=estimator.eigenvalues_ != 0, out=np.ones_like(estimator.eigenvalues_))
     alphas = tensor(np.where(estimator.eigenvalues_ != 0, estimator.eigenvectors_ / scale, 0.0))
     # Centring the kernel is linear in it: K - mean_i(K) - rows + all.
@@ -362,33 +278,24 @@ def _rbf_sampler(estimator: RBFSampler) -> Stage:
 # --- classifiers and regressors -------------------------------------------------------------------------------------
 
 
-@stage_for.register(SVC)
-@stage_for.register(NuSVC)
-def _svc(estimator: SVC | NuSVC) -> Stage:
-    n_classes = len(estimator.classes_)
-    pairwise = estimator.decision_function_shape == "ovo"
-    several = OneVsOne(n_classes, pairwise_scores=pairwise, break_ties=estimator.break_ties and not pairwise)
-    return _machine(estimator, Binary(zero_is_second=True) if n_classes == 2 else several, estimator.classes_)
-
-
-@stage_for.register(SVR)
-@stage_for.register(NuSVR)
-def _svr(estimator: SVR | NuSVR) -> Stage:
-    return _machine(estimator, Regression(), None)
-
-
-@stage_for.register(OneClassSVM)
-def _one_class(estimator: OneClassSVM) -> Stage:
-    return _machine(estimator, OneClass(), None)
-
-
-def _machine(estimator: Any, voting: Voting, classes: Any) -> Stage:
-    if classes is not None and len(estimator.n_support_) != len(classes):
+@stage_for.register(svm.SVC)
+@stage_for.register(svm.NuSVC)
+def _svc(estimator: Any) -> Stage:
+    classes = estimator.classes_
+    if len(estimator.n_support_) != len(classes):
         raise ValueError(
             f"{type(estimator).__name__} knows {len(classes)} classes, but was fitted on samples of "
             f"{len(estimator.n_support_)}: where all samples of a class have the weight 0, its decisions lack that "
             "class, and scikit-learn's labels are shifted. Fit it without these samples."
         )
+    if len(classes) == 2:
+        return _machine(estimator, voting.Binary(zero_is_second=True), classes)
+    pairwise = estimator.decision_function_shape == "ovo"
+    break_ties = estimator.break_ties and not pairwise
+    return _machine(estimator, voting.OneVsOne(len(classes), pairwise_scores=pairwise, break_ties=break_ties), classes)
+
+
+def _machine(estimator: Any, votes: voting.Voting, classes: Any = None) -> Stage:
     points = tensor(estimator.support_vectors_)
     return KernelSVM(
         _kernel(estimator, estimator._gamma, points.shape[1]),
@@ -397,26 +304,33 @@ def _machine(estimator: Any, voting: Voting, classes: Any) -> Stage:
         tensor(estimator.intercept_),
         list(estimator.n_support_),
         torch.as_tensor(estimator.support_).long(),
-        voting,
+        votes,
         classes,
     )
 
 
 @stage_for.register(LinearClassifierMixin)
 def _linear_classifier(estimator: Any) -> Stage:
-    n_classes = len(estimator.classes_)
     weight = torch.atleast_2d(tensor(estimator.coef_))
     if getattr(getattr(estimator, "_label_binarizer", None), "y_type_", "").startswith("multilabel"):
-        raise NoClosedFormError(
-            f"{type(estimator).__name__} was fitted on several labels per image: fit one per label."
-        )
-    calibration = _of_scores(estimator, n_classes)
-    voting = Binary(calibration=calibration) if n_classes == 2 else OneVsRest(n_classes, calibration)
-    return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), voting, estimator.classes_)
+        raise _of_several_labels(estimator)
+    votes = _plain_voting(len(estimator.classes_), _of_scores(estimator))
+    return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), votes, estimator.classes_)
 
 
-def _of_scores(estimator: Any, n_classes: int) -> Calibration | None:
+def _plain_voting(n_classes: int, calibration: Calibration | None) -> voting.Voting:
+    """Return the voting of one decision value per class, or of one for two classes."""
+    return voting.Binary(calibration=calibration) if n_classes == 2 else voting.OneVsRest(n_classes, calibration)
+
+
+def _of_several_labels(estimator: Any) -> NoClosedFormError:
+    kind = type(estimator).__name__
+    return NoClosedFormError(f"{kind} was fitted on several labels per image: fit one per label.")
+
+
+def _of_scores(estimator: Any) -> Calibration | None:
     """Return what makes ``predict_proba`` of the scores of a linear classifier, or None."""
+    n_classes = len(estimator.classes_)
     sigmoids = PerClass([Platt(-1.0, 0.0)] * (1 if n_classes == 2 else n_classes))
     match estimator:
         case SGDClassifier(loss="log_loss"):
@@ -432,22 +346,17 @@ def _of_scores(estimator: Any, n_classes: int) -> Calibration | None:
     return None
 
 
-@stage_for.register(PLSRegression)
-def _pls(estimator: PLSRegression) -> Stage:
-    weight = torch.atleast_2d(tensor(estimator.coef_))
-    if len(weight) != 1:
-        raise NoClosedFormError(f"{type(estimator).__name__} was fitted on {len(weight)} outputs: fit one for each.")
-    bias = tensor(estimator.intercept_).reshape(-1) - weight @ tensor(estimator._x_mean)
-    return LinearDecision(weight, bias, Regression(), None)
-
-
 @stage_for.register(SGDRegressor)
 @stage_for.register(LinearModel)
+@stage_for.register(PLSRegression)
 def _linear_regressor(estimator: Any) -> Stage:
     weight = torch.atleast_2d(tensor(estimator.coef_))
     if len(weight) != 1:
         raise NoClosedFormError(f"{type(estimator).__name__} was fitted on {len(weight)} outputs: fit one for each.")
-    return LinearDecision(weight, tensor(estimator.intercept_).reshape(-1).expand(1).clone(), Regression(), None)
+    bias = tensor(estimator.intercept_).reshape(-1).expand(1).clone()
+    if isinstance(estimator, PLSRegression):  # it predicts from x - mean
+        bias = bias - weight @ tensor(estimator._x_mean)
+    return LinearDecision(weight, bias, voting.Regression(), None)
 
 
 # --- several machines side by side ------------------------------------------------------------------------------------
@@ -456,83 +365,67 @@ def _linear_regressor(estimator: Any) -> Stage:
 @stage_for.register(OneVsRestClassifier)
 def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
     if estimator.multilabel_:
-        raise NoClosedFormError("OneVsRestClassifier was fitted on several labels per image: fit one per label.")
-    n_classes = len(estimator.classes_)
-    members, votings = _binary_members(estimator)
+        raise _of_several_labels(estimator)
+    members, decisions = _members(estimator, estimator.estimators_)
     # Each member's own probability, divided by their sum, if that is a sigmoid (no curve that ends in 0 everywhere).
-    curves = [curve for v in votings if isinstance(v.calibration, PerClass) for curve in v.calibration.curves]
+    own = [decision.voting.calibration for decision in decisions]
+    curves = [curve for each in own if isinstance(each, PerClass) for curve in each.curves]
     sigmoids = len(curves) == len(members) and all(isinstance(curve, Platt) for curve in curves)
-    calibration = PerClass(curves) if sigmoids else None
-    voting = Binary(calibration=calibration) if n_classes == 2 else OneVsRest(n_classes, calibration)
-    return Ensemble(members, 1.0, voting, estimator.classes_)
+    votes = _plain_voting(len(estimator.classes_), PerClass(curves) if sigmoids else None)
+    return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
 @stage_for.register(OneVsOneClassifier)
 def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
-    n_classes = len(estimator.classes_)
-    members, votings = _binary_members(estimator)
-    zero_is_second = votings[0].zero_is_second
-    if n_classes == 2:
-        return Ensemble(members, 1.0, BinaryVote(zero_is_second=zero_is_second), estimator.classes_)
+    members, decisions = _members(estimator, estimator.estimators_)
+    zero_is_second = decisions[0].voting.zero_is_second
+    if len(estimator.classes_) == 2:
+        return Ensemble(members, 1.0, voting.BinaryVote(zero_is_second=zero_is_second), estimator.classes_)
     # Its members are positive for the second class of a pair, and the best score wins.
-    voting = OneVsOne(n_classes, break_ties=True, zero_is_second=zero_is_second)
-    return Ensemble(members, -1.0, voting, estimator.classes_)
+    votes = voting.OneVsOne(len(estimator.classes_), break_ties=True, zero_is_second=zero_is_second)
+    return Ensemble(members, -1.0, votes, estimator.classes_)
 
 
 @stage_for.register(CalibratedClassifierCV)
 def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
-    members, votings, sizes, calibrations = [], [], [], []
-    for calibrated in estimator.calibrated_classifiers_:
+    folds = estimator.calibrated_classifiers_
+    for fold in folds:
         # Temperature scaling fits on the classes' numbers.
-        classes = list(calibrated.estimator.classes_)
-        if classes not in (list(estimator.classes_), list(range(len(estimator.classes_)))):
+        if list(fold.estimator.classes_) not in (list(estimator.classes_), list(range(len(estimator.classes_)))):
             raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes: fit it with fewer folds.")
-        member = _member(calibrated.estimator)
-        decision = stages_in(member.stages)[-1]
-        assert isinstance(decision, Decision)
-        members.append(member)
-        votings.append(decision.voting)
-        if calibrated.method == "temperature" and isinstance(decision.voting, Calibrated):
-            raise NoClosedFormError("temperature scaling of probabilities is not known here.")
-        sizes.append(decision.n_outputs)
-        calibrations.append(_calibration(calibrated))
-    return Ensemble(members, 1.0, Calibrated(votings, sizes, calibrations), estimator.classes_)
+    members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
+    votings = [decision.voting for decision in decisions]
+    if folds[0].method == "temperature" and any(isinstance(each, voting.Calibrated) for each in votings):
+        raise NoClosedFormError("temperature scaling of probabilities is not known here.")
+    sizes = [decision.n_outputs for decision in decisions]
+    votes = voting.Calibrated(votings, sizes, [_calibration(fold) for fold in folds])
+    return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
-def _member(estimator: Any) -> Chain:
-    chain = Chain(list(stages_of(estimator)))
-    if not isinstance(stages_in(chain.stages)[-1], Decision):
-        raise NoClosedFormError(f"{type(estimator).__name__} has no decision value with a closed-form Jacobian.")
-    return chain
-
-
-def _binary_members(estimator: Any) -> tuple[list[Chain], list[Binary]]:
-    """Return the machines of a meta-estimator, each a decision between two classes, and their votings."""
-    members = [_member(member) for member in estimator.estimators_]
-    votings = []
-    for member, fitted in zip(members, estimator.estimators_, strict=True):
-        decision = stages_in(member.stages)[-1]
+def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple[list[Chain], list[Any]]:
+    """Return the machines of a meta-estimator, each a decision between two classes if binary, and their decisions."""
+    members = [Chain(stages_of(each)) for each in fitted]
+    decisions = [stages_in(member.stages)[-1] for member in members]
+    for each, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
-        if not isinstance(decision, Decision) or type(decision.voting) is not Binary:
+        if not isinstance(decision, Decision) or (binary and type(decision.voting) is not voting.Binary):
             raise NoClosedFormError(
-                f"{type(estimator).__name__} of {type(fitted).__name__} is not known here: fit it with a "
+                f"{type(estimator).__name__} of {type(each).__name__} is not known here: fit it with a "
                 "classifier that has one decision value for two classes, e.g. SVC."
             )
-        votings.append(decision.voting)
-    return members, votings
+    return members, decisions
 
 
 def _calibration(calibrated: Any) -> Calibration:
     """Return how the scores of one calibrated classifier become probabilities."""
     if calibrated.method == "temperature":
         return Temperature(float(calibrated.calibrators[0].beta_))
-    curves: list[Platt | Isotonic] = []
-    for calibrator in calibrated.calibrators:
-        if isinstance(calibrator, IsotonicRegression):
-            curves.append(Isotonic(calibrator.X_thresholds_.tolist(), calibrator.y_thresholds_.tolist()))
-        else:
-            curves.append(Platt(float(calibrator.a_), float(calibrator.b_)))
-    return PerClass(curves)
+    return PerClass([
+        Isotonic(curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist())
+        if isinstance(curve, IsotonicRegression)
+        else Platt(float(curve.a_), float(curve.b_))
+        for curve in calibrated.calibrators
+    ])
 
 
 def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Kernel:
@@ -554,3 +447,21 @@ def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Ker
                 f"{type(estimator).__name__} has the kernel {kernel!r}, whose gradient is not known here. "
                 "Fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'."
             )
+
+
+# --- all that is one expression -------------------------------------------------------------------------------------
+
+_IN_ONE: dict[type, Callable[[Any], Stage]] = {
+    preprocessing.StandardScaler: lambda e: _scale(e, e.mean_ if e.with_mean else None, e.scale_),
+    preprocessing.RobustScaler: lambda e: _scale(e, e.center_, e.scale_),
+    preprocessing.Normalizer: lambda e: Normalise(e.norm),
+    decomposition.TruncatedSVD: lambda e: _projection(e.components_),
+    decomposition.FastICA: lambda e: _projection(e.components_, e.mean_ if e.whiten else None),
+    random_projection.GaussianRandomProjection: lambda e: _projection(e.components_),
+    random_projection.SparseRandomProjection: lambda e: _projection(e.components_),
+    svm.SVR: lambda e: _machine(e, voting.Regression()),
+    svm.NuSVR: lambda e: _machine(e, voting.Regression()),
+    svm.OneClassSVM: lambda e: _machine(e, voting.OneClass()),
+}
+for _kind, _stage in _IN_ONE.items():
+    stage_for.register(_kind, _stage)

@@ -13,29 +13,11 @@ class Hookable(nn.Module):
     """A module that computes its output in ``evaluate``, beside what its pullback needs."""
 
     def evaluate(self, x: Tensor) -> tuple[Any, Any]:
-        """Return the output for x, and what the pullback needs.
-
-        Args:
-            x: input, shape (N, in).
-
-        Returns:
-            The output, and anything; tensors in it have the batch first.
-
-        Raises:
-            NotImplementedError: a subclass does not define it.
-        """
+        """Return the output for x, shape (N, in), and what the pullback needs; tensors in that have the batch first."""
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
 
     def forward(self, x: Tensor, made: list[Any] | None = None) -> Any:
-        """Return the output for x.
-
-        Args:
-            x: input, shape (N, in).
-            made: for :func:`run`, which finds in it what was there before the hooks behind this call.
-
-        Returns:
-            The output.
-        """
+        """Return the output for x; ``made`` is for :func:`run`, and gets what was there before the hooks behind it."""
         y, saved = self.evaluate(x)
         if made is not None:
             made += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
@@ -43,26 +25,14 @@ class Hookable(nn.Module):
 
 
 class Changed:
-    """Stands for what a pullback needs where a hook has made something else of a module.
-
-    Args:
-        module: the module.
-    """
+    """Stands for what a pullback needs where a hook has made something else of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.name = type(module).__name__
 
 
 def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
-    """Return ``module.evaluate(x)``, with the module's hooks.
-
-    Args:
-        module: a stage or a head.
-        x: its input, shape (N, in).
-
-    Returns:
-        The output as the hooks leave it, and what its pullback needs: a ``Changed`` where that is not its derivative.
-    """
+    """Return ``module.evaluate(x)`` as the module's hooks leave it: what is saved is a ``Changed`` if they changed x or y."""
     backward = module._backward_hooks or module._backward_pre_hooks
     if not (backward or module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()):
         return module.evaluate(x)
@@ -70,22 +40,12 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
     given, made = x.clone(), list[Any]()
     output = nn.Module.__call__(module, given, made=made)
     seen, y, copies, saved = made
-    looked = seen is given and output is y and _same([given, *_tensors(y)], [x, *copies])
+    looked = seen is given and output is y and all(map(_same, [given, *_tensors(y)], [x, *copies]))
     return output, saved if looked and not backward else Changed(module)
 
 
 def intact(saved: Any) -> Any:
-    """Return what a pullback needs.
-
-    Args:
-        saved: as ``run`` gives it.
-
-    Returns:
-        The same.
-
-    Raises:
-        NoClosedFormError: a hook has changed the module.
-    """
+    """Return what a pullback needs, if no hook has changed the module."""
     if isinstance(saved, Changed):
         raise NoClosedFormError(
             f"a hook on {saved.name}, a part of the head, changes its input, output or gradient, which has no "
@@ -101,8 +61,5 @@ def _tensors(y: Any) -> list[Tensor]:
     return [y] if isinstance(y, Tensor) else y.values
 
 
-def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
-    return len(tensors) == len(others) and all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
-        for a, b in zip(tensors, others, strict=True)
-    )
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)

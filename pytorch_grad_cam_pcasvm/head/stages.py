@@ -4,7 +4,8 @@ A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, th
 to the stage's output, of shape (N, K, out) or (1, K, out) where it is the same for every image, and gives the
 derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
 
-A gradient may come divided by a factor, too small for its dtype, whose logarithm is beside it: ``(grad, log_scale)``.
+A gradient may come divided by a factor, too small for its dtype, whose logarithm, of shape (N, K) or (1, K), is beside
+it: ``(grad, log_scale)``. A ``log_scale`` of None: nothing was factored out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,33 +46,13 @@ class Stage(Hookable):
     reduces: bool = False
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
-        """Return ``grad @ dy/dx``.
-
-        Args:
-            saved: what ``evaluate`` gave beside the output.
-            grad: derivative with respect to the stage's output, shape (N, K, out) or (1, K, out).
-
-        Returns:
-            The derivative with respect to the stage's input, shape (N, K, in) or (1, K, in), divided by
-            ``exp(log_scale)``; and ``log_scale``, shape (N, K) or (1, K), or None where nothing was factored out.
-
-        Raises:
-            NotImplementedError: a subclass does not define it.
-        """
+        """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module's text for shapes)."""
         raise NotImplementedError(
             f"{type(self).__name__} defines no pullback(saved, grad) that returns (grad, log_scale)"
         )
 
     def jacobian(self, saved: Any, y: Tensor) -> Scaled:
-        """Return the pullback of the identity: the derivative of every output.
-
-        Args:
-            saved: what ``evaluate`` gave beside the output.
-            y: the output, shape (N, out), for its width, dtype and device.
-
-        Returns:
-            ``dy/dx``, shape (N, out, in) or (1, out, in), divided by ``exp(log_scale)``, and ``log_scale`` or None.
-        """
+        """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for what ``evaluate`` saved beside the output y."""
         return self.pullback(saved, identity(y))
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -94,30 +75,14 @@ def identity(y: Tensor) -> Tensor:
 
 
 def pulled_through(stage: Stage, saved: Any, scaled: Scaled) -> Scaled:
-    """Return the pullback of a gradient that may be divided by a factor already.
-
-    Args:
-        stage: the stage.
-        saved: what ``run`` gave beside its output.
-        scaled: the gradient with respect to its output, and the logarithm of its factor or None.
-
-    Returns:
-        The gradient with respect to its input, and the logarithm of both factors or None.
-    """
+    """Return the pullback of a gradient that may be divided by a factor already, and the logarithm of both factors."""
     grad, before = scaled
     grad, log_scale = stage.pullback(intact(saved), grad)
     return grad, before if log_scale is None else log_scale if before is None else before + log_scale
 
 
 def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
-    """Return the sum of gradients of different size, the largest factor taken out, and its logarithm.
-
-    Args:
-        terms: gradients, shape (N, K, .) or (1, K, .), and the logarithm of their factors.
-
-    Returns:
-        The sum, and the logarithm, shape (N, K) or (1, K).
-    """
+    """Return the sum of gradients of different size, the largest factor taken out, and its logarithm."""
     # A term that takes no part must not set the scale of the others.
     logarithms = [
         torch.where(grad.any(-1), 0.0 if log_scale is None else log_scale, -torch.inf).to(grad.dtype)
@@ -132,14 +97,7 @@ def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
 
 
 class Scale(Stage):
-    """``y = (x - shift) / divisor + offset`` per feature, then clipped to ``limits`` if there are any.
-
-    Args:
-        shift: subtracted first, shape (D,).
-        divisor: divided by, shape (D,).
-        offset: added last, shape (D,).
-        limits: (lowest, highest) value of y, or None.
-    """
+    """``y = (x - shift) / divisor + offset``, each of shape (D,), then clipped to ``limits`` (low, high) if given."""
 
     shift: Tensor
     divisor: Tensor
@@ -170,12 +128,12 @@ class Scale(Stage):
 
 
 class Projection(Stage):
-    """``y = V^T (x - u)`` (the PCA layer of the paper), divided by ``divisor`` if PCA whitens.
+    """``y = V^T (x - u) / divisor`` (the PCA layer of the paper).
 
     Args:
         components: V^T, shape (B, D).
         mean: u, shape (D,).
-        divisor: square roots of the explained variances, shape (B,); ones without whitening.
+        divisor: square roots of the explained variances where PCA whitens, otherwise ones, shape (B,).
     """
 
     reduces = True
@@ -204,12 +162,7 @@ class Projection(Stage):
 
 
 class Select(Stage):
-    """``y = x[index]``: some of the features.
-
-    Args:
-        index: positions, shape (B,).
-        n_inputs: number of features D.
-    """
+    """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,)."""
 
     index: Tensor
 
@@ -232,11 +185,7 @@ _SMALLEST_NORM = 10 * torch.finfo(torch.float64).eps
 
 
 class Normalise(Stage):
-    """``y = x / |x|`` row by row; a row of zeros (to rounding, as scikit-learn has it) stays.
-
-    Args:
-        norm: ``"l1"``, ``"l2"`` or ``"max"`` (of absolute values).
-    """
+    """``y = x / |x|`` row by row, in the norm "l1", "l2" or "max"; a row of zeros, as scikit-learn has it, stays."""
 
     def __init__(self, norm: str) -> None:
         super().__init__()
@@ -294,19 +243,13 @@ class KernelMap(Stage):
         return self.kernel.value(argument) @ self.coefficients + self.offset, (x, argument)
 
     def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
-        """Return ``sum_i <grad, c_i> dK(x_i, x)/dx / exp(log_scale)``, shape (N, K, D), and ``log_scale``, (N, K)."""
+        """Return ``sum_i <grad, c_i> dK(x_i, x)/dx``, shape (N, K, D), divided by its factor."""
         x, argument = saved
         return self.kernel.pullback(argument, x, self.points, grad @ self.coefficients.T)
 
 
 class FourierFeatures(Stage):
-    """``y = amplitude cos(x W + phase)``: the random features of RBFSampler.
-
-    Args:
-        weight: W, shape (D, B).
-        phase: shape (B,).
-        amplitude: a number.
-    """
+    """``y = amplitude cos(x W + phase)``, W of shape (D, B), phase (B,): the random features of RBFSampler."""
 
     weight: Tensor
     phase: Tensor
@@ -330,11 +273,7 @@ class FourierFeatures(Stage):
 
 
 class Chain(Stage):
-    """Several stages one after another, as one.
-
-    Args:
-        stages: the stages in order.
-    """
+    """Several stages one after another, as one."""
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()

@@ -23,8 +23,7 @@ FORMAT = "pytorch_grad_cam_pcasvm head 2"
 
 # Files of version 0.1 differ in these names alone.
 _FORMATS = ("pytorch_grad_cam_pcasvm head 1", FORMAT)
-_RENAMED_PARTS = {"Single": "Regression"}
-_RENAMED_ARGUMENTS = {"rule": "voting", "rules": "votings"}
+_RENAMED = {"Single": "Regression", "rule": "voting", "rules": "votings"}
 
 _PARTS: dict[str, type] = {
     part.__name__: part
@@ -34,46 +33,35 @@ _PARTS: dict[str, type] = {
 }
 
 
-def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
-    """Write the stages of a head to a file.
-
-    Args:
-        parts: the stages.
-        path: the file.
-
-    Raises:
-        TypeError: a stage is not of this package.
-        FileNotFoundError: there is no such folder.
-    """
+def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors and strings to a safetensors file."""
     if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {Path(path).parent} to save the head in")
+        raise FileNotFoundError(f"there is no folder {Path(path).parent} to save in: make it first")
+    # Clones: the format has no views.
+    save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, path, metadata)
+
+
+def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the strings and the tensors, on the CPU, of a safetensors file; ``writer`` is named where it is none."""
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: name the file that {writer} wrote")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file, or a truncated one ({error}): write it again") from error
+
+
+def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
+    """Write the stages of a head to a file: see ``Head.save``."""
     tensors: dict[str, Tensor] = {}
     header = json.dumps(_encode(parts, tensors))
-    metadata = {"format": FORMAT, "head": header, "sha256": _digest(header, tensors)}
-    save_file(tensors, path, metadata)
+    write(path, tensors, {"format": FORMAT, "head": header, "sha256": _digest(header, tensors)})
 
 
 def load(path: str | PathLike[str]) -> list[stages.Stage]:
-    """Read the stages of a head from a file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The stages, on the CPU.
-
-    Raises:
-        ValueError: the file is truncated, changed, or not the file of a head.
-        FileNotFoundError: there is no such file.
-    """
-    if Path(path).is_dir():
-        raise ValueError(f"{path} is a folder: name the file that net.head.save(path) wrote")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or a truncated one ({error})") from error
+    """Read the stages of a head, on the CPU, from a file: see ``Head.load``."""
+    metadata, tensors = read(path, "net.head.save(path)")
     found = metadata.get("format", "")
     if found not in _FORMATS:
         if found.startswith(FORMAT[:-1]):
@@ -86,7 +74,7 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
     if not unchanged:
         raise ValueError(f"{path} was changed since it was written: its checksum does not match")
     try:
-        parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
+        parts = [_decode(part, tensors) for part in _parsed(metadata["head"])]
         if not all(isinstance(part, stages.Stage) for part in parts):
             raise ValueError("its parts are no stages")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -95,14 +83,7 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
 
 
 def constants(parts: list[stages.Stage]) -> str:
-    """Return what a state dict has no tensors for (types, kernels, class labels) as JSON.
-
-    Args:
-        parts: the stages.
-
-    Returns:
-        The JSON; nothing where a stage is not of this package.
-    """
+    """Return what a state dict has no tensors for as JSON; an empty string where a stage is not of this package."""
     try:
         return json.dumps(_encode(parts, {}))
     except TypeError:
@@ -110,28 +91,27 @@ def constants(parts: list[stages.Stage]) -> str:
 
 
 def agree(state: str, expected: str) -> bool:
-    """Return whether two heads have the same constants, also where one was written by version 0.1.
-
-    Args:
-        state: ``constants`` of a head, perhaps of version 0.1, which lacks the arguments that came later.
-        expected: ``constants`` of the other.
-
-    Returns:
-        Whether all of ``state`` is in ``expected``.
-    """
+    """Return whether two heads have the same ``constants``, those that version 0.1 lacks in ``state`` left out."""
     if not state or not expected:
         return state == expected
-    return _within(json.loads(state), json.loads(expected))
+    return _within(_parsed(state), _parsed(expected))
+
+
+def _parsed(header: str) -> Any:
+    """Return the JSON of a header, in the names of today."""
+
+    def renamed(entry: dict[str, Any]) -> dict[str, Any]:
+        entry = {_RENAMED.get(key, key): value for key, value in entry.items()}
+        return entry | {"part": _RENAMED.get(entry["part"], entry["part"])} if "part" in entry else entry
+
+    return json.loads(header, object_hook=renamed)
 
 
 def _within(part: Any, whole: Any) -> bool:
-    match part, whole:
-        case {"part": name, "arguments": arguments}, {"part": other, "arguments": others}:
-            named = {_RENAMED_ARGUMENTS.get(key, key): value for key, value in arguments.items()}
-            same = _RENAMED_PARTS.get(name, name) == other and named.keys() <= others.keys()
-            return same and all(_within(value, others[key]) for key, value in named.items())
-        case list(), list():
-            return len(part) == len(whole) and all(map(_within, part, whole))
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return part.keys() <= whole.keys() and all(_within(value, whole[key]) for key, value in part.items())
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(part) == len(whole) and all(map(_within, part, whole))
     return part == whole
 
 
@@ -140,7 +120,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     match value:
         case Tensor():
             name = str(len(tensors))
-            tensors[name] = value.detach().cpu().contiguous().clone()
+            tensors[name] = value.detach().cpu()
             return {"tensor": name}
         case np.ndarray() if value.dtype.kind in "mM":
             raise TypeError(f"class labels of type {value.dtype} cannot be saved: fit on their strings")
@@ -166,11 +146,9 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"labels": labels, "dtype": dtype}:
             return np.array(labels, dtype=dtype)
         case {"part": name, "arguments": arguments}:
-            kind = _PARTS.get(_RENAMED_PARTS.get(name, name))
-            if kind is None:
+            if name not in _PARTS:
                 raise ValueError(f"it has an unknown part, {name!r}")
-            decoded = {key: _decode(argument, tensors) for key, argument in arguments.items()}
-            return kind(**{_RENAMED_ARGUMENTS.get(key, key): argument for key, argument in decoded.items()})
+            return _PARTS[name](**{key: _decode(argument, tensors) for key, argument in arguments.items()})
         case list():
             return [_decode(item, tensors) for item in value]
     return value

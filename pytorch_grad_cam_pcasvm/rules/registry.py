@@ -36,6 +36,7 @@ class Rule:
 
 
 _rules: dict[Any, Rule] = {}
+_layers: set[type] = set()
 # What depends on its input by number only: autograd passes no gradient, either.
 CONSTANTS: set[Any] = set()
 
@@ -86,6 +87,7 @@ def register_jacobian(*calls: Any, keeps_sums: Callable[..., bool] = _never) -> 
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = tuple(p.name for p in inspect.signature(pull).parameters.values() if p.kind in kinds)
         _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters)))
+        _layers.update(call for call in calls if isinstance(call, type))
         return pull
 
     return register
@@ -102,7 +104,7 @@ def rule_of(call: Any) -> Rule | None:
 
 def has_layers() -> bool:
     """Return whether any layer class has a rule of its own."""
-    return any(isinstance(call, type) for call in _rules)
+    return bool(_layers)
 
 
 def layer_kind(layer: nn.Module) -> type | None:

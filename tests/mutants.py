@@ -1,0 +1,455 @@
+"""Do the tests notice when the mathematics is wrong? A script, not a test: ``python tests/mutants.py``.
+
+Every mutant has one thing changed: a sign, a term or factor left out, an axis, a comparison, a minimum for a maximum, a
+condition negated. The tests that run the changed function are run until one fails. Those that survive are printed; each
+must be in EQUIVALENT, with the reason why no test can kill it. Nothing is written into the tree: a process that has
+imported torch and its like, but not the package, is forked for every mutant, and gives the changed module to whoever
+imports it.
+
+The exit status is 1 where a survivor has no reason, or where a mutant with a reason dies or does not exist.
+"""
+
+import argparse
+import ast
+import copy
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "pytorch_grad_cam_pcasvm"
+
+# File: the tests that belong to it, the quickest first.
+TESTS = {
+    "rules/registry.py": "rules path",
+    "rules/arithmetic.py": "rules path",
+    "rules/attention.py": "rules path",
+    "rules/dense.py": "rules path",
+    "rules/elementwise.py": "rules path",
+    "rules/pooling.py": "rules path",
+    "rules/shapes.py": "rules path",
+    "head/calibration.py": "estimators head",
+    "head/decisions.py": "head estimators",
+    "head/head.py": "seeds targets head",
+    "head/kernels.py": "kernels head",
+    "head/stages.py": "seeds head estimators",
+    "head/voting.py": "targets head estimators",
+    "path/pullback.py": "rules path",
+    "path/sums.py": "path",
+    "cam.py": "seeds cam",
+    "maps.py": "maps",
+    "seeds.py": "seeds targets cam",
+    "targets.py": "targets seeds head",
+}
+# Of some files only these functions are mathematics.
+ONLY = {
+    "rules/registry.py": {"unbroadcast", "elementwise"},
+    "head/head.py": {"pullback"},
+    "cam.py": {"_jacobian", "_weights", "_pullback", "_grads"},
+    "maps.py": {"_part", "positive", "negative", "signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
+}
+# These check arguments, or write messages.
+NEVER = {"__post_init__", "__repr__", "_check_sign", "_advice", "_at", "_no_rule", "_described", "_head_of"}
+
+# Mutant: why no test can kill it.
+EQUIVALENT: dict[str, str] = {}
+
+
+@dataclass
+class Mutant:
+    """One node of a file's syntax tree and what stands there instead."""
+
+    name: str
+    file: str
+    node: ast.expr
+    instead: ast.expr
+    lines: list[int]  # where the functions around it begin, the innermost first
+    tests: dict[str, dict[str, float]] = field(default_factory=dict)  # by test file: seconds by test
+
+
+# --- what is changed ------------------------------------------------------------------------------------------------
+
+DIMS = set(
+    "sum mean amax amin argmax argmin any all softmax flatten unflatten unsqueeze squeeze transpose movedim cat stack "
+    "split chunk unbind gather scatter scatter_add index_add index_copy norm vector_norm roll select narrow".split()
+)
+DROPPED = set("transpose movedim permute abs sqrt square exp log relu clamp sign reversed flip".split())
+TWINS = {"min": "max", "amin": "amax", "argmin": "argmax", "minimum": "maximum"}
+TWINS |= {b: a for a, b in TWINS.items()} | {"sum": "mean", "mean": "sum"}
+COMPARISONS = {ast.Gt: ast.GtE, ast.Lt: ast.LtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
+COMPARISONS |= {b: a for a, b in COMPARISONS.items()}
+SKIPPED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arg)
+
+
+def variants(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what may stand in the place of an expression."""
+    match node:
+        case ast.BinOp(left=a, op=ast.Add() | ast.Sub() as op, right=b):
+            added = isinstance(op, ast.Add)
+            yield ast.BinOp(a, ast.Sub() if added else ast.Add(), b)
+            yield a
+            yield b if added else ast.UnaryOp(ast.USub(), b)
+        case ast.BinOp(left=a, op=ast.Mult() | ast.BitAnd() | ast.BitOr(), right=b):
+            yield a
+            yield b
+        case ast.BinOp(left=a, op=ast.Div() | ast.FloorDiv() | ast.Mod() | ast.Pow() | ast.MatMult()):
+            yield a
+        case ast.UnaryOp(op=ast.USub() | ast.Invert(), operand=a) if dimension(node) is None:
+            yield a
+        case ast.Compare(left=a, ops=[op], comparators=[b]) if type(op) in COMPARISONS:
+            yield ast.Compare(a, [COMPARISONS[type(op)]()], [b])
+        case ast.BoolOp(op=op, values=values):
+            for i in range(len(values)):
+                rest = [*values[:i], *values[i + 1 :]]
+                yield ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
+        case ast.IfExp(test=test, body=a, orelse=b):
+            yield ast.IfExp(ast.UnaryOp(ast.Not(), test), a, b)
+        case ast.Attribute(value=a, attr="T" | "mT"):
+            yield a
+        case ast.Name(id="log_scale", ctx=ast.Load()) | ast.Attribute(attr="log_scale", ctx=ast.Load()):
+            yield ast.BinOp(ast.Constant(0), ast.Mult(), node)
+        case ast.Subscript(value=ast.Attribute(attr="shape") as a, slice=index) if dimension(index) is not None:
+            yield ast.Subscript(a, other(index), node.ctx)
+        case ast.Call():
+            yield from variants_of_call(node)
+
+
+def variants_of_call(call: ast.Call) -> Iterator[ast.expr]:
+    function, args, keywords = call.func, call.args, call.keywords
+    method = isinstance(function, ast.Attribute)
+    name = function.attr if method else getattr(function, "id", "")
+    of_torch = method and isinstance(function.value, ast.Name) and function.value.id == "torch"
+    if name in DROPPED and (of_torch or not method):
+        yield args[0]
+    elif name in DROPPED:
+        yield function.value
+    if name in TWINS and method:
+        yield ast.Call(ast.Attribute(function.value, TWINS[name], ast.Load()), args, keywords)
+    elif name in ("min", "max"):
+        yield ast.Call(ast.Name(TWINS[name], ast.Load()), args, keywords)
+    if name == "where" and len(args) == 3:
+        yield ast.Call(function, [args[0], args[2], args[1]], keywords)
+    if name in DIMS:
+        for i, arg in enumerate(args):
+            if dimension(arg) is not None:
+                yield ast.Call(function, [*args[:i], other(arg), *args[i + 1 :]], keywords)
+    for i, arg in enumerate(args):
+        if isinstance(arg, ast.List) and len(arg.elts) > 1 and method:
+            for j in range(len(arg.elts)):
+                fewer = ast.List([*arg.elts[:j], *arg.elts[j + 1 :]], ast.Load())
+                yield ast.Call(function, [*args[:i], fewer, *args[i + 1 :]], keywords)
+    for i, keyword in enumerate(keywords):
+        instead = None
+        if keyword.arg == "dim" and dimension(keyword.value) is not None:
+            instead = ast.keyword("dim", other(keyword.value))
+        elif keyword.arg in ("min", "max"):
+            instead = ast.keyword(TWINS[keyword.arg], keyword.value)
+        elif keyword.arg in ("keepdim", "accumulate", "zero_is_second"):
+            instead = ast.keyword(keyword.arg, ast.UnaryOp(ast.Not(), keyword.value))
+        if instead is not None:
+            yield ast.Call(function, args, [*keywords[:i], instead, *keywords[i + 1 :]])
+
+
+def dimension(node: ast.AST) -> int | None:
+    """Return the number that a node is, or None."""
+    match node:
+        case ast.Constant(value=bool()):
+            return None
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
+            return -number
+    return None
+
+
+def other(node: ast.AST) -> ast.Constant:
+    """Return another dimension than a node gives."""
+    return ast.Constant({-1: -2, -2: -1, 0: 1, 1: 0}.get(dimension(node), dimension(node) - 1))
+
+
+def mutants_of(file: str, tree: ast.Module) -> list[Mutant]:
+    """Return all mutants of a file, in the order of its text."""
+    found: list[tuple[str, ast.expr, ast.expr, list[int]]] = []
+
+    def add(scope: str, node: ast.expr, instead: ast.expr, lines: list[int]) -> None:
+        found.append((f"{file} {scope}: {shown(node)} -> {shown(instead)}", node, instead, lines))
+
+    def visit(node: ast.AST, scope: tuple[str, ...], lines: list[int], allowed: bool) -> None:
+        if isinstance(node, SKIPPED) or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "warn"):
+            return
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                if node.name in NEVER:
+                    return
+                scope = (*scope, node.name)
+                allowed = allowed or node.name in ONLY[file] if file in ONLY else isinstance(node, ast.FunctionDef)
+            if not isinstance(node, ast.ClassDef):
+                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+                lines = [first, *lines]
+        of_message = isinstance(node, ast.If) and all(isinstance(part, ast.Raise) for part in node.body)
+        if allowed:
+            if isinstance(node, ast.If | ast.While) and not of_message:
+                add(".".join(scope), node.test, ast.UnaryOp(ast.Not(), node.test), lines)
+            for test in node.ifs if isinstance(node, ast.comprehension) else ():
+                add(".".join(scope), test, ast.UnaryOp(ast.Not(), test), lines)
+            for instead in variants(node):
+                add(".".join(scope), node, instead, lines)  # type: ignore[arg-type]
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list") or (of_message and name == "test"):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    visit(child, scope, lines, allowed)
+
+    visit(tree, (), [], False)
+    # What is negated as a whole need not be negated in its comparison, too.
+    seen: Counter[str] = Counter()
+    mutants, done = [], set()
+    for name, node, instead, lines in found:
+        key = (id(node), meaning(instead))
+        if key in done:
+            continue
+        done.add(key)
+        seen[name] += 1
+        mutants.append(Mutant(name if seen[name] == 1 else f"{name} #{seen[name]}", file, node, instead, lines))
+    return mutants
+
+
+def meaning(node: ast.expr) -> str:
+    """Return the text of an expression, the same for ``not a == b`` and ``a != b``."""
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(left=a, ops=[op], comparators=[b])) if isinstance(
+            op, ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.Is | ast.IsNot
+        ):
+            return ast.unparse(ast.Compare(a, [COMPARISONS[type(op)]()], [b]))
+    return ast.unparse(node)
+
+
+def shown(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= 90 else f"{text[:60]} ... {text[-25:]}"
+
+
+# --- how it is run --------------------------------------------------------------------------------------------------
+
+
+class Mutated(importlib.abc.MetaPathFinder):
+    """Gives a module with one node changed to whoever imports it."""
+
+    def __init__(self, mutant: Mutant, tree: ast.Module) -> None:
+        self.module = f"{PACKAGE}.{mutant.file[:-3].replace('/', '.')}"
+        self.path = str(ROOT / PACKAGE / mutant.file)
+
+        class Swap(ast.NodeTransformer):
+            def visit(self, node: ast.AST) -> ast.AST:
+                return copy.deepcopy(mutant.instead) if node is mutant.node else super().visit(node)
+
+        self.code = compile(ast.fix_missing_locations(Swap().visit(tree)), self.path, "exec")
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name != self.module:
+            return None
+        loader = SourceFileLoader(name, self.path)
+        loader.get_code = lambda fullname: self.code  # type: ignore[method-assign]
+        return importlib.util.spec_from_file_location(name, self.path, loader=loader)
+
+
+class Chosen:
+    """A plugin of pytest: runs tests of these names alone, the quickest first."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        items[:] = sorted((i for i in items if i.nodeid in self.seconds), key=lambda i: self.seconds[i.nodeid])
+
+
+class Watched:
+    """A plugin of pytest: notes which functions of the package every test calls, and how long it takes."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.test = ""
+        self.inside = str(ROOT / PACKAGE) + os.sep
+
+    def note(self, frame, event, arg):  # type: ignore[no-untyped-def]
+        code = frame.f_code
+        if code.co_filename.startswith(self.inside):
+            self.calls[self.test].add((code.co_filename[len(self.inside) :], code.co_firstlineno))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.test = nodeid
+        self.started = time.monotonic()
+        sys.settrace(self.note)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.seconds[nodeid] = time.monotonic() - self.started
+        self.test = ""
+
+
+def tested(path: str, *plugins: object) -> int:
+    """Run a test file; return pytest's exit status."""
+    import pytest
+
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / path)], plugins=list(plugins)))
+
+
+def watched(path: str, result: Path) -> int:
+    """Write down what the tests of a file call."""
+    plugin = Watched()
+    sys.settrace(plugin.note)
+    status = tested(path, plugin)
+    sys.settrace(None)
+    result.write_bytes(pickle.dumps((dict(plugin.calls), dict(plugin.seconds))))
+    return status
+
+
+def killed(mutant: Mutant, tree: ast.Module) -> int:
+    """Return 0 if no test fails."""
+    sys.meta_path.insert(0, Mutated(mutant, tree))
+    # 5: no such test, which kills nothing.
+    return any(tested(path, Chosen(seconds)) not in (0, 5) for path, seconds in mutant.tests.items())
+
+
+def in_children(
+    work: list[tuple[Callable[[], int], float]], jobs: int, done: Callable[[int, int | None], None], loud: bool = False
+) -> None:
+    """Run every function in a child process; tell ``done`` its number and exit status, None if it ran out of time."""
+    running: dict[int, tuple[int, float]] = {}
+    left = list(enumerate(work))[::-1]
+    while left or running:
+        while left and len(running) < jobs:
+            number, (function, limit) = left.pop()
+            child = os.fork()
+            if not child:
+                run_and_exit(function, loud)
+            running[child] = number, time.monotonic() + limit
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child in running:
+            done(running.pop(child)[0], os.waitstatus_to_exitcode(status))
+            continue
+        for child, (number, deadline) in list(running.items()):
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                del running[child]
+                done(number, None)
+        time.sleep(0.02)
+
+
+def run_and_exit(function: Callable[[], int], loud: bool) -> None:
+    status = 1
+    try:
+        os.setsid()
+        if not loud:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, 1)
+            os.dup2(nothing, 2)
+        status = int(function())
+    finally:
+        os._exit(status)
+
+
+def choose_tests(mutants: list[Mutant], jobs: int) -> bool:
+    """Find the tests of every mutant; return whether all tests pass as long as nothing is changed."""
+    paths = sorted({path for mutant in mutants for path in test_files(mutant.file)})
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        results = [Path(folder) / path for path in paths]
+        work = [(lambda p=p, r=r: watched(p, r), 1200.0) for p, r in zip(paths, results, strict=True)]
+        in_children(work, jobs, lambda number, status: failed.append(paths[number]) if status else None)
+        if failed:
+            print("these tests fail without a mutant:", *failed)
+            return False
+        calls, seconds = {}, {}
+        for path, result in zip(paths, results, strict=True):
+            calls[path], seconds[path] = pickle.loads(result.read_bytes())
+    for mutant in mutants:
+        for path in test_files(mutant.file):
+            of_path = calls[path]
+            for line in mutant.lines:
+                tests = {test for test, called in of_path.items() if test and (mutant.file, line) in called}
+                if tests or (mutant.file, line) in of_path.get("", ()):  # what runs at import concerns every test
+                    mutant.tests[path] = {t: s for t, s in seconds[path].items() if t in tests or not tests}
+                    break
+    return True
+
+
+def test_files(file: str) -> list[str]:
+    return [path for name in TESTS[file].split() if (ROOT / "tests" / (path := f"test_{name}.py")).exists()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="mutants with this in their names")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    trees = {file: ast.parse((ROOT / PACKAGE / file).read_text()) for file in TESTS}
+    mutants = [m for file, tree in trees.items() for m in mutants_of(file, tree) if options.only in m.name]
+    if options.list:
+        print(*(mutant.name for mutant in mutants), sep="\n")
+        return 0
+    import_all()
+    if not choose_tests(mutants, options.jobs):
+        return 1
+    print(f"{len(mutants)} mutants, after {time.monotonic() - begun:.0f} s", flush=True)
+    survivors: set[str] = set()
+    ran_out = []
+
+    def done(number: int, status: int | None) -> None:
+        mutant = mutants[number]
+        if status is None:
+            ran_out.append(mutant.name)
+            print(f"out of time {mutant.name}", flush=True)
+        if status == 0:
+            survivors.add(mutant.name)
+            reason = EQUIVALENT.get(mutant.name)
+            count = sum(map(len, mutant.tests.values()))
+            print(f"survived :{mutant.node.lineno} {mutant.name}  [{reason or f'{count} tests'}]", flush=True)
+
+    work = []
+    for mutant in mutants:
+        limit = 60 + 5 * sum(sum(seconds.values()) for seconds in mutant.tests.values())
+        work.append((lambda mutant=mutant: killed(mutant, trees[mutant.file]), limit))
+    in_children(work, options.jobs, done)
+    names = {mutant.name for mutant in mutants}
+    expected = {name for name in EQUIVALENT if options.only in name}
+    new, died, gone = sorted(survivors - expected), sorted((expected & names) - survivors), sorted(expected - names)
+    for what, listed in (("SURVIVED", new), ("DIED, BUT HAS A REASON", died), ("DOES NOT EXIST", gone)):
+        for name in listed:
+            print(f"{what}: {name}")
+    print(
+        f"{len(mutants)} mutants: {len(mutants) - len(survivors)} killed ({len(ran_out)} by the clock), "
+        f"{len(survivors) - len(new)} equivalent, {len(new)} survived; {time.monotonic() - begun:.0f} s"
+    )
+    return bool(new or died or gone)
+
+
+def import_all() -> None:
+    """Import what takes long, but not the package."""
+    for name in ("hypothesis", "matplotlib.pyplot", "mpmath", "pytest", "pytorch_grad_cam", "torchvision"):
+        importlib.import_module(name)
+    for name in ("calibration", "ensemble", "kernel_approximation", "multiclass", "pipeline", "svm"):
+        importlib.import_module(f"sklearn.{name}")
+    import torch
+
+    torch.set_num_threads(1)  # a pool of threads would not live through a fork
+    assert not any(name.split(".")[0] == PACKAGE for name in sys.modules)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
