@@ -8,12 +8,7 @@ _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib
 
 
 class NoClosedFormError(ValueError):
-    """A layer, an estimator or a kernel has no closed-form Jacobian here.
-
-    Args:
-        reason: what has none.
-        *ways_out: what to do about it.
-    """
+    """A layer, an estimator or a kernel, the reason, has no closed-form Jacobian here; the ways out say what to do."""
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out
@@ -29,12 +24,7 @@ class AutogradFallbackWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the user's own line: that of the nearest caller outside this package and the libraries it runs in.
-
-    Args:
-        message: the warning.
-        category: its class.
-    """
+    """Warn at the user's own line: that of the nearest caller outside this package and the libraries it runs in."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back

@@ -81,27 +81,12 @@ def _column(labels: Any) -> Any:
 
 
 def features_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Tensor:
-    """Return the output of ``layer`` for a batch, flattened from dim 1: :func:`flatten` of :func:`output_of`."""
+    """Return the output of ``layer`` for a batch, shape (N, D): :func:`flatten` of :func:`output_of`."""
     return flatten(output_of(backbone, layer, x))
 
 
 def output_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Any:
-    """Return what ``layer`` gives for a batch; what follows the layer is not run.
-
-    Args:
-        backbone: the network.
-        layer: dotted name of one of its modules; None: its own output.
-        x: input, shape (N, ...).
-
-    Returns:
-        The output, of the layer's first call if it runs several times.
-
-    Raises:
-        TypeError: the input has another dtype than the backbone.
-        ValueError: the layer does not run in a forward pass, or the input has another number of channels than the
-            backbone takes.
-        Reached: the way out of a forward pass around this one.
-    """
+    """Return what ``layer`` (None: the backbone) gives at its first call for a batch; what follows it is not run."""
     if layer is None:
         with explained(backbone, x):
             return backbone(x)
@@ -119,7 +104,7 @@ def output_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Any:
         with explained(backbone, x):
             backbone(x)
     except Reached:
-        if not reached:
+        if not reached:  # that of a pass around this one
             raise
     finally:
         handle.remove()
@@ -137,87 +122,47 @@ class Reached(BaseException):
 
 @contextmanager
 def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
-    """Say what is wrong with the images where torch refuses them deep inside the backbone.
-
-    Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
-
-    Args:
-        backbone: the network that runs inside.
-        x: its input, shape (N, ...).
-
-    Yields:
-        Nothing.
-
-    Raises:
-        TypeError: the images have another dtype than the backbone's parameters.
-        ValueError: they have another number of channels than its first convolution takes.
-        RuntimeError: any other, as it came.
-    """
+    """Say what is wrong with the images x where torch refuses them deep inside the backbone."""
     try:
         yield
+    # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
     except RuntimeError as error:
-        misfit = _misfit(backbone, x, str(error))
-        if misfit is None:
-            raise
-        raise misfit from error
+        dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), x.dtype)
+        if x.dtype != dtype and re.search("should be the same|same d(ata)?type|not implemented for", str(error)):
+            if not x.is_floating_point():
+                raise TypeError(_NOT_FLOATING.format("images", x.dtype)) from error
+            fix = {torch.float32: "float()", torch.float64: "double()"}.get(dtype, f"to({dtype})")
+            has = f"the backbone's parameters are {dtype} and the images {x.dtype}"
+            raise TypeError(f"{has}: use images.{fix}") from error
+        convolution = next((m for m in backbone.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+        channels = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+        if convolution and channels and x.dim() > 2:
+            expected, found = map(int, channels.groups())
+            if expected == convolution.in_channels and found == x.shape[1]:
+                raise ValueError(
+                    f"images have {found} channel{'s' if found > 1 else ''}, the backbone's first convolution takes "
+                    f"{expected}: {_fix_of_channels(x, expected)}"
+                ) from error
+        raise
 
 
-def _misfit(backbone: nn.Module, x: Tensor, message: str) -> Exception | None:
-    """Return what to say of images that do not fit the backbone; None if that is not what torch's message is about."""
-    dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), x.dtype)
-    about_dtypes = rf"(type|implemented).*({_SPELLED.get(x.dtype, '')})|same datatype"
-    if x.dtype != dtype and re.search(about_dtypes, message, re.IGNORECASE):
-        if not x.is_floating_point():
-            return TypeError(_NOT_FLOATING.format("images", x.dtype))
-        fix = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()"}.get(dtype, f"to({dtype})")
-        return TypeError(f"the backbone's parameters are {dtype} and the images {x.dtype}: use images.{fix}")
-    convolution = next((m for m in backbone.modules() if isinstance(m, _CONVOLUTIONS)), None)
-    channels = re.search(r"to have (\d+) channels, but got (\d+) channels", message)
-    if convolution is None or channels is None:
-        return None
-    expected, found = map(int, channels.groups())
-    if expected != convolution.in_channels or x.dim() < 3 or found != x.shape[1]:
-        return None
+def _fix_of_channels(x: Tensor, expected: int) -> str:
     spatial = x.dim() - 2
     if x.shape[-1] == expected:
         order = (0, spatial + 1, *range(1, spatial + 1))
-        fix = f"the channels of a shape {tuple(x.shape)} come last: use x.permute{order}"
-    elif found == 1:
-        fix = f"use x.expand{(-1, expected, *[-1] * spatial)} or torchvision.transforms.Grayscale({expected})"
-    elif expected == 1:
-        fix = "use x.mean(1, keepdim=True) or torchvision.transforms.Grayscale(1)"
-    else:
-        fix = f"give it the {expected} channels it was trained on, as x[:, :{expected}] of RGBA images"
-    plural = "s" if found > 1 else ""
-    return ValueError(f"images have {found} channel{plural}, the backbone's first convolution takes {expected}: {fix}")
+        return f"the channels of a shape {tuple(x.shape)} come last: use x.permute{order}"
+    if x.shape[1] == 1:
+        return f"use x.expand{(-1, expected, *[-1] * spatial)} or torchvision.transforms.Grayscale({expected})"
+    if expected == 1:
+        return "use x.mean(1, keepdim=True) or torchvision.transforms.Grayscale(1)"
+    return f"give it the {expected} channels it was trained on, as x[:, :{expected}] of RGBA images"
 
 
-# How the messages of torch spell dtypes: "Input type (unsigned char)", "must have the same dtype, but got Byte".
-_SPELLED = {
-    torch.uint8: "unsigned char|byte",
-    torch.int64: "long",
-    torch.float16: "half",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float",
-    torch.float64: "double",
-}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NOT_FLOATING = "{} must have floating-point values, got {}: scale and normalise it as in training"
 
 
 def flatten(output: Any) -> Tensor:
-    """Return a layer's output as rows of features, shape (N, D).
-
-    Args:
-        output: shape (N, ...).
-
-    Returns:
-        The output, flattened from dim 1.
-
-    Raises:
-        TypeError: it is not a tensor.
-        ValueError: it has no rows.
-    """
+    """Return a layer's output, shape (N, ...), as rows of features, shape (N, D)."""
     if not isinstance(output, Tensor):
         raise TypeError(
             f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer"
@@ -228,18 +173,7 @@ def flatten(output: Any) -> Tensor:
 
 
 def checked_images(x: Any) -> Tensor:
-    """Return a batch of images if it is one.
-
-    Args:
-        x: what a user gives.
-
-    Returns:
-        The same tensor.
-
-    Raises:
-        TypeError: it is no tensor, or not of floating-point values.
-        ValueError: it is no batch, an empty one, or has NaN or infinite values.
-    """
+    """Return what a user gives if it is a batch of images: finite floating-point values of shape (N, ...)."""
     _check_tensor(x, "input_tensor")
     if not x.is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
@@ -259,24 +193,23 @@ def all_finite(x: Tensor) -> bool:
     return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
+_TRANSFORM = (
+    "transform=torchvision.transforms.ToTensor(), or v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])"
+)
+
+
 def _check_tensor(x: Any, name: str) -> None:
     if isinstance(x, Tensor):
         return
     one = next(iter(x), None) if isinstance(x, list | tuple) else x
+    hint = "use a DataLoader"
     if isinstance(one, Image.Image):
         hint = f"give the data set {_TRANSFORM}"
-    elif isinstance(x, np.ndarray):
-        hint = "use torch.from_numpy(...)"
     elif isinstance(one, Tensor):
         hint = "use torch.stack(...)"
-    else:
-        hint = "use a DataLoader"
+    elif isinstance(x, np.ndarray):
+        hint = "use torch.from_numpy(...)"
     raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}: {hint}")
-
-
-_TRANSFORM = (
-    "transform=torchvision.transforms.ToTensor(), or v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])"
-)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,36 +20,16 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 def refuse_parallel(model: nn.Module) -> None:
-    """Refuse a network that runs, or a part of which runs, as copies of itself.
-
-    Args:
-        model: the network.
-
-    Raises:
-        ValueError: it is, or has in it, a ``DataParallel`` or ``DistributedDataParallel``.
-    """
+    """Refuse a network that runs, or a part of which runs, as copies of itself."""
     for module in modules_of(model):
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             kind = type(module).__name__
-            raise ValueError(
-                f"{kind} runs copies on other devices, whose layers are not seen: "
-                + ("pass model.module" if module is model else f"put the .module of each {kind} in its place")
-            )
+            fix = "pass model.module" if module is model else f"put the .module of each {kind} in its place"
+            raise ValueError(f"{kind} runs copies on other devices, whose layers are not seen: {fix}")
 
 
 def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
-    """Return the dotted name of a layer of the backbone, as ``named_modules()`` has it.
-
-    Args:
-        backbone: the network.
-        layer: a dotted name, also an alias (a second name of the same module); a module of the backbone; or None.
-
-    Returns:
-        The name, or None for the backbone's own output.
-
-    Raises:
-        ValueError: the backbone has no such layer.
-    """
+    """Return the first dotted name of a layer, given by any name or itself; None for the backbone's own output."""
     if layer is None or layer == "":
         return None
     names = {module: name for name, module in backbone.named_modules()}  # each module once, by its first name
@@ -67,15 +48,9 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device of a module's first parameter or buffer (the CPU if it has none)."""
-    todo = [module]
-    while todo:
-        found = todo.pop()
-        for tensor in (*found._parameters.values(), *found._buffers.values()):
-            if tensor is not None:
-                return tensor.device
-        todo += [child for child in reversed(found._modules.values()) if child is not None]
-    return torch.device("cpu")
+    """Return the device of a module's first parameter, or buffer (the CPU if it has none)."""
+    first = next(chain(module.parameters(), module.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -94,15 +69,7 @@ _evaluating_lock = threading.Lock()
 
 @contextmanager
 def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """Put a model in evaluation mode, and each of its modules back as it was when the last of its users leaves.
-
-    Args:
-        model: the model.
-        modules: itself and all modules in it, where they are known.
-
-    Yields:
-        Nothing.
-    """
+    """Put a model, all of whose modules may be given, in evaluation mode, and back when the last of its users leaves."""
     modules = modules_of(model) if modules is None else modules
     with _evaluating_lock:
         # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
@@ -135,13 +102,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     them too; buffers and other tensors, rebound or written in place. All objects stay the same objects. Left alone are
     parameters' numbers (they are not copied), hooks, attributes of scripted modules, lazy modules before their first
     pass, and what is inside objects of other kinds.
-
-    Args:
-        model: the network.
-
-    Yields:
-        Nothing.
-    """
+    """  # noqa: DOC402 - a context manager yields nothing
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
     with torch.random.fork_rng(devices):
         containers, tensors = _contents(model)
@@ -205,9 +166,7 @@ def _refill(container: Any, before: Any) -> None:
         kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
         for key in container.keys() - before.keys():
             kind.__delitem__(container, key)
-        for key, value in before.items():
-            if key not in container or container[key] is not value:
-                kind.__setitem__(container, key, value)
+        kind.update(container, before)
         if list(container) != list(before):  # their order
             kind.clear(container)
             kind.update(container, before)
@@ -228,14 +187,7 @@ _eager_stance = ExitStack()
 
 @contextmanager
 def eager(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let compiled parts of a model run as they were written, since compiled code shows no layers.
-
-    Args:
-        modules: the model and all modules in it.
-
-    Yields:
-        Nothing.
-    """
+    """Let compiled parts of a model, given with all its modules, run as written: compiled code shows no layers."""
     global _eager_users
     if not any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in modules):
         yield

@@ -12,6 +12,7 @@ The exit status is 1 where a survivor has no reason, or where a mutant with a re
 import argparse
 import ast
 import copy
+import gc
 import importlib
 import importlib.abc
 import importlib.util
@@ -80,11 +81,17 @@ class Mutant:
 
 # --- what is changed ------------------------------------------------------------------------------------------------
 
-DIMS = set(
-    "sum mean amax amin argmax argmin any all softmax flatten unflatten unsqueeze squeeze transpose movedim cat stack "
-    "split chunk unbind gather scatter scatter_add index_add index_copy norm vector_norm roll select narrow".split()
-)
-DROPPED = set("transpose movedim permute abs sqrt square exp log relu clamp sign reversed flip".split())
+# fmt: off
+DIMS = {
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "any", "all", "softmax", "flatten", "unflatten", "unsqueeze",
+    "squeeze", "transpose", "movedim", "cat", "stack", "split", "chunk", "unbind", "gather", "scatter", "scatter_add",
+    "index_add", "index_copy", "norm", "vector_norm", "roll", "select", "narrow",
+}
+DROPPED = {
+    "transpose", "movedim", "permute", "abs", "sqrt", "square", "exp", "log", "relu", "clamp", "sign", "reversed",
+    "flip",
+}
+# fmt: on
 TWINS = {"min": "max", "amin": "amax", "argmin": "argmax", "minimum": "maximum"}
 TWINS |= {b: a for a, b in TWINS.items()} | {"sum": "mean", "mean": "sum"}
 COMPARISONS = {ast.Gt: ast.GtE, ast.Lt: ast.LtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
@@ -303,7 +310,8 @@ def tested(path: str, *plugins: object) -> int:
     """Run a test file; return pytest's exit status."""
     import pytest
 
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / path)], plugins=list(plugins)))
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--assert=plain", "--rootdir", str(ROOT)]
+    return int(pytest.main([*options, str(ROOT / "tests" / path)], plugins=list(plugins)))
 
 
 def watched(path: str, result: Path) -> int:
@@ -426,6 +434,7 @@ def main() -> int:
         limit = 60 + 5 * sum(sum(seconds.values()) for seconds in mutant.tests.values())
         work.append((lambda mutant=mutant: killed(mutant, trees[mutant.file]), limit))
     in_children(work, options.jobs, done)
+    gc.unfreeze()
     names = {mutant.name for mutant in mutants}
     expected = {name for name in EQUIVALENT if options.only in name}
     new, died, gone = sorted(survivors - expected), sorted((expected & names) - survivors), sorted(expected - names)
@@ -445,9 +454,15 @@ def import_all() -> None:
         importlib.import_module(name)
     for name in ("calibration", "ensemble", "kernel_approximation", "multiclass", "pipeline", "svm"):
         importlib.import_module(f"sklearn.{name}")
+    from _pytest.config import default_plugins
+
+    for name in default_plugins:
+        importlib.import_module(f"_pytest.{name}")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import torch
 
     torch.set_num_threads(1)  # a pool of threads would not live through a fork
+    gc.freeze()  # nothing of this is ever garbage
     assert not any(name.split(".")[0] == PACKAGE for name in sys.modules)
 
 

@@ -121,6 +121,20 @@ def test_maps_far_from_every_support_vector_are_not_blank():
     assert relative(by_target[:, 0], (largest - largest.max()).exp()) < 1e-5
 
 
+def test_jacobians_far_from_every_support_vector():
+    far = Problem(classes=3, dtype=torch.float32)
+    far.head[-1].support_vectors_[:, 0] += 400.0
+    net = PCASVMNet(far.backbone, far.head, layer="classifier.4").eval()
+    for max_bytes in (None, 1):
+        cam = ClosedFormGradCAM(net, [far.target_layer], max_bytes=max_bytes)
+        jacobians = cam.jacobians(far.x)
+        maps = cam.explain(far.x, [SVMTarget(label) for label in far.labels])
+        assert jacobians.log_scale.shape == (5, 3)
+        assert (jacobians.log_scale < -745).all()
+        factor = (jacobians.log_scale - maps.log_scale).exp().unsqueeze(-1)
+        assert relative(jacobians.margins.sum(-1).transpose(1, 2) * factor, maps.weights) < 1e-5
+
+
 def exact_direction(p, svm):
     """Return the unit vector along da(p)/dp of a two-class RBF machine, with 60 digits."""
     with mpmath.workdps(60):

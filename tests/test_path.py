@@ -641,3 +641,41 @@ def test_functions_in_place_on_the_activations_of_a_densenet():
             return self.out(torch.flatten(F.adaptive_avg_pool2d(out, (1, 1)), 1))
 
     check(Block().double(), ["features"])
+
+
+class Leaving(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Leaving, lambda: torch.device("cpu")])
+def test_a_mode_of_the_users_that_ends_on_the_path_is_refused_and_taken_off(mode):
+    class Moded(nn.Module):
+        """A mode around a part of the network, which ends before the features or lasts until them."""
+
+        def __init__(self, start, end):
+            super().__init__()
+            self.inner, self.start, self.end = small(), start, end
+
+        def forward(self, x):
+            x = self.inner[: self.start](x)
+            with mode():
+                x = self.inner[self.start : self.end](x)
+            return self.inner[self.end :](x)
+
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match="leaves a TorchFunctionMode"):
+        Path(Moded(0, 2), None, ["inner.0"]).run(X)
+    assert torch._C._len_torch_function_stack() == 0
+    check(Moded(1, 4), ["inner.0"])
+    check(Moded(2, 5), ["inner.0"])
+
+
+def test_a_constant_that_is_written_over_with_a_note_after_its_use_is_refused():
+    def statements(x):
+        y = torch.ones_like(x)
+        z = x * y
+        y += x
+        return z + y
+
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match="was written into after the path had used it"):
+        Path(Inplace(statements), None, ["0"]).run(X)

@@ -132,8 +132,11 @@ FUNCTIONS = {
     "mul, broadcast": lambda x: x * OTHER * x.mean((0, 2), keepdim=True),
     "mul, other first": lambda x: OTHER * x,
     "mul, fewer dimensions": lambda x: x * x.mean((0, 1)),
+    "mul, one dimension less": lambda x: x * x.mean(0),
+    "mul, broadcast in a batch of one": lambda x: x[:1, :1] * x[:1, :1].mean(2, keepdim=True),
     "div": lambda x: x / (2 + x.square()) / 3,
     "rdiv": lambda x: 2 / (2 + x * x),
+    "rdiv of a tensor": lambda x: (2 + x * x).__rtruediv__(x.tanh()),
     "div by a constant": lambda x: x / OTHER,
     "neg, exp": lambda x: (-x).exp(),
     "sqrt, rsqrt, log": lambda x: (1 + x * x).sqrt() + (2 + x * x).rsqrt() + torch.log(2 + x * x),
@@ -195,7 +198,7 @@ FUNCTIONS = {
     ),
     "attention, bool mask": lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6).tril(2).bool()),
     "attention, causal": lambda x: F.scaled_dot_product_attention(x, x.flip(2), x, is_causal=True),
-    "softmax": lambda x: x.softmax(2) + torch.softmax(x, dim=-1) + F.softmax(x, 1),
+    "softmax": lambda x: x.softmax(2) + torch.softmax(x, dim=-1) + F.softmax(x, 1) + x.softmax(0),
     "identical outputs": lambda x: F.dropout(x.contiguous(), training=False).to(torch.float64),
 }
 

@@ -23,9 +23,6 @@ class Decision(Stage):
     Args:
         voting: how decision values become classes.
         classes: class labels in the estimator's order, or None for a regressor.
-
-    Attributes:
-        n_outputs: P.
     """
 
     n_outputs: int
@@ -37,14 +34,7 @@ class Decision(Stage):
 
 
 class LinearDecision(Decision):
-    """``a(p) = w p + g``: LinearSVC and every other linear decision.
-
-    Args:
-        weight: shape (P, B).
-        bias: shape (P,).
-        voting: how decision values become classes.
-        classes: class labels, or None for a regressor.
-    """
+    """``a(p) = w p + g``, w of shape (P, B), g (P,): LinearSVC and every other linear decision."""
 
     weight: Tensor
     bias: Tensor
@@ -110,7 +100,7 @@ class KernelSVM(Decision):
         n_support: support vectors per class, C numbers.
         support: positions of the support vectors in the training set, shape (I,).
         voting: how decision values become classes.
-        classes: class labels, or None for a regressor.
+        classes: class labels.
     """
 
     support_vectors: Tensor
@@ -139,14 +129,9 @@ class KernelSVM(Decision):
         self.register_buffer("support", support)
 
     def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
-        """Return how strongly each support vector pulls at x, shape (N, B).
+        """Return how strongly each support vector pulls at x, shape (N, B), with ``signed`` of shape (N, K, I).
 
-        Args:
-            x: components.
-            seeds: derivatives of K targets by the decision values, shape (K, P); None: the decision values themselves.
-
-        Returns:
-            The effect, ``signed`` of shape (N, K, I).
+        ``seeds`` are derivatives of K targets by the decision values, shape (K, P); None: these values themselves.
         """
         norm = self.kernel.effect(x, self.support_vectors)
         seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
@@ -168,7 +153,7 @@ class KernelSVM(Decision):
         return parts[:, first, second - 1] + parts[:, second, first] + self.intercept
 
     def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
-        """Return ``grad da/dp / exp(log_scale)``, shape (N, K, B), and ``log_scale``, shape (N, K)."""
+        """Return ``grad da/dp``, shape (N, K, B), divided by its factor."""
         x, argument = saved
         return self.kernel.pullback(argument, x, self.support_vectors, self._coefficients(grad))
 
@@ -186,14 +171,7 @@ class KernelSVM(Decision):
 
 
 class Ensemble(Decision):
-    """Decision values of several machines side by side, each behind stages of its own.
-
-    Args:
-        members: the stages of each machine, a decision at the end.
-        sign: factor on all decision values.
-        voting: how decision values become classes.
-        classes: class labels.
-    """
+    """Decision values of several machines side by side, times ``sign``; each is the decision that ends a chain."""
 
     def __init__(self, members: Sequence[Chain], sign: float, voting: Voting, classes: Sequence[Any] | None) -> None:
         super().__init__(voting, classes)

@@ -40,14 +40,7 @@ class HeadTrace:
     saved: list[Any]
 
     def rows(self, index: Any) -> "HeadTrace":
-        """Return the trace of some of the images.
-
-        Args:
-            index: which rows; an integer gives values without a batch dimension, to look at, not to pull back.
-
-        Returns:
-            Their trace.
-        """
+        """Return the trace of some of the images; of an integer, without a batch dimension and not to pull back."""
         values, saved = tree_map_only(Tensor, lambda tensor: tensor[index], (self.values, self.saved))
         return HeadTrace(values, saved)
 
@@ -91,14 +84,7 @@ class Head(Hookable):
 
     @classmethod
     def of(cls, fitted: Any) -> "Head":
-        """Return the head of a fitted estimator, pipeline, search object or list of these (a ``Head`` as it is).
-
-        Args:
-            fitted: what was fitted on the backbone's features.
-
-        Returns:
-            The head, on the CPU.
-        """
+        """Return the head of a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``)."""
         return fitted if isinstance(fitted, Head) else cls(stages_of(fitted))
 
     @property
@@ -115,11 +101,7 @@ class Head(Hookable):
 
     @property
     def voting(self) -> Voting:
-        """How decision values become classes.
-
-        Raises:
-            ValueError: the head has no classifier.
-        """
+        """How decision values become classes; a ValueError without a classifier."""
         decision = self._decision()
         if decision is None:
             raise ValueError("the head has no SVM: use PCATarget, or put a fitted SVC behind the PCA")
@@ -130,24 +112,14 @@ class Head(Hookable):
         return last if isinstance(last, Decision) else None
 
     def __call__(self, features: Tensor) -> HeadTrace:
-        """Return the trace of features, shape (N, D): see ``forward``. Hooks on the head run."""
+        """Return the trace of features, shape (N, D). Hooks on the head run."""
         trace, changed = run(self, features)
         if changed is not None:
             trace.saved = [changed] * len(self.stages)
         return trace
 
     def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
-        """Return the features and the output of every stage, and None.
-
-        Args:
-            features: shape (N, D), any floating dtype.
-
-        Returns:
-            The trace, in the head's precision.
-
-        Raises:
-            ValueError: D is not the number of features that the head was fitted on.
-        """
+        """Return the trace of features (N, D), of any floating dtype, in the head's precision; and None."""
         if self.n_features not in (None, features.shape[-1]):
             raise ValueError(
                 f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}: "
@@ -168,14 +140,7 @@ class Head(Hookable):
         return last if self.decision_position is None else self.voting.scores(last)
 
     def labels(self, trace: HeadTrace) -> np.ndarray:
-        """Return what ``predict`` of the fitted estimator gives, shape (N,).
-
-        Args:
-            trace: as ``forward`` gives it.
-
-        Returns:
-            Class labels; numbers for a regressor, 1 and -1 for a one-class machine; without an SVM, the last output.
-        """
+        """Return what ``predict`` of the fitted estimator gives, shape (N,); without an SVM, the last output."""
         last = trace.values[-1].detach()
         if self.decision_position is None:
             return last.cpu().numpy()
@@ -185,17 +150,7 @@ class Head(Hookable):
         return self.classes_[self.voting.predicted(last).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:
-        """Return the position of a class label.
-
-        Args:
-            label: one of ``classes_``.
-
-        Returns:
-            Its index.
-
-        Raises:
-            ValueError: no such class, or no classes at all.
-        """
+        """Return the position of a label in ``classes_``; a ValueError if it is not there."""
         if self.classes_ is None:
             raise ValueError(
                 f"the head has no classes, so {label!r} is none: use SVMTarget(), or SVMTarget(sign='-') for what "
@@ -211,7 +166,7 @@ class Head(Hookable):
         """Return the derivative of K targets with respect to the features, in closed form.
 
         Args:
-            trace: as ``forward`` gives it, N rows.
+            trace: of N rows.
             seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
                 or, where they are the same for every image, (1, K, .); None: one target for each number of that value.
 
@@ -247,9 +202,6 @@ class Head(Hookable):
     def save(self, path: str | PathLike[str]) -> None:
         """Write the head to a file: safetensors with a JSON header, no pickle.
 
-        Args:
-            path: the file.
-
         Raises:
             TypeError: a stage is not of this package.
             FileNotFoundError: there is no such folder.
@@ -258,13 +210,7 @@ class Head(Hookable):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Head":
-        """Read a head from a file that ``save`` wrote. It needs no fitted estimator, and gives bit-identical scores.
-
-        Args:
-            path: the file.
-
-        Returns:
-            The head, on the CPU: ``PCASVMNet(backbone, Head.load(path), layer=...)``.
+        """Return the head of a file that ``save`` wrote, on the CPU, with the same bits; it needs no fitted estimator.
 
         Raises:
             ValueError: the file is truncated, changed, or not the file of a head.
@@ -278,14 +224,7 @@ class Head(Hookable):
         return torch.tensor(list(storage.constants(stages_in(self.stages)).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Refuse the state of a head whose tensors would mean something else here.
-
-        Args:
-            state: from ``get_extra_state``.
-
-        Raises:
-            ValueError: it is that of another head.
-        """
+        """Refuse, with a ValueError, the state of a head whose tensors would mean something else here."""
         if not storage.agree(bytes(state.tolist()).decode(), storage.constants(stages_in(self.stages))):
             raise ValueError(
                 "the state is that of a head with another kernel, calibration or other classes: take the whole head, "
@@ -315,19 +254,17 @@ class Head(Hookable):
         machine = self._decision()
         if not isinstance(machine, KernelSVM):
             inside = any(isinstance(module, KernelSVM) for module in self.modules())
-            hint = ": they are inside a meta-estimator, ask Head.of() of its fitted estimators" if inside else ""
+            why = "they are inside a meta-estimator, ask Head.of() of its fitted estimators"
             raise ValueError(
-                f"the head has no support vectors of its own{hint or ': it does not end with an SVC, NuSVC or SVR'}"
+                f"the head has no support vectors of its own: {why if inside else 'it ends with no SVC, NuSVC or SVR'}"
             )
         position = self.component_position or 0
         width = stages_in(self.stages)[position].n_inputs
-        name = "components" if position else "features"
+        expected = f"net(x).{'components' if position else 'features'}, of shape (N, {width})"
         if not isinstance(components, Tensor):
-            raise TypeError(
-                f"expected the tensor net(x).{name}, of shape (N, {width}), got {type(components).__name__}"
-            )
+            raise TypeError(f"expected the tensor {expected}, got {type(components).__name__}")
         if components.dim() != 2 or components.shape[1] != width:
-            raise ValueError(f"expected net(x).{name}, of shape (N, {width}), got {tuple(components.shape)}")
+            raise ValueError(f"expected {expected}, got {tuple(components.shape)}")
         if category is None and versus is not None:
             raise ValueError("versus needs a category: which class is it against?")
         x = components.detach().to(precision(components.device))
@@ -335,11 +272,8 @@ class Head(Hookable):
             x = stage(x)
         if category is None:
             return machine.effect(x)
-        first, second = (
-            None if label is None else torch.tensor([self.class_index(label)], device=x.device)
-            for label in (category, versus)
-        )
-        assert first is not None
+        first = torch.tensor([self.class_index(category)], device=x.device)
+        second = None if versus is None else torch.full_like(first, self.class_index(versus))
         return machine.effect(x, machine.voting.seed(first, second, machine.intercept.unsqueeze(0)))
 
     def bytes_per_target(self, n: int) -> int:

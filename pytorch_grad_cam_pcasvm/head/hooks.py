@@ -32,7 +32,7 @@ class Changed:
 
 
 def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
-    """Return ``module.evaluate(x)`` as the module's hooks leave it: what is saved is a ``Changed`` if they changed x or y."""
+    """Return ``module.evaluate(x)`` with the module's hooks; saved is a ``Changed`` where they change something."""
     backward = module._backward_hooks or module._backward_pre_hooks
     if not (backward or module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()):
         return module.evaluate(x)
@@ -40,7 +40,7 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
     given, made = x.clone(), list[Any]()
     output = nn.Module.__call__(module, given, made=made)
     seen, y, copies, saved = made
-    looked = seen is given and output is y and all(map(_same, [given, *_tensors(y)], [x, *copies]))
+    looked = seen is given and output is y and _same([given, *_tensors(y)], [x, *copies])
     return output, saved if looked and not backward else Changed(module)
 
 
@@ -61,5 +61,8 @@ def _tensors(y: Any) -> list[Tensor]:
     return [y] if isinstance(y, Tensor) else y.values
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    return len(tensors) == len(others) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+        for a, b in zip(tensors, others, strict=True)
+    )

@@ -173,14 +173,9 @@ class _SquaredDistances(torch.autograd.Function):
 
 
 def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``coefficients * exp(exponents)`` with a bound of its terms factored out where they would underflow.
+    """Return ``coefficients * exp(exponents)``, shape (N, K, I), divided by a factor where all terms would underflow.
 
-    Args:
-        coefficients: shape (N, K, I) or (1, K, I).
-        exponents: shape (N, I).
-
-    Returns:
-        The products, shape (N, K, I), divided by ``exp(log_scale)``, and ``log_scale``, shape (N, K).
+    For coefficients of shape (N, K, I) or (1, K, I) and exponents (N, I). The factor's logarithm, (N, K), is second.
     """
     if not coefficients.shape[-1]:  # a machine without support vectors
         products = coefficients.expand(len(exponents), -1, -1)

@@ -6,7 +6,7 @@ are linear in the decision values, so the gradient of a target is a row vector o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,13 +33,8 @@ class Voting(ABC):
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
         """Return the derivative of a class's margin, or of its decision against ``versus``, by the decision values.
 
-        Args:
-            category: class indices, shape (...).
-            versus: class indices, shape (...), or None.
-            decision: decision values, shape (..., P), for dtype and device.
-
-        Returns:
-            Seeds, shape (..., P).
+        Classes are indices, shape (...); ``decision``, shape (..., P), is for dtype and device, and P for the shape of
+        the result.
         """
 
     def scores(self, decision: Tensor) -> Tensor:
@@ -55,24 +50,18 @@ class Voting(ABC):
         return self.ranking(decision).argmax(-1)
 
     def probabilities(self, decision: Tensor) -> Tensor:
-        """Return probabilities of the classes as ``predict_proba`` gives them, shape (..., C).
-
-        Args:
-            decision: decision values, shape (..., P).
-
-        Returns:
-            The probabilities.
-
-        Raises:
-            ValueError: the estimator has none, or makes them of something else than its scores.
-        """
+        """Return probabilities of the classes as ``predict_proba`` gives them, shape (..., C)."""
         if self.calibration is None:
             raise ValueError(
                 "the head gives no probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
                 "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
             )
+        return self.calibrated(self.calibration, decision)
+
+    def calibrated(self, calibration: Calibration, decision: Tensor) -> Tensor:
+        """Return what a calibration makes of the scores, of which two classes have one."""
         scores = self.scores(decision)
-        return self.calibration(scores[..., 1:] if self.n_classes == 2 else scores)
+        return calibration(scores[..., 1:] if self.n_classes == 2 else scores)
 
 
 class Regression(Voting):
@@ -104,9 +93,7 @@ class OneClass(Regression):
 class Binary(Voting):
     """Two classes, one value a: positive for the second class.
 
-    Args:
-        zero_is_second: a value of exactly 0 is the second class, as in libsvm, not the first, as in linear classifiers.
-        calibration: from the value (..., 1) to probabilities (..., 2), or None.
+    A value of exactly 0 is the second class with ``zero_is_second``, as in libsvm; the first in linear classifiers.
     """
 
     n_classes = 2
@@ -141,12 +128,7 @@ class BinaryVote(Binary):
 
 
 class OneVsRest(Voting):
-    """One value per class; the decision between two classes is their difference.
-
-    Args:
-        n_classes: number of classes C.
-        calibration: from the values (..., C) to probabilities (..., C), or None.
-    """
+    """One value per class; the decision between two classes is their difference."""
 
     def __init__(self, n_classes: int, calibration: Calibration | None = None) -> None:
         self.n_classes = n_classes
@@ -166,24 +148,17 @@ class OneVsOne(Voting):
     """One value per pair of classes i < j, positive for i (the order of libsvm).
 
     Args:
-        n_classes: number of classes C.
+        n_classes: C.
         pairwise_scores: scores are the pairwise values (``decision_function_shape="ovo"``).
         break_ties: the largest score wins (``break_ties=True``), not the lowest of the classes with most votes.
         zero_is_second: in the scores, a value of exactly 0 is a vote for j, not for i.
     """
 
     def __init__(
-        self,
-        n_classes: int,
-        *,
-        pairwise_scores: bool = False,
-        break_ties: bool = False,
-        zero_is_second: bool = False,
+        self, n_classes: int, *, pairwise_scores: bool = False, break_ties: bool = False, zero_is_second: bool = False
     ) -> None:
         self.n_classes = n_classes
-        self.pairwise_scores = pairwise_scores
-        self.break_ties = break_ties
-        self.zero_is_second = zero_is_second
+        self.pairwise_scores, self.break_ties, self.zero_is_second = pairwise_scores, break_ties, zero_is_second
 
     def margins(self, decision: Tensor) -> Tensor:
         """Return the sum of each class's signed pairwise values."""
@@ -211,10 +186,8 @@ class OneVsOne(Voting):
 
     def predicted(self, decision: Tensor) -> Tensor:
         """Return the class with most votes, the lowest index among equals; with ``break_ties`` the best score."""
-        if self.break_ties:
-            return self.ranking(decision).argmax(-1)
         # libsvm gives a value of exactly 0 to the second class, decision_function to the first.
-        return self._votes(decision > 0, decision.dtype).argmax(-1)
+        return (self.ranking(decision) if self.break_ties else self._votes(decision > 0, decision.dtype)).argmax(-1)
 
     def _votes(self, for_first: Tensor, dtype: torch.dtype) -> Tensor:
         return self._tally(for_first.to(dtype), (~for_first).to(dtype))
@@ -229,12 +202,8 @@ class OneVsOne(Voting):
 class Calibrated(Voting):
     """The voting of calibrated classifiers: probabilities, the mean over members with a voting and a calibration each.
 
-    Margins are the mean of the members' margins: they are explained, since probabilities saturate.
-
-    Args:
-        votings: one per member, of its decision values.
-        sizes: decision values of each member.
-        calibrations: one per member, from its scores (..., C), or (..., 1) for two classes, to probabilities (..., C).
+    Margins are the mean of the members' margins: they are explained, since probabilities saturate. ``sizes`` are the
+    members' numbers of decision values.
     """
 
     def __init__(self, votings: Sequence[Voting], sizes: Sequence[int], calibrations: Sequence[Calibration]) -> None:
@@ -243,23 +212,17 @@ class Calibrated(Voting):
 
     def margins(self, decision: Tensor) -> Tensor:
         """Return the mean of the members' margins."""
-        parts = decision.split(self.sizes, -1)
-        return torch.stack([voting.margins(part) for voting, part in zip(self.votings, parts, strict=True)]).mean(0)
+        return torch.stack([voting.margins(part) for voting, part in self._members(decision)]).mean(0)
 
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
         """Return the members' seeds, divided by their number."""
-        parts = decision.split(self.sizes, -1)
-        seeds = [voting.seed(category, versus, part) for voting, part in zip(self.votings, parts, strict=True)]
+        seeds = [voting.seed(category, versus, part) for voting, part in self._members(decision)]
         return torch.cat(seeds, -1) / len(self.votings)
 
     def probabilities(self, decision: Tensor) -> Tensor:
         """Return the mean of the members' calibrated probabilities."""
-        probabilities = []
-        parts = decision.split(self.sizes, -1)
-        for voting, part, calibration in zip(self.votings, parts, self.calibrations, strict=True):
-            scores = voting.scores(part)
-            probabilities.append(calibration(scores[..., 1:] if self.n_classes == 2 else scores))
-        return torch.stack(probabilities).mean(0)
+        members = zip(self._members(decision), self.calibrations, strict=True)
+        return torch.stack([voting.calibrated(curve, part) for (voting, part), curve in members]).mean(0)
 
     def scores(self, decision: Tensor) -> Tensor:
         """Return the probabilities: what ``predict_proba`` gives."""
@@ -268,6 +231,9 @@ class Calibrated(Voting):
     def ranking(self, decision: Tensor) -> Tensor:
         """Return the probabilities."""
         return self.probabilities(decision)
+
+    def _members(self, decision: Tensor) -> Iterable[tuple[Voting, Tensor]]:
+        return zip(self.votings, decision.split(self.sizes, -1), strict=True)
 
 
 def pairs(n_classes: int, device: torch.device) -> Tensor:

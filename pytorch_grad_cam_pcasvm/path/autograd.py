@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import NoneType
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.features import output_of
-from pytorch_grad_cam_pcasvm.path.hooks import hooked
+from pytorch_grad_cam_pcasvm.path.hooks import hooked, modes_kept
 from pytorch_grad_cam_pcasvm.path.record import Recorder
 
 
@@ -42,41 +42,26 @@ class AutogradPath:
         self._backbone, self._layer, self._names = backbone, layer, list(names)
 
     def run(self, x: Tensor, recorder: Recorder | None = None) -> "AutogradPass":
-        """Run the network once, up to the features.
-
-        Args:
-            x: input, shape (N, ...).
-            recorder: notes the same pass.
-
-        Returns:
-            The pass.
-
-        Raises:
-            ValueError: a target layer does not run before the features, or they do not depend on it.
-        """
+        """Run the network once, up to the features; a recorder notes the same pass."""
         leaves: dict[str, Tensor] = {}
-        with ExitStack() as stack:
-            # As what follows a target layer gets it, with a graph that begins here.
-            def split(name: str, output: Tensor) -> Tensor:
-                with torch.inference_mode(False), torch.enable_grad():
-                    leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
-                    following = leaves[name].clone()
-                if len(leaves) == 1:
-                    stack.enter_context(_Differentiable())
-                    torch.set_grad_enabled(True)
-                if recorder is not None:
-                    recorder.root(name, following)
-                return following
 
-            with torch.inference_mode(False), torch.no_grad():
-                try:
-                    output = run_to_features(
-                        self._backbone, self._layer, self._names, x.clone() if x.is_inference() else x, split, recorder
-                    )
-                finally:
-                    if recorder is not None:
-                        recorder.stop()
-                    stack.close()
+        # What follows a target layer gets another tensor, with a graph that begins there.
+        def split(name: str, output: Tensor) -> Tensor:
+            with torch.inference_mode(False), torch.enable_grad():
+                leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
+                following = leaves[name].clone()
+            if len(leaves) == 1:
+                _Differentiable().__enter__()
+                torch.set_grad_enabled(True)
+            if recorder is not None:
+                recorder.root(name, following)
+            return following
+
+        x = x.clone() if x.is_inference() else x
+        with torch.inference_mode(False), torch.no_grad(), modes_kept():
+            output = run_to_features(self._backbone, self._layer, self._names, x, split, recorder)
+            if recorder is not None:
+                recorder.stop()
         if recorder is not None:
             recorder.finish(output)
         return AutogradPass([leaves[name] for name in self._names], output)
@@ -143,23 +128,16 @@ def run_to_features(
     reached: Any,
     recorder: Recorder | None = None,
 ) -> Any:
-    """Run a network up to its features.
+    """Run a network up to its features, and return them.
 
     Args:
         backbone: the network.
         layer: dotted name of the feature layer; None: the network's output.
         names: dotted names of the target layers.
         x: input, shape (N, ...).
-        reached: called with the name and output of every target layer, and may give another output.
+        reached: called with the name and output of every target layer; may give another output.
         recorder: watches the layers that have rules of their own.
-
-    Returns:
-        What the feature layer, or the network, gives.
-
-    Raises:
-        TypeError: a target layer gives no tensor, or the network something that no gradient leads from.
-        ValueError: a target layer does not run before the features, or more than once.
-    """
+    """  # noqa: DOC201, DOC501 - said in one line
     ran: set[str] = set()
 
     def of(name: str) -> Any:
@@ -187,8 +165,8 @@ def run_to_features(
     if any(not isinstance(part, Tensor | int | float | str | bool | NoneType) for part in _parts(output)):
         inner = type(next(iter(_parts(output)))).__name__
         raise TypeError(
-            f"{type(backbone).__name__} gives a {type(output).__name__} of {inner}s, as a detector's boxes: only a tensor, or "
-            "a dict, tuple or list of tensors, can be explained"
+            f"{type(backbone).__name__} gives a {type(output).__name__} of {inner}s, as a detector's boxes: only a "
+            "tensor, or a dict, tuple or list of tensors, can be explained"
         )
     missing = [name for name in names if name not in ran]
     if missing:

@@ -1,10 +1,11 @@
-"""Hooks that serve one thread and are taken off again."""
+"""Hooks that serve one thread and are taken off again, and modes likewise."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -50,3 +51,18 @@ def hooked() -> Iterator[Hooks]:
         yield hooks
     finally:
         hooks.remove()
+
+
+@contextmanager
+def modes_kept() -> Iterator[None]:
+    """Take off, at the end, every torch function mode that was entered inside.
+
+    Yields:
+        Nothing.
+    """
+    outer = torch._C._len_torch_function_stack()
+    try:
+        yield
+    finally:
+        while torch._C._len_torch_function_stack() > outer:
+            torch._C._pop_torch_function_stack()

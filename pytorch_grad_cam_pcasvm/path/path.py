@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.modules import unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPass, AutogradPath, run_to_features
+from pytorch_grad_cam_pcasvm.path.hooks import modes_kept
 from pytorch_grad_cam_pcasvm.path.pullback import ClosedFormPass
 from pytorch_grad_cam_pcasvm.path.record import Recorder
 
@@ -31,36 +32,20 @@ class Path:
         self._checked = set() if checked is None else checked
 
     def run(self, x: Tensor) -> ClosedFormPass:
-        """Run the network once, up to the features.
-
-        A sequence of steps that was not met before is held against autograd: on one image if it takes the same steps.
-
-        Args:
-            x: input, shape (N, ...).
-
-        Returns:
-            The pass.
-
-        Raises:
-            NoClosedFormError: the path has a step without a rule, one that cannot be seen, or one whose rule is wrong.
-            ValueError: a target layer does not lead to the features.
-        """
-        examined = set(self._checked)
-        if not examined:
-            examined = self._examine(x, single=True)
+        """Run the network once, up to the features; compare steps that were not met before with autograd."""
+        met = self._checked or self._examine(x, single=True)
         passed = self.record(x)
-        if passed.tape.signature not in examined:
+        if passed.tape.signature not in met:
             self._examine(x, single=False)
         return passed
 
     def record(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features, without a check."""
         recorder = Recorder()
-        try:
+        with modes_kept():
             output = run_to_features(
                 self._backbone, self._layer, self._names, x, lambda name, output: recorder.root(name, output), recorder
             )
-        finally:
             recorder.stop()
         return ClosedFormPass(recorder.finish(output), self._names)
 
@@ -72,9 +57,10 @@ class Path:
             index = int(x.flatten(1).float().var(1, correction=0).nan_to_num().argmax())
             images = x[index : index + 1]
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(images.shape, generator=generator, dtype=torch.float32).to(images)
         met: set[Any] = set()
-        for candidate in (images.clone(), noise):
+        for kind in ("images", "noise"):
+            random = torch.randn(images.shape, generator=generator) if kind == "noise" else images
+            candidate = random.to(images, copy=True)
             recorder = Recorder(named=True)
             try:
                 with unchanged(self._backbone):
@@ -93,20 +79,7 @@ class Path:
         return met
 
     def _agrees(self, passed: ClosedFormPass, reference: AutogradPass, generator: torch.Generator) -> bool:
-        """Return whether closed form and autograd were compared and agree; False where there was nothing to compare.
-
-        Args:
-            passed: the closed form.
-            reference: autograd, of the same pass.
-            generator: of random seeds.
-
-        Returns:
-            Whether all derivatives of the reference were different from 0.
-
-        Raises:
-            NoClosedFormError: they differ.
-            ValueError: a target layer does not lead to the features.
-        """
+        """Refuse a closed form that differs from autograd; return whether there was more to compare than 0."""
         tensors = [leaf for leaf in tree_leaves(passed.output) if isinstance(leaf, Tensor)]
         if not all(bool(tensor.isfinite().all()) for tensor in tensors):
             return False  # the maps will not be finite either

@@ -95,19 +95,7 @@ class ClosedFormPass:
 
 
 def pulled_back(tape: Tape, seeds: Sequence[Tensor | None], root: int) -> Tensor:
-    """Pull gradients back from the output of a tape to one of its values.
-
-    Args:
-        tape: the tape.
-        seeds: for every tensor of the output the derivatives of K targets, shape (K, *its shape), or None.
-        root: the value.
-
-    Returns:
-        The derivative with respect to it, shape (K, *value.shape).
-
-    Raises:
-        NoClosedFormError: a step has no rule, or one that does not fit its call.
-    """
+    """Pull seeds back from the output of a tape to one of its values: (K, *value.shape)."""
     tape.check_constants()
     steps, values = tape.following(root)
     grads: dict[int, Tensor] = {}

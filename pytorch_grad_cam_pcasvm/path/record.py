@@ -99,15 +99,7 @@ class Tape:
         return any(output in values for output in self.outputs)
 
     def resolved(self, arguments: Any, values: Mapping[int, Tensor] | None = None) -> Any:
-        """Return the arguments of a step with tensors in place of their Refs.
-
-        Args:
-            arguments: of a step.
-            values: tensors to use in place of the recorded ones.
-
-        Returns:
-            The arguments.
-        """
+        """Return the arguments of a step with tensors, those of ``values`` first, in place of their Refs."""
 
         def value(item: Any) -> Any:
             if not isinstance(item, Ref):
@@ -117,11 +109,7 @@ class Tape:
         return _mapped(arguments, value)
 
     def check_constants(self) -> None:
-        """Refuse a tensor that a step used and that something changed in place afterwards.
-
-        Raises:
-            NoClosedFormError: there is one.
-        """
+        """Refuse a tensor that a step used and that something changed in place afterwards."""
         for tensor, version in self._constants:
             if _version(tensor) != version:
                 raise NoClosedFormError(
@@ -130,15 +118,7 @@ class Tape:
                 )
 
     def replay(self, name: str, activations: Tensor) -> list[Tensor]:
-        """Run the path again from other activations, in blocks of the recorded batch size.
-
-        Args:
-            name: dotted name of the target layer.
-            activations: shape (M, *) for any M.
-
-        Returns:
-            The tensors of the output, M rows each.
-        """
+        """Run the path again from other activations (M, ...), in blocks of the recorded batch size: its output."""
         root = self.roots[name]
         recorded = self.values[root]
         rows = len(recorded)
@@ -167,11 +147,7 @@ class Tape:
 
 
 class Recorder(TorchFunctionMode):
-    """Notes the calls that depend on the target layers.
-
-    Args:
-        named: note in which module every step was made, for messages.
-    """
+    """Notes the calls that depend on the target layers; if ``named``, with the modules that made them, for messages."""
 
     def __init__(self, *, named: bool = False) -> None:
         super().__init__()
@@ -201,15 +177,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def root(self, name: str, output: Any) -> None:
-        """Begin at a target layer, or add one.
-
-        Args:
-            name: its dotted name.
-            output: what it gave.
-
-        Raises:
-            NoClosedFormError: the layer is inside another one that has a rule.
-        """
+        """Begin at the output of a target layer, or add one."""
         if self._layers:
             raise NoClosedFormError(
                 f"the target layer {name!r} is inside a layer with a registered rule", "choose that layer itself"
@@ -233,19 +201,16 @@ class Recorder(TorchFunctionMode):
         return self.tape
 
     def stop(self) -> None:
-        """Switch the mode off.
-
-        Raises:
-            NoClosedFormError: the network itself left a mode behind, so that calls may have been missed.
-        """
+        """Switch the mode off."""
+        # A mode of the network's that ends behind the target layer takes ours for itself: calls may have been missed.
+        if self._entered and torch.overrides._get_current_function_mode() is not self:
+            raise NoClosedFormError(
+                "the network leaves a TorchFunctionMode between the target layer and the features",
+                "enter it around the whole network",
+            )
         if self._entered:
-            self._entered = False
-            if torch.overrides._get_current_function_mode() is not self:
-                raise NoClosedFormError(
-                    "the network leaves a TorchFunctionMode between the target layer and the features",
-                    "enter it around the whole network",
-                )
             self.__exit__(None, None, None)
+        self._entered = False
 
     @contextmanager
     def watching(self, backbone: nn.Module) -> Iterator[None]:
@@ -309,7 +274,8 @@ class Recorder(TorchFunctionMode):
             if id(item) in self._overwritten:
                 raise _unseen_write(self._overwritten[id(item)])
             if id(item) not in self._index:
-                self.tape._constants.append((item, _version(item)))
+                if item is not written:
+                    self.tape._constants.append((item, _version(item)))
                 return item
             inputs.append(self._current(item))
             return Ref(inputs[-1])
@@ -321,9 +287,7 @@ class Recorder(TorchFunctionMode):
 
     def _preserve(self, written: Tensor, by: str) -> None:
         """Keep copies of what a call is going to write over, and know the tensors that will have changed."""
-        storage = _storage(written)
-        self.tape._constants = [pair for pair in self.tape._constants if pair[0] is not written]
-        for index in self._storages.pop(storage, ()):
+        for index in self._storages.pop(_storage(written), ()):
             self.tape.values[index] = self.tape.values[index].clone()
             tensor = self._alive[index]
             if self._index.get(id(tensor)) == index and tensor is not written:

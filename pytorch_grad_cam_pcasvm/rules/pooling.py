@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.rules.registry import functions, register_jacobian
 
 
