@@ -25,10 +25,11 @@ from measuring import prepare, timed
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.head.decisions import Binary, KernelSVM, OneVsOne
+from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.stages import Projection
+from pytorch_grad_cam_pcasvm.head.voting import Binary, OneVsOne
 
 CHANNELS, FEATURES = 512, 1024
 

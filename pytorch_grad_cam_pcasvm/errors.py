@@ -8,7 +8,7 @@ _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib
 
 
 class NoClosedFormError(ValueError):
-    """A layer, an estimator or a kernel, the reason, has no closed-form Jacobian here; the ways out say what to do."""
+    """A layer, an estimator or a kernel has no closed-form Jacobian here: the reason, and what to do about it."""
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out

@@ -2,22 +2,20 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from pytorch_grad_cam_pcasvm import targets as target_module
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
+from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ProbabilityTarget, ScoreTarget, SVMTarget
 
 SCALES = ("map", "target", "none")
 FORMAT = "pytorch_grad_cam_pcasvm maps 1"
@@ -70,13 +68,9 @@ class SignedMaps:
 
     @staticmethod
     def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
-        """Join the maps of several batches.
+        """Return the maps of several batches, of the same targets, resolution and device, as one.
 
-        Args:
-            parts: maps of the same targets, resolution and device.
-
-        Returns:
-            The maps of all images. Their output is a HeadOutput where all come from one head, else the plain scores.
+        The output is a HeadOutput where all come from one head, else the plain scores.
 
         Raises:
             TypeError: a part is something else.
@@ -85,30 +79,27 @@ class SignedMaps:
         parts = list(parts)
         if not parts:
             raise ValueError("there are no maps to join: give at least one SignedMaps")
+        first = parts[0]
         for part in parts:
             if not isinstance(part, SignedMaps):
                 raise TypeError(f"SignedMaps.cat joins SignedMaps, got {type(part).__name__}")
-            if list(part.targets) != list(parts[0].targets):
+            if list(part.targets) != list(first.targets):
                 raise ValueError(
-                    f"maps of different targets cannot be joined, {parts[0].targets} and {part.targets}: give every "
+                    f"maps of different targets cannot be joined, {first.targets} and {part.targets}: give every "
                     "call of explain the same list of targets"
                 )
-            for name in ("maps", "weights"):
-                _check_shapes(name, getattr(parts[0], name), getattr(part, name))
-            if part.maps.device != parts[0].maps.device:
-                raise ValueError(f"maps on {parts[0].maps.device} and {part.maps.device}: move them, as with .cpu()")
+            _check_shapes("maps", first.maps, part.maps)
+            _check_shapes("weights", first.weights, part.weights)
+            if part.maps.device != first.maps.device:
+                raise ValueError(f"maps on {first.maps.device} and {part.maps.device}: move them, as with .cpu()")
         tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in _TENSORS}
-        return SignedMaps(**tensors, targets=parts[0].targets, output=_joined([part.output for part in parts]))
+        return SignedMaps(**tensors, targets=first.targets, output=_joined([part.output for part in parts]))
 
     def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
-        """Return the maps on another device, or in another precision.
+        """Return the maps on another device, or in another precision; what is there already is not copied.
 
-        Args:
-            where: a device: all moves there, the output too; or a floating dtype: of maps, weights and nu. The values,
-                ``log_scale`` and the output keep the precision of the head.
-
-        Returns:
-            The maps; what is there already is not copied.
+        To a device all moves, the output too. A floating dtype is for maps, weights and nu: the values, ``log_scale``
+        and the output keep the precision of the head.
 
         Raises:
             ValueError: the dtype has no signs and fractions.
@@ -117,11 +108,12 @@ class SignedMaps:
             if not where.is_floating_point:
                 raise ValueError(f"maps are signed fractions, which {where} cannot hold: use a floating dtype")
             return replace(self, **{name: getattr(self, name).to(where) for name in ("maps", "weights", "nu")})
-        if isinstance(self.output, HeadOutput):
-            output: Any = self.output.moved(where)
-        else:
-            output = tree_map_only(Tensor, lambda tensor: tensor.to(where), self.output)
-        return replace(self, **{name: getattr(self, name).to(where) for name in _TENSORS}, output=output)
+
+        def move(tensor: Any) -> Any:
+            return tensor.moved(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
+
+        tensors = {name: move(getattr(self, name)) for name in _TENSORS}
+        return replace(self, **tensors, output=tree_map_only(Tensor, move, self.output))
 
     def cpu(self) -> "SignedMaps":
         """Return the maps on the CPU."""
@@ -135,44 +127,25 @@ class SignedMaps:
         several tensors ``output.0``, ``output.1``, ...). It has no head, and only the name of a target that is not of
         this package.
 
-        Args:
-            path: the file.
-
         Raises:
             TypeError: a target's label is no string, number or boolean.
             FileNotFoundError: there is no such folder.
         """
-        if not Path(path).parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {Path(path).parent} to save the maps in: make it first")
         tensors = {name: getattr(self, name) for name in _TENSORS} | _named(self.output)
-        # Clones: the format has no views.
-        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(copies, path, {"format": FORMAT, "targets": json.dumps([_encode(t) for t in self.targets])})
+        storage.write(path, tensors, {"format": FORMAT, "targets": json.dumps([_encode(t) for t in self.targets])})
 
     @staticmethod
     def load(path: str | PathLike[str]) -> "SignedMaps":
-        """Read maps that :meth:`save` wrote.
+        """Return the maps of a file that :meth:`save` wrote, on the CPU, bit by bit as they were.
 
-        Args:
-            path: the file.
-
-        Returns:
-            The maps, on the CPU, bit by bit as they were. ``output`` is a plain tensor of the scores, since the head is
-            not in the file (or a list, of a network that gives several tensors); a target that was not of this package
-            is its name, a string.
+        ``output`` is a plain tensor of the scores, since the head is not in the file (or a list, of a network that
+        gives several tensors); a target that was not of this package is its name, a string.
 
         Raises:
             ValueError: the file is truncated or not one of maps, or from a later version.
             FileNotFoundError: there is no such file.
         """
-        if Path(path).is_dir():
-            raise ValueError(f"{path} is a folder: name the file that maps.save(path) wrote")
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file, or a truncated one ({error}): write it again") from error
+        metadata, tensors = storage.read(path, "maps.save(path)")
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path} is not a file of maps: write one with maps.save(path)")
         targets = [_decode(target) for target in json.loads(metadata["targets"])]
@@ -181,15 +154,14 @@ class SignedMaps:
         return SignedMaps(**{name: tensors[name] for name in _TENSORS}, targets=targets, output=output)
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^+ = relu(P)``: what raises each target.
+        """Return ``P^+ = relu(P)``, what raises each target, shape (N, K, *size), in [0, 1] unless raw.
+
+        P^+ and P^- share their scale.
 
         Args:
             size: (H, W) to upsample to (bilinear, as the host does); None: the resolution of the maps.
             scale: ``"map"``: divided by nu of that image and target; ``"target"``: by the largest nu of that target
                 in the batch, so that images compare; ``"none"``: raw.
-
-        Returns:
-            Maps, shape (N, K, *size), in [0, 1] unless raw. P^+ and P^- share their scale.
 
         Raises:
             ValueError: an unknown scale, or a size of the wrong length.
@@ -197,29 +169,11 @@ class SignedMaps:
         return self._part(1.0, size, scale)
 
     def negative(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^- = relu(-P)``: what lowers each target. Arguments and result as for :meth:`positive`.
-
-        Args:
-            size: (H, W) to upsample to; None: the resolution of the maps.
-            scale: ``"map"``, ``"target"`` or ``"none"``.
-
-        Returns:
-            Maps, shape (N, K, *size), in [0, 1] unless raw.
-
-        Raises:
-            ValueError: an unknown scale, or a size of the wrong length.
-        """
+        """Return ``P^- = relu(-P)``: what lowers each target. Arguments and result as for :meth:`positive`."""
         return self._part(-1.0, size, scale)
 
     def numpy(self) -> np.ndarray:
-        """Return the raw signed maps as an array, shape (N, K, H, W); waits for the device.
-
-        Returns:
-            The maps.
-
-        Raises:
-            ValueError: the maps are not finite.
-        """
+        """Return the raw signed maps, which must be finite, as an array, shape (N, K, H, W); waits for the device."""
         if not bool(self.maps.isfinite().all()):
             raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
         warn_of_blanks(self.maps, self.maps, lambda image, k: self.targets[k], self.output)
@@ -249,35 +203,21 @@ _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
 
 
 def _positions(index: Any, count: int, what: str) -> slice | list[int]:
-    """Return an index along a dimension as one that keeps the dimension.
-
-    Args:
-        index: an integer, a slice, integers, or a mask.
-        count: the size of the dimension.
-        what: its name.
-
-    Returns:
-        A slice, or positions from 0.
-
-    Raises:
-        IndexError: a position is out of range, or a mask of another size.
-        TypeError: it is no index.
-    """
+    """Return an index along a dimension, an integer, a slice, integers or a mask, as one that keeps the dimension."""
     if isinstance(index, slice):
         return index
     array = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
-    if array.size == 0 and array.ndim == 1:
-        return []
+    positions = array.reshape(-1).tolist()
     if array.dtype == bool and array.ndim == 1:
         if len(array) != count:
             raise IndexError(f"a mask of {len(array)} {what} for {count}: give one value for each")
-        return [int(position) for position in array.nonzero()[0]]
-    if array.dtype.kind not in "iu" or array.ndim > 1:
+        return [position for position, chosen in enumerate(positions) if chosen]
+    if positions and (array.dtype.kind not in "iu" or array.ndim > 1):
         raise TypeError(f"{what} are chosen by an integer, a slice, a list of integers or a mask, got {index!r:.80}")
-    for position in array.flat:
+    for position in positions:
         if not -count <= position < count:
             raise IndexError(f"there are {count} {what}, numbered from 0: there is no {position}")
-    positions = [int(position) % count for position in array.flat]
+    positions = [position % count for position in positions]
     return positions if array.ndim else slice(positions[0], positions[0] + 1)
 
 
@@ -326,29 +266,22 @@ def _named(output: Any) -> dict[str, Tensor]:
 def _encode(target: Any) -> Any:
     """Return a target as JSON: its class and fields, or the name of one that is not of this package."""
     kind = type(target)
-    if isinstance(target, str):
-        return target
-    if _kinds().get(kind.__name__) is not kind:
-        return getattr(target, "__name__", kind.__name__)
-    return {
-        "target": kind.__name__,
-        "fields": {f.name: _label(getattr(target, f.name), target) for f in fields(target)},
-    }
-
-
-def _label(value: Any, target: Any) -> Any:
-    plain = value.item() if isinstance(value, np.generic | Tensor) else value
-    if not isinstance(plain, None | bool | int | float | str):
-        raise TypeError(
-            f"{target} cannot be saved: a label must be a string, a number or a boolean, got {type(value).__name__}"
-        )
-    return {"dtype": value.dtype.str, "value": plain} if isinstance(value, np.generic) else plain
+    if kind not in _TARGETS.values():
+        return target if isinstance(target, str) else getattr(target, "__name__", kind.__name__)
+    values = {}
+    for name, value in vars(target).items():
+        plain = value.item() if isinstance(value, np.generic | Tensor) else value
+        if not isinstance(plain, None | bool | int | float | str):
+            what = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
+            raise TypeError(f"{target} cannot be saved: {what}")
+        values[name] = {"dtype": value.dtype.str, "value": plain} if isinstance(value, np.generic) else plain
+    return {"target": kind.__name__, "fields": values}
 
 
 def _decode(target: Any) -> Any:
     if isinstance(target, str):
         return target
-    kind = _kinds().get(target["target"])
+    kind = _TARGETS.get(target["target"])
     if kind is None:
         raise ValueError(f"there is no target {target['target']!r}: the file is of a later version, update the package")
     return kind(**{
@@ -357,13 +290,9 @@ def _decode(target: Any) -> Any:
     })
 
 
-def _kinds() -> dict[str, type]:
-    """Return this package's classes of targets by name."""
-    return {
-        name: kind
-        for name, kind in vars(target_module).items()
-        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == target_module.__name__
-    }
+_TARGETS: dict[str, Any] = {
+    kind.__name__: kind for kind in (PCATarget, SVMTarget, ProbabilityTarget, ScoreTarget, PredictedScore)
+}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -387,17 +316,8 @@ class Jacobians:
 
 
 def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
-    """Return ``sum_t weights[n, k, t] activations[n, t]``, the signed maps, shape (N, K, H, W).
-
-    Args:
-        weights: shape (N, K, T).
-        activations: shape (N, T, H, W) or (N, T, D, H, W).
-
-    Returns:
-        The maps, in the dtype of the weights.
-    """
-    flat = activations.flatten(2).to(weights.dtype)
-    return (weights @ flat).unflatten(2, activations.shape[2:])
+    """Return ``sum_t weights[n, k, t] activations[n, t]``, the signed maps, (N, K, H, W), in the weights' dtype."""
+    return (weights @ activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
 
 
 def largest(maps: Tensor) -> Tensor:
@@ -420,25 +340,20 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
 def warn_of_blanks(
     shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
 ) -> None:
-    """Warn of maps that are zero everywhere, and say why.
+    """Warn where a part of signed maps (N, K, ...) that is shown is zero everywhere, and say why.
 
-    Args:
-        shown: what is shown, shape (N, K, ...).
-        maps: the signed maps it comes from, shape (N, K, ...).
-        target_of: the target of map k of image n, given (n, k).
-        output: the network's, whose rows tell more.
-        part: what of the target is shown.
+    ``target_of(n, k)`` is the target of a map; the rows of the network's output tell more.
     """
-    seen = shown.flatten(2).any(-1)
-    if bool(seen.all()):
+    blank = ~shown.flatten(2).any(-1)
+    if not bool(blank.any()):
         return
-    blank = ~seen
-    dead = blank & ~maps.flatten(2).any(-1)
+    dead = ~maps.flatten(2).any(-1)
     reasons = []
     for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
         for image, k in kind.nonzero().tolist():
             target = target_of(image, k)
-            more = target.why_blank(output[image]) if isinstance(output, HeadOutput) and hasattr(target, "why_blank") else None
+            knows = isinstance(output, HeadOutput) and hasattr(target, "why_blank")
+            more = target.why_blank(output[image]) if knows else None
             reasons.append(f"image {image}, {part}{target}: {more or reason}")
     shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
     warn(f"blank map: {shortened}", BlankMapWarning)

@@ -2,8 +2,9 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -69,7 +70,7 @@ _evaluating_lock = threading.Lock()
 
 @contextmanager
 def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """Put a model, all of whose modules may be given, in evaluation mode, and back when the last of its users leaves."""
+    """Put a model, whose modules may be given, in evaluation mode, and back when the last of its users leaves."""
     modules = modules_of(model) if modules is None else modules
     with _evaluating_lock:
         # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
@@ -102,29 +103,21 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     them too; buffers and other tensors, rebound or written in place. All objects stay the same objects. Left alone are
     parameters' numbers (they are not copied), hooks, attributes of scripted modules, lazy modules before their first
     pass, and what is inside objects of other kinds.
-    """  # noqa: DOC402 - a context manager yields nothing
+    """
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
     with torch.random.fork_rng(devices):
-        containers, tensors = _contents(model)
+        undo = _undo(model)
         try:
             yield
         finally:
-            for container, before in containers:
-                _refill(container, before)
             with torch.inference_mode():  # elsewhere tensors that were made in it cannot be written to
-                for tensor, alias, numbers in tensors:
-                    if tensor.data_ptr() != alias.data_ptr() or tensor.shape != alias.shape:
-                        tensor.data = alias
-                    # By their numbers, as writing to .data leaves _version alone; and not always, as a write would
-                    # spoil a graph of the user's that holds the tensor.
-                    if not torch.equal(alias, numbers):
-                        alias.copy_(numbers)
+                for put_back in undo:
+                    put_back()
 
 
-def _contents(model: nn.Module) -> tuple[list[tuple[Any, Any]], list[tuple[Tensor, Tensor, Tensor]]]:
-    """Return every container in a model with its entries, and every tensor with an alias and a copy of its numbers."""
-    containers: list[tuple[Any, Any]] = []
-    tensors: list[tuple[Tensor, Tensor, Tensor]] = []
+def _undo(model: nn.Module) -> list[Callable[[], Any]]:
+    """Return what puts back every container and every tensor in a model."""
+    undo: list[Callable[[], Any]] = []
     todo: list[Any] = [model]
     seen: set[int] = set()
     while todo:
@@ -132,52 +125,54 @@ def _contents(model: nn.Module) -> tuple[list[tuple[Any, Any]], list[tuple[Tenso
         if type(value) in _ATOMS or id(value) in seen:
             continue
         seen.add(id(value))
+        # By the methods of the base classes: those of a subclass may refuse or count.
         if type(value) is Tensor:
             if value.layout is torch.strided and not value.is_meta:
                 with torch.inference_mode():
                     alias = value.detach()
-                    tensors.append((value, alias, alias.clone()))
+                    undo.append(partial(_put_back_tensor, value, alias, alias.clone()))
         elif isinstance(value, torch.jit.ScriptModule):
             todo += value.buffers()  # what else it has is not in vars()
         elif isinstance(value, LazyModuleMixin) and value.has_uninitialized_params():  # type: ignore[misc]
             continue  # its first pass makes it another module, for good
         elif isinstance(value, nn.Module):
-            containers.append((value, dict(vars(value))))
+            undo.append(partial(_put_back_entries, vars(value), dict(vars(value)), _HOOKS))
             todo += (item for name, item in vars(value).items() if name not in _HOOKS)
         elif isinstance(value, dict):
-            containers.append((value, dict(value.items())))
+            undo.append(partial(_put_back_entries, value, dict(value.items())))
             todo += value.values()
-        elif isinstance(value, list | set | deque):
-            containers.append((value, list(value)))
-            todo += value
-        elif isinstance(value, tuple):
-            todo += value
-    return containers, tensors
+        elif isinstance(value, list | set | deque | tuple):
+            before = list(value)
+            todo += before
+            if isinstance(value, list):
+                undo.append(partial(list.__setitem__, value, slice(None), before))
+            elif isinstance(value, set):
+                undo += [partial(set.intersection_update, value, before), partial(set.update, value, before)]
+            elif isinstance(value, deque):
+                undo += [partial(deque.clear, value), partial(deque.extend, value, before)]
+    return undo
 
 
-def _refill(container: Any, before: Any) -> None:
-    """Give a container, or the attributes of a module, the entries of before."""
-    if isinstance(container, nn.Module):
-        container = vars(container)
-        before = before | {name: container[name] for name in _HOOKS & container.keys()}
-    # By the methods of the base classes: those of a subclass may refuse or count. Another thread may be reading, so
-    # nothing that was there all the time is taken away.
-    if isinstance(container, dict):
-        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
-        for key in container.keys() - before.keys():
-            kind.__delitem__(container, key)
+def _put_back_tensor(tensor: Tensor, alias: Tensor, numbers: Tensor) -> None:
+    if tensor.data_ptr() != alias.data_ptr() or tensor.shape != alias.shape:
+        tensor.data = alias
+    # By their numbers, as writing to .data leaves _version alone; and not always, as a write would spoil a graph of the
+    # user's that holds the tensor.
+    if not torch.equal(alias, numbers):
+        alias.copy_(numbers)
+
+
+def _put_back_entries(container: Any, before: dict[Any, Any], kept: Collection[str] = ()) -> None:
+    """Give a dict the entries of before, but leave those that are kept as they are."""
+    before = before | {name: container[name] for name in kept if name in container}
+    kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+    # Another thread may be reading: nothing that was there all the time is taken away, if the order is as it was.
+    for key in container.keys() - before.keys():
+        kind.__delitem__(container, key)
+    kind.update(container, before)
+    if list(container) != list(before):
+        kind.clear(container)
         kind.update(container, before)
-        if list(container) != list(before):  # their order
-            kind.clear(container)
-            kind.update(container, before)
-    elif isinstance(container, list):
-        list.__setitem__(container, slice(None), before)
-    elif isinstance(container, set):
-        set.intersection_update(container, before)
-        set.update(container, before)
-    else:
-        deque.clear(container)
-        deque.extend(container, before)
 
 
 _eager_lock = threading.Lock()

@@ -43,7 +43,6 @@ class PCATarget(ClosedFormTarget):
     sign: str = "+"
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         if isinstance(self.component, bool | np.bool_) or not isinstance(self.component, int | np.integer):
             raise TypeError(f"component must be an integer, counted from 0, got {self.component!r}")
         if self.component < 0:
@@ -55,32 +54,21 @@ class PCATarget(ClosedFormTarget):
         components = self._components(output)
         return components[..., self.component] * _factor(self.sign)
 
-    def seeds(self, output: HeadOutput) -> dict[int, Tensor]:
+    def seeds(self, output: Any) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
         components = self._components(output)
         seed = components.new_zeros(1, components.shape[-1])
         seed[0, self.component] = _factor(self.sign)
-        position = output.head.component_position
-        assert position is not None
-        return {position: seed}
+        return {output.head.component_position: seed}
 
     @staticmethod
     def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
         """Return values, shape (N, K), and gradient by position of the head's value, shape (1, K, B), of K components.
 
         The gradient of every component, in order, is the identity: None.
-
-        Args:
-            targets: the components.
-            output: N rows.
-
-        Returns:
-            What ``__call__`` and ``seeds`` give of each.
         """
         components = max(targets, key=lambda target: target.component)._components(output)
-        position = output.head.component_position
-        assert position is not None
-        count = components.shape[1]
+        position, count = output.head.component_position, components.shape[1]
         if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
             return components.clone(), {position: None}
         # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
@@ -92,12 +80,11 @@ class PCATarget(ClosedFormTarget):
     def _components(self, output: Any) -> Tensor:
         head = _head_of(output, self)
         if head.component_position is None:
+            why = " needs a head with a PCA, and this one has none: use SVMTarget"
             if any(getattr(module, "reduces", False) for module in head.modules()):
-                raise ValueError(
-                    f"{self}: the PCA is inside a meta-estimator; put it in front, as in "
-                    "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
-                )
-            raise ValueError(f"{self} needs a head with a PCA, and this one has none: use SVMTarget")
+                pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
+                why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
+            raise ValueError(f"{self}{why}")
         components = output.head_trace.values[head.component_position]
         if self.component >= components.shape[-1]:
             raise ValueError(f"{self}: the head has {components.shape[-1]} components, numbered from 0")
@@ -125,13 +112,9 @@ class SVMTarget(ClosedFormTarget):
     sign: str = "+"
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         for label in (self.category, self.versus):
-            if (
-                not isinstance(label, Hashable)
-                or isinstance(label, tuple)
-                or (isinstance(label, Tensor) and label.dim())
-            ):
+            array = isinstance(label, Tensor) and label.dim() > 0
+            if array or isinstance(label, tuple) or not isinstance(label, Hashable):
                 raise TypeError(f"a class label must be one value of classes_, got {label!r:.80}")
         if self.category is not None and self.versus is not None and self.category == self.versus:
             raise ValueError(f"versus must be another class than the category, got {self.category!r} for both")
@@ -142,13 +125,11 @@ class SVMTarget(ClosedFormTarget):
         decision = self.decision(output)
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
-    def seeds(self, output: HeadOutput) -> dict[int, Tensor]:
+    def seeds(self, output: Any) -> dict[int, Tensor]:
         """Return the gradient by position of a head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output).detach()
-        position = output.head.decision_position
-        assert position is not None
         named = self.category is not None and not self._against_runner_up(output.head)
-        return {position: self._seed(output, decision[:1] if named else decision)}
+        return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return why the map of a row of the output is blank, if it is the class that is compared with itself."""
@@ -156,24 +137,14 @@ class SVMTarget(ClosedFormTarget):
         return f"the predicted class is {self.versus!r} itself" if same else None
 
     def decision(self, output: Any) -> Tensor:
-        """Return the decision values of the output, shape (N, P), or (P,) of a row.
-
-        Args:
-            output: the output of a PCASVMNet.
-
-        Returns:
-            The decision values.
-
-        Raises:
-            ValueError: the head has no SVM.
-        """
+        """Return the decision values of the output, shape (N, P), or (P,) of a row; a ValueError without an SVM."""
         head = _head_of(output, self)
         if head.decision_position is None:
             raise ValueError(f"{self} needs a head with an SVM, and this one has none: use PCATarget")
         return output.head_trace.values[head.decision_position]
 
     def _against_runner_up(self, head: Any) -> bool:
-        return self.versus == "runner-up" and "runner-up" not in (head.classes_ if head.classes_ is not None else ())
+        return self.versus == "runner-up" and (head.classes_ is None or "runner-up" not in head.classes_)
 
     def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
         head, voting = output.head, output.head.voting
@@ -186,8 +157,7 @@ class SVMTarget(ClosedFormTarget):
         category = voting.predicted(decision) if self.category is None else indices(self.category)
         versus = None
         if self._against_runner_up(head):
-            others = voting.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf)
-            versus = others.argmax(-1)
+            versus = voting.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
         elif self.versus is not None:
             versus = indices(self.versus)
         seed = voting.seed(category, versus, decision)
@@ -212,27 +182,21 @@ class ProbabilityTarget:
     sign: str = "+"
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         _check_sign(self.sign)
 
     def __call__(self, output: HeadOutput) -> Tensor:
         """Return the probability: a number for a row, shape (N,) for a batch."""
         decision = SVMTarget(self.category).decision(output)
-        voting, head = output.head.voting, output.head
-        probabilities = voting.probabilities(decision)
+        voting = output.head.voting
+        probabilities = voting.probabilities(decision) * _factor(self.sign)
         if self.category is not None:
-            return probabilities[..., head.class_index(self.category)] * _factor(self.sign)
-        index = voting.predicted(decision.detach()).unsqueeze(-1)
-        return probabilities.gather(-1, index).squeeze(-1) * _factor(self.sign)
+            return probabilities[..., output.head.class_index(self.category)]
+        return probabilities.gather(-1, voting.predicted(decision.detach()).unsqueeze(-1)).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class ScoreTarget(ClosedFormTarget):
-    """A score of an ordinary classifier.
-
-    Args:
-        category: its index; None: the largest score of each image.
-    """
+    """A score of an ordinary classifier, by its index; None: the largest of each image."""
 
     category: int | None = None
 
@@ -250,8 +214,7 @@ class ScoreTarget(ClosedFormTarget):
 class PredictedScore:
     """scikit-learn's score of each image's predicted class: what the host explains where no targets are given.
 
-    Its map is that of ``SVMTarget()``. Only the size of its gradient differs, by the squash of one-vs-one scores, and
-    the host's scaling, which adds 1e-7, feels that.
+    Its map is that of ``SVMTarget()``, but for the size of the gradient, which the host's scaling, adding 1e-7, feels.
     """
 
     def __repr__(self) -> str:
@@ -268,9 +231,8 @@ def _head_of(output: Any, target: ClosedFormTarget) -> Any:
     # Not isinstance: softmax of a HeadOutput carries the head along too.
     head = getattr(output, "head", None)
     if head is None:
-        raise ValueError(
-            f"{target} needs the output of a PCASVMNet; for an ordinary classifier use ClassifierOutputTarget"
-        )
+        instead = "for an ordinary classifier use ClassifierOutputTarget"
+        raise ValueError(f"{target} needs the output of a PCASVMNet; {instead}")
     return head
 
 

@@ -51,6 +51,7 @@ from sklearn.svm import SVC, SVR, LinearSVC, LinearSVR, NuSVC, NuSVR, OneClassSV
 from test_head import by_autograd, pulled_back, seeds_of, trace_of
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, ProbabilityTarget
+from pytorch_grad_cam_pcasvm.head.calibration import Isotonic, PerClass
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 
 RNG = np.random.default_rng(0)
@@ -390,6 +391,26 @@ def test_temperature_scaling(classes, labels, ensemble):
     trace = trace_of(head, QUERY)
     assert relative(head.scores(trace), pipeline.predict_proba(QUERY)) < 1e-9
     assert head.labels(trace).tolist() == pipeline.predict(QUERY).tolist()
+
+
+def test_an_isotonic_curve_and_its_slope():
+    """Linear between its points, constant outside of them; at a point, the slope of one side."""
+    curve = Isotonic([-1.0, 0.0, 2.0, 3.0], [0.1, 0.12, 0.8, 0.9])
+    scores = torch.tensor([-5.0, -1.0, -0.5, 0.0, 1.0, 2.5, 3.0, 7.0], dtype=torch.float64).requires_grad_()
+    assert curve(scores).tolist() == pytest.approx([0.1, 0.1, 0.11, 0.12, 0.46, 0.85, 0.9, 0.9])
+    slopes = torch.autograd.grad(curve(scores).sum(), scores)[0].tolist()
+    assert [slopes[n] for n in (0, 2, 4, 5, 7)] == pytest.approx([0, 0.02, 0.34, 0.1, 0])
+    assert 0 < slopes[1] < 0.021
+    assert 0 < slopes[6] < 0.11
+
+
+def test_probabilities_where_every_curve_gives_zero():
+    step = Isotonic([0.0, 1.0], [0.0, 1.0])
+    scores = torch.tensor([[-1.0, -2.0, -3.0], [0.5, 0.25, -1.0]], dtype=torch.float64).requires_grad_()
+    probabilities = PerClass([step] * 3)(scores)
+    assert probabilities.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3, 1 / 3, 0])
+    (slopes,) = torch.autograd.grad(probabilities[:, 0].sum(), scores)
+    assert slopes.flatten().tolist() == pytest.approx([0, 0, 0, 0.25 / 0.75**2, -0.5 / 0.75**2, 0])
 
 
 SEVERAL = {

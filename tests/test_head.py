@@ -23,12 +23,13 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import MinMaxScaler, PowerTransformer, QuantileTransformer, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, Normalizer, PowerTransformer, QuantileTransformer, StandardScaler
 from sklearn.svm import SVC, LinearSVC, NuSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
 from pytorch_grad_cam_pcasvm.head import HeadTrace
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Projection, Scale, Stage
+from pytorch_grad_cam_pcasvm.head.kernels import RBF
+from pytorch_grad_cam_pcasvm.head.stages import Chain, KernelMap, Projection, Scale, Stage, full_precision
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 
 RNG = np.random.default_rng(0)
@@ -260,6 +261,7 @@ def test_a_head_keeps_its_precision_when_the_network_is_cast(cast):
     pipeline = fitted([StandardScaler(), PCA(3)], SVC(), 3)
     head = Head.of(pipeline).to(cast)
     assert {buffer.dtype for buffer in head.buffers() if buffer.is_floating_point()} == {torch.float64}
+    assert not head.stages[2].support.is_floating_point()
     assert relative(scores(head, QUERY), pipeline.decision_function(QUERY)) < 1e-12
 
 
@@ -595,6 +597,50 @@ def test_seeds_at_several_positions_are_joined(shift):
     assert torch.equal(log_scale[:, 1], head.pullback(trace, {3: decision})[1][:, 1])
 
 
+def test_factors_of_stages_one_after_another_are_multiplied():
+    """A kernel map of a kernel map: the gradient of each is so small that a factor is taken out of it."""
+    points, zeros = torch.linspace(-1, 1, 5 * 3).double().reshape(5, 3), torch.zeros(5).double()
+    first = KernelMap(RBF(1.0), points, torch.eye(5).double(), zeros, reduces=True)
+    second = KernelMap(RBF(4.0), 4 * torch.eye(5).double(), torch.eye(5).double(), zeros, reduces=True)
+    identity = Projection(torch.eye(5).double(), zeros, zeros + 1)
+    query = np.array([[4.5, -4.0, 2.0], [5.0, -4.0, 1.0]])
+    seeds = torch.tensor([[[1.0, 2.0, 0.0, 0.0, 0.0], [0.0, 1.0, 3.0, 0.0, -1.0]]]).double()
+    for stages in ([first, second], [Chain([first, second]), identity]):
+        head, position = Head(stages), 2
+        trace = trace_of(head, query)
+        assert head.pullback(trace, {position: seeds})[1].lt(-64 - 30).all()
+        actual = pulled_back(head, trace, {position: seeds}).flatten(0, 1)
+        expected = by_autograd(head, query, {position: seeds}).flatten(0, 1)
+        for row, of_row in zip(actual, expected, strict=True):
+            assert relative(row, of_row) < 1e-9
+
+
+def test_a_stage_in_full_precision():
+    """On a device without float64 a head is in float32, which autocast would halve."""
+    a = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (a @ a).dtype == torch.bfloat16
+        with full_precision(a.device):
+            assert (a @ a).dtype == torch.float32
+    with full_precision(a.device):
+        assert (a @ a).dtype == torch.float32
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "max"])
+def test_rows_of_almost_nothing_are_normalised_as_scikit_learn_does(norm):
+    eps = np.finfo(float).eps
+    rows = np.zeros((5, WIDTH))
+    rows[:, 3] = eps * np.array([-5, 9.9, 10, -10, 20])
+    expected = Normalizer(norm).fit(rows).transform(rows)
+    assert np.unique(expected.round(5)).tolist() == [-1, 0, 1]
+    head = Head.of([Normalizer(norm).fit(rows), PCA(3).fit(DATA[2][0])])
+    trace = trace_of(head, rows)
+    assert relative(trace.values[1], expected) < 1e-12
+    # Below, the row stays as it is; above, what lies along it is lost.
+    slopes = head.pullback(trace, {1: None})[0][:, 3, 3]
+    assert slopes.tolist() == [1, 1, 0, 0, 0]
+
+
 def test_identity_seeds():
     head = Head.of(fitted([StandardScaler(), PCA(4, whiten=True)], SVC(), 3))
     trace = trace_of(head, QUERY)
@@ -628,94 +674,6 @@ def test_rows_of_a_trace():
     assert torch.equal(trace.rows(4).values[2], trace.values[2][4])
     with pytest.raises(ValueError, match="nothing saved for a pullback"):
         head.pullback(HeadTrace(trace.values, []), {3: seed})
-
-
-def hooked_head(kind):
-    """Return a head and a module of it to hook: a stage, one inside a chain, a member, or the head itself."""
-    machine = OneVsRestClassifier(make_pipeline(StandardScaler(), SVC())) if kind in ("nested", "member") else SVC()
-    head = Head.of(fitted([StandardScaler(), PCA(4)], machine, 3))
-    chosen = {
-        "stage": lambda: head.stages[1],
-        "decision": lambda: head.stages[2],
-        "nested": lambda: head.stages[2].members[1].stages[0],
-        "member": lambda: head.stages[2].members[1],
-        "head": lambda: head,
-    }
-    return head, chosen[kind]()
-
-
-def doubled(output):
-    if isinstance(output, torch.Tensor):
-        return output * 2
-    return HeadTrace([output.values[0], *(value * 2 for value in output.values[1:])], output.saved)
-
-
-def write(output):
-    for tensor in [output] if isinstance(output, torch.Tensor) else output.values:
-        tensor.mul_(2)
-
-
-CHANGES = {
-    "returned output": lambda m: m.register_forward_hook(lambda module, args, output: doubled(output)),
-    "returned input": lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
-    "written output": lambda m: m.register_forward_hook(lambda module, args, output: write(output)),
-    "written input": lambda m: m.register_forward_pre_hook(lambda module, args: write(args[0])),
-    "backward": lambda m: m.register_full_backward_hook(lambda module, into, out: None),
-    "before backward": lambda m: m.register_full_backward_pre_hook(lambda module, out: None),
-}
-KINDS = ["stage", "decision", "nested", "member", "head"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_hooks_that_only_look_run(kind):
-    head, module = hooked_head(kind)
-    before = trace_of(head, QUERY)
-    seeds = {3: torch.ones(1, 1, 3).double()}
-    expected = pulled_back(head, before, seeds)
-    seen = []
-    module.register_forward_pre_hook(lambda module, args: seen.append(args))
-    module.register_forward_hook(lambda module, args, output: seen.append((*args, output)))
-    module.register_forward_hook(lambda module, args, kwargs, output: seen.append(output), with_kwargs=True)
-    trace = trace_of(head, QUERY)
-    assert [len(args) for args in seen[:2]] == [1, 2]
-    if kind in ("stage", "decision"):
-        position = KINDS.index(kind) + 1
-        assert torch.equal(seen[0][0], trace.values[position])
-        assert torch.equal(seen[1][1], trace.values[position + 1])
-    if kind == "head":
-        assert seen[1][1] is trace
-    assert all(map(torch.equal, trace.values, before.values))
-    assert torch.equal(pulled_back(head, trace, seeds), expected)
-    with torch.inference_mode():
-        assert torch.equal(pulled_back(head, head(torch.tensor(QUERY)), seeds), expected)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore:For backward hooks to be called:UserWarning")
-def test_hooks_that_change_something_have_no_closed_form(kind, change):
-    head, module = hooked_head(kind)
-    before = trace_of(head, QUERY)
-    CHANGES[change](module)
-    query = torch.tensor(QUERY)
-    trace = trace_of(head, query)
-    assert torch.equal(query, torch.tensor(QUERY))
-    assert torch.equal(trace.values[-1], before.values[-1]) == ("backward" in change)
-    name = type(module).__name__
-    with pytest.raises(NoClosedFormError, match=rf"a hook on {name}.*backbone, or register a stage that"):
-        head.pullback(trace, {3: torch.ones(1, 1, 3).double()})
-    if kind in ("decision", "nested", "member"):  # components are not behind it
-        assert relative(pulled_back(head, trace, {2: None}), pulled_back(head, before, {2: None})) == 0
-
-
-def test_hooks_on_every_module_see_the_stages():
-    head, _ = hooked_head("nested")
-    names = []
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args, output: names.append(type(m)))
-    trace = trace_of(head, QUERY)
-    handle.remove()
-    assert {Head, Projection, Scale, Chain} <= set(names)
-    assert pulled_back(head, trace, {2: None}).any()
 
 
 @pytest.mark.parametrize("classes", [2, 4])

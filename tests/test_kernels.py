@@ -114,6 +114,22 @@ def test_rbf_factor_is_that_of_the_targets_own_support_vectors():
     assert grad[0, 0, 0] * torch.exp(log_scale + 3600.0) == pytest.approx(120.0)
 
 
+def test_what_takes_no_part_sets_no_scale():
+    kernel, points = RBF(1.0), torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    x = torch.tensor([[1.0, 1.0], [9.0, 1.0], [30.0, 1.0]], dtype=torch.float64)
+    coefficients = torch.tensor([[[0.0, 0.0], [-1.0, -3.0], [1.0, 3.0]]], dtype=torch.float64)
+    grad, log_scale = pulled_back(kernel, x, points, coefficients)
+    assert not grad[:, 0].any()
+    assert not log_scale[:, 0].any()
+    # A negative coefficient is as large as a positive one.
+    assert torch.equal(grad[:, 1], -grad[:, 2])
+    assert grad[:, 1].abs().amax(-1).gt(0.1).all()
+    assert log_scale[:, 1].tolist() == pytest.approx([0, -82 + np.log(6), -901 + np.log(6)])  # 2 gamma c
+    grad, log_scale = pulled_back(kernel, x, points[:0], coefficients[:, :2, :0])
+    assert torch.equal(grad, torch.zeros(3, 2, 2).double())
+    assert torch.equal(log_scale, torch.zeros(3, 2).double())
+
+
 def test_a_tiny_coefficient_is_factored_out_too():
     # A saturated probability's gradient: nothing of it would be left in float32.
     points, x = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[0.5, 0.2]])
@@ -124,7 +140,7 @@ def test_a_tiny_coefficient_is_factored_out_too():
     assert relative(grad * torch.exp(log_scale + 60 * np.log(10)), expected) < 1e-12
 
 
-@pytest.mark.parametrize("z", [1.0, 30.0, 500.0])
+@pytest.mark.parametrize("z", [1.0, 30.0, 500.0, -500.0])
 def test_sigmoid_gradient_where_tanh_saturates(z):
     points, coefficients = np.array([[1.0, 0.5], [0.9, -0.4]]), np.array([1.0, -1.3])
     x = np.array([z, 0.3])
@@ -139,10 +155,18 @@ def test_sigmoid_gradient_where_tanh_saturates(z):
     assert abs(np.log(np.linalg.norm(grad)) + log_scale - log_norm) < 1e-9 * max(1.0, abs(log_norm))
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_effect_is_the_norm_of_the_gradient(name, problem):
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        *(kernel for kernel, _ in KERNELS.values()),
+        Polynomial(0.4, 2, -0.2),
+        Polynomial(-0.4, 3, 0.2),
+        Sigmoid(-0.2, 0.1),
+    ],
+    ids=str,
+)
+def test_effect_is_the_norm_of_the_gradient(kernel, problem):
     x, points, _ = problem
-    kernel, _ = KERNELS[name]
     gradients = torch.func.vmap(torch.func.jacrev(lambda row: kernel.value(kernel.argument(row[None], points))[0]))(x)
     assert relative(kernel.effect(x, points), gradients.norm(dim=-1)) < 1e-12
 

@@ -191,6 +191,19 @@ def test_a_blank_map_says_why():
         assert maps.positive(scale="target").isfinite().all()
 
 
+def test_only_blank_maps_are_named():
+    raw = torch.tensor([1.0, -1.0, -2.0, -0.5, -3.0, 0.0, 0.5]).reshape(7, 1, 1, 1)
+    ones = torch.ones(7, 1)
+    # Loaded from a file: the output is plain scores, and nobody knows the predicted class.
+    maps = SignedMaps(raw, ones, ones, raw.abs().amax((2, 3)), 0 * ones, [SVMTarget(versus="a")], ones)
+    named = [f"image {n}, P+ of {maps.targets[0]}: all its evidence has the other sign" for n in range(5)]
+    dead = f"image 5, P+ of {maps.targets[0]}: there is no gradient at all"
+    for count, expected in ((5, named[1:]), (7, [dead, *named[1:4], "and 1 more"])):
+        with pytest.warns(BlankMapWarning) as warned:
+            maps[:count].positive()
+        assert str(warned[0].message) == "blank map: " + "; ".join(expected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -189,7 +189,7 @@ def compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("kernel", ["linear", "rbf", "poly", "sigmoid"])
+@pytest.mark.parametrize("kernel", ["rbf", "sigmoid"])  # distances and inner products
 def test_a_compiled_net_gives_equal_scores(kernel, compiler):
     problem = Problem(kernel=kernel)
     compiled = compiler(problem.net)

@@ -12,7 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 from torchvision import models
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
-from pytorch_grad_cam_pcasvm.path import AutogradPath, Path
+from pytorch_grad_cam_pcasvm.path import AutogradPath, Path, pullback
+from pytorch_grad_cam_pcasvm.path.sums import through_sums
 from pytorch_grad_cam_pcasvm.rules import registry
 
 # Family: builder, output of the last block, layers users take features from (None: the logits).
@@ -49,7 +50,12 @@ def test_all_cnn_families_of_torchvision_have_a_closed_form(family):
     build, target, layers = FAMILIES[family]
     options = {"init_weights": False} if build in (models.googlenet, models.inception_v3) else {}
     torch.manual_seed(0)
-    net = build(weights=None, num_classes=7, **options).double().eval()
+    net = build(weights=None, num_classes=7, **options)
+    if family.startswith(("alexnet", "vgg")):  # 4096 units take their time, and prove no more than 40
+        first, second = [index for index, layer in enumerate(net.classifier) if isinstance(layer, nn.Linear)][:2]
+        net.classifier[first] = nn.Linear(net.classifier[first].in_features, 40)
+        net.classifier[second], net.classifier[-1] = nn.Linear(40, 30), nn.Linear(30, 7)
+    net = net.double().eval()
     size = 96 if build is models.inception_v3 else 64
     x = torch.randn(2, 3, size, size, dtype=torch.float64)
     for layer in layers:
@@ -111,6 +117,23 @@ def test_feature_layer_in_the_middle_is_not_passed():
 
 def test_target_layer_may_be_the_feature_layer():
     check(small(), layer="1", targets=["1"])
+
+
+@pytest.mark.parametrize(
+    ("tail", "target", "moved"),
+    [
+        ([], "1", True),
+        ([nn.Dropout(), nn.MaxPool2d(1)], "1", True),
+        ([nn.Flatten(), nn.Unflatten(1, (64,))], "1", True),
+        ([], "0", False),
+        ([nn.Flatten(0), nn.Unflatten(0, (-1, 4, 4, 4))], "1", False),
+    ],
+)
+def test_sums_move_into_the_first_dense_weight(tail, target, moved, monkeypatch):
+    calls = []
+    monkeypatch.setattr(pullback, "through_sums", lambda *args: calls.append(args) or through_sums(*args))
+    check(small(*tail), [target])
+    assert bool(calls) is moved
 
 
 class Skip(nn.Module):

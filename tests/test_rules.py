@@ -50,6 +50,7 @@ LAYERS = [
     (nn.AvgPool2d(3, 2, 1, ceil_mode=True), SPATIAL),
     (nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), SPATIAL),
     (nn.AvgPool2d((3, 2), (2, 3), (1, 0), divisor_override=5), SPATIAL),
+    (nn.AvgPool2d(2, divisor_override=3), SPATIAL),
     (nn.AvgPool3d(2, 1, 1), (3, 4, 3, 5, 4)),
     (nn.MaxPool1d(3, 2, 1), (3, 4, 7)),
     (nn.MaxPool1d(2), (4, 8)),
@@ -122,6 +123,8 @@ def test_a_layer_is_pulled_back_as_by_autograd(layer, shape):
 
 WEIGHT = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 OTHER = torch.randn(4, 1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+WIDE = torch.randn(7, 120, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+FILTERS = torch.randn(3, 4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 INDEX = torch.tensor([2, 0, 2])
 # x: (2, 4, 6, 5)
 FUNCTIONS = {
@@ -148,7 +151,15 @@ FUNCTIONS = {
     "matmul": lambda x: x @ WEIGHT.T @ x.softmax(-1),
     "matmul, constant first": lambda x: WEIGHT.T @ x,
     "bmm": lambda x: torch.bmm(x.flatten(0, 1), x.flatten(0, 1).transpose(1, 2)),
+    "linear, bias of one row on the path": lambda x: F.linear(x[0, 0, 0], WEIGHT, x[0, 0, :, 0]),
+    "linear, weight by name": lambda x: F.linear(x.flatten(1), weight=WIDE),
+    "linear, rows of channels": lambda x: F.linear(x.reshape(8, 30), WIDE[:, :30]),
+    "linear, the activations as its weight by name": lambda x: F.linear(WIDE, weight=x.flatten(1)),
+    "channels joined, then pooled": lambda x: x.reshape(2, 2, 12, 5).mean((2, 3)),
+    "chunk, the second alone": lambda x: x.chunk(2, 2)[1].tanh(),
+    "conv2d, same": lambda x: F.conv2d(x, FILTERS, padding="same", dilation=2),
     "linear, weight on the path": lambda x: F.linear(x, x.mean((0, 1)), x.mean((0, 1, 3))),
+    "linear, only the weight on the path": lambda x: F.linear(OTHER.flatten().repeat(3, 6), x.flatten(1)),
     "functional linear and norm": lambda x: F.layer_norm(F.linear(x, WEIGHT), (6,)),
     "relu with input=": lambda x: torch.flatten(F.relu(input=x, inplace=True), start_dim=1),
     "inplace by position": lambda x: F.leaky_relu(x, 0.2, True),
@@ -172,6 +183,7 @@ FUNCTIONS = {
     "getitem by a tensor": lambda x: x[INDEX.clamp(max=1)],
     "getitem by a mask": lambda x: x[:, torch.tensor([True, False, True, True])],
     "select, narrow": lambda x: x.select(1, 2) * x.narrow(1, 1, 1).squeeze(1),
+    "select, narrow, split from behind": lambda x: x.select(-1, 2) * x.narrow(-2, 1, 1).split([2, 3], -1)[0].mean(-1),
     "unbind": lambda x: x.unbind(1)[0] * x.unbind(-3)[2],
     "iteration": lambda x: sum(part * (i + 1) for i, part in enumerate(x)),
     "chunk": lambda x: x.chunk(3, 2)[0] * x.chunk(3, dim=2)[2],
@@ -181,12 +193,17 @@ FUNCTIONS = {
     "stack": lambda x: torch.stack([x.relu(), x.sigmoid()], dim=-1),
     "roll": lambda x: x.roll((1, -2), (1, 3)) + torch.roll(x, 3, 2) + x.roll(7),
     "flip": lambda x: x.flip(1) + torch.flip(x, dims=[2, 3]),
+    "roll, flip from behind": lambda x: x.roll(2, -1) + x.roll((1, 2), (-3, -2)) + x.flip(-1) + x.flip((-4, -2)),
     "pad": lambda x: F.pad(x, (1, 2, 0, 3)),
     "mean of everything": lambda x: x.tanh().mean() * x,
     "torch.mean": lambda x: torch.mean(F.gelu(x, approximate="tanh"), dim=2).flatten(1),
     "mean, axis": lambda x: torch.mul(x.tanh(), other=x).mean(axis=(2, 3)),
     "sum": lambda x: x.tanh().sum((1, -1)) + x.sum(),
     "pools": lambda x: F.max_pool2d(F.avg_pool2d(x, 3, 2, 1), 2).flatten(1),
+    "pools, one size for all axes": lambda x: (
+        F.avg_pool2d(x, 2) * F.max_pool2d(x, 2) + F.avg_pool2d(x, [3], [2]).mean()
+    ),
+    "hardtanh": F.hardtanh,
     "torch.max_pool2d": lambda x: torch.max_pool2d(x, 2, 2, 0, 1, True),
     "gate (squeeze and excite)": lambda x: x * F.adaptive_avg_pool2d(x, 1).sigmoid(),
     "dropout": lambda x: F.dropout(x, 0.5, False) + F.dropout(x * 2, training=False),
@@ -222,6 +239,44 @@ def test_a_function_is_pulled_back_as_by_autograd(case):
     assert (weights - sums.sum(-1)).abs().max() < 1e-12 * sums.abs().sum(-1).max()
 
 
+def test_an_output_that_is_not_explained_may_lead_to_one_that_is():
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    seed = torch.randn(2, *x.shape, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(Start(lambda x: (x.tanh(), (y := x.square()), y * 3)), None, ["start"]).record(x)
+    assert relative(passed.pullback([None, None, seed], 0), seed * 6 * x) < 1e-12
+    assert relative(passed.pullback([None, seed, seed], 0), seed * 8 * x) < 1e-12
+    assert relative(passed.pullback([seed, None, None], 0), seed * (1 - x.tanh() ** 2)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-1, 3), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.Hardsigmoid()], ids=str
+)
+def test_kinks_are_those_of_autograd(layer):
+    """But clamp's and hardswish's, whose slopes differ between versions of torch."""
+    x = torch.arange(-4, 8, dtype=torch.float64).reshape(1, 2, 6)
+    actual, _, expected = pulled(layer, x)
+    assert relative(actual, expected) < 1e-6
+
+
+def test_pools_that_keep_the_sum_over_positions():
+    x = torch.randn(2, 3, 6, 6)
+
+    def keeps(function, *args, x=x):
+        return registry.rule_of(function).keeps_sums(x, *args, y=function(x, *args))
+
+    assert keeps(F.avg_pool2d, 2)
+    assert keeps(F.avg_pool2d, 3, 1, (0, 1), False, False)
+    assert not keeps(F.avg_pool2d, 3, 1, (0, 1))
+    assert not keeps(F.avg_pool2d, 2, 2, 0, False, True, 3)
+    for function in (torch.max_pool2d, F.adaptive_avg_pool2d):
+        assert keeps(function, 2)
+        assert not keeps(function, 2, x=x[0]), "there is no batch"
+    assert keeps(torch.mean, (-1, 2))
+    assert not keeps(torch.mean, 1)
+    assert not keeps(torch.mean)
+
+
 @pytest.mark.parametrize("mask", [None, "bool", "float", "by head"])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
@@ -241,6 +296,24 @@ def test_multi_head_attention(bias, batch_first, mask):
 
     actual, _, expected = pulled(function, x)
     assert relative(actual, expected) < 1e-12
+
+
+def test_multi_head_attention_as_a_function():
+    """The module makes numbers of a boolean mask; a function may get one."""
+    attention = prepared(nn.MultiheadAttention(8, 2))
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 8, dtype=torch.float64)
+    later = torch.ones(5, 5).triu(1).bool()
+
+    def function(x, **options):
+        return F.multi_head_attention_forward(
+            x, x.flip(0), x, 8, 2, attention.in_proj_weight, attention.in_proj_bias, None, None, False, 0.0,
+            attention.out_proj.weight, attention.out_proj.bias, False, None, False, later, **options,
+        )[0]  # fmt: skip
+
+    for options in ({}, {"is_causal": True}):
+        actual, _, expected = pulled(lambda x, options=options: function(x, **options), x)
+        assert relative(actual, expected) < 1e-12
 
 
 def test_attention_of_other_widths():

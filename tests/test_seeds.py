@@ -8,7 +8,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC
+from sklearn.svm import SVC, SVR
 
 from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.net import HeadOutput
@@ -33,6 +33,10 @@ def raw_component(row):
     return row.components[2] * 3
 
 
+class Named(PCATarget):
+    """Not taken together with others."""
+
+
 def product(row):
     return row.components[0] * row.features[1] + row.decision[1].tanh()
 
@@ -47,6 +51,7 @@ TARGETS = [
     [SVMTarget(), SVMTarget("ant"), SVMTarget(versus="runner-up"), SVMTarget("cat", versus="ant")],
     [SVMTarget("cat"), PCATarget(1), SVMTarget(), PCATarget(0, sign="-"), raw_component, SVMTarget("ant", sign="-")],
     [raw_component, SVMTarget("ant"), PCATarget(2)],
+    [SVMTarget("cat", versus="runner-up"), Named(3, sign="-"), Named(1)],
     [product],
 ]
 
@@ -119,6 +124,21 @@ def test_probabilities_and_scores_have_seeds_like_any_callable():
     values, grads = expected(head, NEAR, targets)
     assert relative(seeds.values, values) < 1e-12
     assert relative(true(seeds), grads) < 1e-9
+    probabilities = given(head, NEAR).as_subclass(torch.Tensor)
+    assert relative(seeds.values[:, 1], -probabilities[:, 1]) < 1e-12
+    assert relative(seeds.values[:, 0], probabilities.max(1).values) < 1e-12
+
+
+def test_a_class_may_be_called_runner_up():
+    machine = make_pipeline(PCA(4), SVC()).fit(FEATURES, np.where(LABELS == "bee", "runner-up", LABELS))
+    output = given(Head.of(machine), NEAR)
+    assert output.head.classes_.tolist() == ["ant", "cat", "runner-up"]
+    target = SVMTarget("cat", versus="runner-up")
+    assert torch.equal(target(output), output.decision[:, 2])
+    assert torch.equal(target.seeds(output)[2], torch.tensor([[0.0, 0.0, 1.0]]).double())
+    regressor = given(Head.of(make_pipeline(PCA(4), SVR()).fit(FEATURES, FEATURES[:, 0])), NEAR)
+    with pytest.raises(ValueError, match="the head has no classes to compare"):
+        SVMTarget(versus="runner-up")(regressor)
 
 
 def test_the_dtype_of_seeds():
@@ -152,13 +172,14 @@ def test_one_number_an_image_is_its_score():
 
 def test_several_tensors_of_which_targets_read_some():
     output = {"logits": NEAR, "count": torch.arange(5), "pixels": NEAR[:, :6].reshape(5, 2, 3), "unread": NEAR + 1}
+    output["one for all"] = torch.tensor([1, 2])
     targets = [
-        lambda row: row["logits"][2] ** 2,
+        lambda row: row["logits"][2] ** row["one for all"][1],
         lambda row: row["pixels"].sum() * row["count"],
         lambda row: row["logits"][0] * row["pixels"][1, 1],
     ]
     seeds = seeds_of(output, 5, targets, torch.float64)
-    logits, count, pixels, unread = seeds.grads
+    logits, count, pixels, unread, _ = seeds.grads
     assert count is None
     assert unread is None
     zeros = torch.zeros(3, 5, 7).double()
@@ -188,3 +209,11 @@ def test_a_target_that_depends_on_nothing_has_a_gradient_of_zeros():
         assert seeds.values.tolist() == [[2.0]] * 5
         assert seeds.grads[0].shape == (1, 5, 7)
         assert not seeds.grads[0].any()
+    seeds = seeds_of({"a": NEAR, "b": NEAR}, 5, [lambda row: torch.tensor(2.0)], torch.float64)
+    assert [None if grad is None else bool(grad.any()) for grad in seeds.grads] == [False, None]
+
+
+def test_an_output_that_is_not_cut_into_images_is_refused():
+    for output in (({"logits": NEAR},), (NEAR, NEAR)):
+        with pytest.raises(ValueError, match="of which a target gets one item an image"):
+            seeds_of(output, 5, [lambda row: row[0]], torch.float64)

@@ -1,18 +1,14 @@
 """Calibration curves: from the scores of a classifier to probabilities, as scikit-learn's calibrators compute them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-
-class Calibration(Protocol):
-    """A curve on scores of one class (...), or a calibration of all classes, (..., C) or (..., 1) to (..., C)."""
-
-    def __call__(self, scores: Tensor) -> Tensor:
-        """Return probabilities."""
+# A curve on scores of one class (...), or a calibration of all classes, (..., C) or (..., 1) to (..., C).
+Calibration = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

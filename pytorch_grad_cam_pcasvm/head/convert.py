@@ -44,7 +44,6 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Scale,
     Select,
     Stage,
-    stages_in,
 )
 
 
@@ -152,24 +151,14 @@ def tensor(array: Any) -> Tensor:
 # --- scalers and selectors ------------------------------------------------------------------------------------------
 
 
-def _scale(estimator: Any, centre: Any, scale: Any) -> Stage:
-    """Return ``(x - centre) / scale``, without the parts that are None."""
+def _scale(estimator: Any, centre: Any, scale: Any, offset: Any = None, limits: Any = (-1, 1)) -> Stage:
+    """Return ``(x - centre) / scale + offset``, without the parts that are None, clipped if the estimator clips."""
     zeros = torch.zeros(estimator.n_features_in_, dtype=torch.float64)
-    return Scale(zeros if centre is None else tensor(centre), zeros + 1 if scale is None else tensor(scale), zeros)
-
-
-@stage_for.register(preprocessing.MinMaxScaler)
-def _min_max_scaler(estimator: Any) -> Stage:
-    scale = tensor(estimator.scale_)
-    limits = (float(estimator.feature_range[0]), float(estimator.feature_range[1])) if estimator.clip else None
-    return Scale(torch.zeros_like(scale), 1 / scale, tensor(estimator.min_), limits)
-
-
-@stage_for.register(preprocessing.MaxAbsScaler)
-def _max_abs_scaler(estimator: Any) -> Stage:
-    scale = tensor(estimator.scale_)
-    limits = (-1.0, 1.0) if getattr(estimator, "clip", False) else None
-    return Scale(torch.zeros_like(scale), scale, torch.zeros_like(scale), limits)
+    shift, divisor, offset = (
+        zeros + default if array is None else tensor(array) for array, default in ((centre, 0), (scale, 1), (offset, 0))
+    )
+    clips = getattr(estimator, "clip", False)
+    return Scale(shift, divisor, offset, (float(limits[0]), float(limits[1])) if clips else None)
 
 
 @stage_for.register(SelectorMixin)
@@ -234,11 +223,6 @@ def _sparse_pca(estimator: Any) -> Stage:
     return _projection(torch.linalg.pinv(ridge, hermitian=True) @ components, estimator.mean_)
 
 
-@transformer_for.register(PLSRegression)
-def _latent_variables(estimator: PLSRegression) -> Stage:
-    return _projection(tensor(estimator.x_rotations_).T / tensor(estimator._x_std), estimator._x_mean)
-
-
 @transformer_for.register(LinearDiscriminantAnalysis)
 def _discriminants(estimator: LinearDiscriminantAnalysis) -> Stage:
     if estimator.solver == "lsqr":
@@ -269,12 +253,6 @@ def _nystroem(estimator: Nystroem) -> Stage:
     return KernelMap(kernel, points, coefficients, torch.zeros(coefficients.shape[1]).double(), reduces=False)
 
 
-@stage_for.register(RBFSampler)
-def _rbf_sampler(estimator: RBFSampler) -> Stage:
-    weight = tensor(estimator.random_weights_)
-    return FourierFeatures(weight, tensor(estimator.random_offset_), math.sqrt(2 / weight.shape[1]))
-
-
 # --- classifiers and regressors -------------------------------------------------------------------------------------
 
 
@@ -297,16 +275,10 @@ def _svc(estimator: Any) -> Stage:
 
 def _machine(estimator: Any, votes: voting.Voting, classes: Any = None) -> Stage:
     points = tensor(estimator.support_vectors_)
-    return KernelSVM(
-        _kernel(estimator, estimator._gamma, points.shape[1]),
-        points,
-        tensor(estimator.dual_coef_),
-        tensor(estimator.intercept_),
-        list(estimator.n_support_),
-        torch.as_tensor(estimator.support_).long(),
-        votes,
-        classes,
-    )
+    kernel = _kernel(estimator, estimator._gamma, points.shape[1])
+    support = torch.as_tensor(estimator.support_).long()
+    dual_coef, intercept = tensor(estimator.dual_coef_), tensor(estimator.intercept_)
+    return KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, votes, classes)
 
 
 @stage_for.register(LinearClassifierMixin)
@@ -405,7 +377,7 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
 def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple[list[Chain], list[Any]]:
     """Return the machines of a meta-estimator, each a decision between two classes if binary, and their decisions."""
     members = [Chain(stages_of(each)) for each in fitted]
-    decisions = [stages_in(member.stages)[-1] for member in members]
+    decisions = [member.stages[-1] for member in members]
     for each, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
         if not isinstance(decision, Decision) or (binary and type(decision.voting) is not voting.Binary):
@@ -433,35 +405,40 @@ def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Ker
     gamma = 1.0 / n_features if gamma is None else float(gamma)
     coef0 = 1.0 if estimator.coef0 is None else float(estimator.coef0)
     degree = 3 if estimator.degree is None else estimator.degree
-    match estimator.kernel:
-        case "linear":
-            return kernels.Linear()
-        case "rbf":
-            return kernels.RBF(gamma)
-        case "poly" | "polynomial":
-            return kernels.Polynomial(gamma, degree, coef0)
-        case "sigmoid":
-            return kernels.Sigmoid(gamma, coef0)
-        case kernel:
-            raise NoClosedFormError(
-                f"{type(estimator).__name__} has the kernel {kernel!r}, whose gradient is not known here. "
-                "Fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'."
-            )
+    known: dict[Any, kernels.Kernel] = {
+        "linear": kernels.Linear(),
+        "rbf": kernels.RBF(gamma),
+        "poly": kernels.Polynomial(gamma, degree, coef0),
+        "polynomial": kernels.Polynomial(gamma, degree, coef0),
+        "sigmoid": kernels.Sigmoid(gamma, coef0),
+    }
+    if estimator.kernel not in known:
+        raise NoClosedFormError(
+            f"{type(estimator).__name__} has the kernel {estimator.kernel!r}, whose gradient is not known here. "
+            "Fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'."
+        )
+    return known[estimator.kernel]
 
 
 # --- all that is one expression -------------------------------------------------------------------------------------
 
 _IN_ONE: dict[type, Callable[[Any], Stage]] = {
     preprocessing.StandardScaler: lambda e: _scale(e, e.mean_ if e.with_mean else None, e.scale_),
+    preprocessing.MinMaxScaler: lambda e: _scale(e, None, 1 / tensor(e.scale_), e.min_, e.feature_range),
+    preprocessing.MaxAbsScaler: lambda e: _scale(e, None, e.scale_),
     preprocessing.RobustScaler: lambda e: _scale(e, e.center_, e.scale_),
     preprocessing.Normalizer: lambda e: Normalise(e.norm),
     decomposition.TruncatedSVD: lambda e: _projection(e.components_),
     decomposition.FastICA: lambda e: _projection(e.components_, e.mean_ if e.whiten else None),
     random_projection.GaussianRandomProjection: lambda e: _projection(e.components_),
     random_projection.SparseRandomProjection: lambda e: _projection(e.components_),
+    RBFSampler: lambda e: FourierFeatures(
+        tensor(e.random_weights_), tensor(e.random_offset_), math.sqrt(2 / e.random_weights_.shape[1])
+    ),
     svm.SVR: lambda e: _machine(e, voting.Regression()),
     svm.NuSVR: lambda e: _machine(e, voting.Regression()),
     svm.OneClassSVM: lambda e: _machine(e, voting.OneClass()),
 }
 for _kind, _stage in _IN_ONE.items():
     stage_for.register(_kind, _stage)
+transformer_for.register(PLSRegression, lambda e: _projection(tensor(e.x_rotations_).T / tensor(e._x_std), e._x_mean))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.hooks import run
 from pytorch_grad_cam_pcasvm.head.kernels import Kernel
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum, stages_in
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.voting import Voting, pairs
 
 
@@ -36,14 +36,10 @@ class Decision(Stage):
 class LinearDecision(Decision):
     """``a(p) = w p + g``, w of shape (P, B), g (P,): LinearSVC and every other linear decision."""
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, weight: Tensor, bias: Tensor, voting: Voting, classes: Sequence[Any] | None) -> None:
         super().__init__(voting, classes)
         self.n_outputs, self.n_inputs = weight.shape
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
+        self.keep(weight=weight, bias=bias)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the decision values, shape (N, P)."""
@@ -93,20 +89,12 @@ class KernelSVM(Decision):
     coefficients of its column in ``dual_coef`` (scikit-learn's layout). One machine alone has a single row.
 
     Args:
-        kernel: the kernel K.
         support_vectors: p_i, shape (I, B), grouped by class.
         dual_coef: alpha_i c_i, shape (C - 1, I), or (1, I) for a single machine.
         intercept: g, shape (P,).
         n_support: support vectors per class, C numbers.
         support: positions of the support vectors in the training set, shape (I,).
-        voting: how decision values become classes.
-        classes: class labels.
     """
-
-    support_vectors: Tensor
-    dual_coef: Tensor
-    intercept: Tensor
-    support: Tensor
 
     def __init__(
         self,
@@ -123,16 +111,10 @@ class KernelSVM(Decision):
         self.kernel = kernel
         self.n_inputs, self.n_outputs = support_vectors.shape[1], len(intercept)
         self.n_support = [int(n) for n in n_support]
-        self.register_buffer("support_vectors", support_vectors)
-        self.register_buffer("dual_coef", dual_coef)
-        self.register_buffer("intercept", intercept)
-        self.register_buffer("support", support)
+        self.keep(support_vectors=support_vectors, dual_coef=dual_coef, intercept=intercept, support=support)
 
     def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
-        """Return how strongly each support vector pulls at x, shape (N, B), with ``signed`` of shape (N, K, I).
-
-        ``seeds`` are derivatives of K targets by the decision values, shape (K, P); None: these values themselves.
-        """
+        """Return the effect at x (N, B) on K targets of derivatives (K, P) by the decision values, or on these."""
         norm = self.kernel.effect(x, self.support_vectors)
         seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
         return SupportVectorEffect(norm, self._coefficients(seeds.unsqueeze(0)) * norm.unsqueeze(1), self.support)
@@ -179,15 +161,15 @@ class Ensemble(Decision):
         self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
         self.n_outputs = sum(self.sizes)
         self.sign = sign
-        self.members = nn.ModuleList(members)
+        self.members: Any = nn.ModuleList(members)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the decision values of all members, shape (N, P), and what each pullback needs."""
-        values, saved = zip(*(run(member, x) for member in stages_in(self.members)), strict=True)
+        values, saved = zip(*(run(member, x) for member in self.members), strict=True)
         return self.sign * torch.cat(values, -1), list(saved)
 
     def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
         seeds = (self.sign * grad).split(self.sizes, -1)
-        members = zip(stages_in(self.members), saved, seeds, strict=True)
+        members = zip(self.members, saved, seeds, strict=True)
         return scaled_sum([pulled_through(member, of_member, (seed, None)) for member, of_member, seed in members])

@@ -22,7 +22,6 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     precision,
     pulled_through,
     scaled_sum,
-    stages_in,
 )
 from pytorch_grad_cam_pcasvm.head.voting import Regression, Voting
 
@@ -78,7 +77,7 @@ class Head(Hookable):
                     f"but what comes before it gives {width}"
                 )
             width = stage.n_outputs if stage.n_outputs is not None else width
-        self.stages = nn.ModuleList(stages)
+        self.stages: Any = nn.ModuleList(stages)
         self.component_position = reductions[-1] if reductions else None
         self.decision_position = decisions[-1] if decisions else None
 
@@ -91,7 +90,7 @@ class Head(Hookable):
     def n_features(self) -> int | None:
         """Length of a feature vector, or None where any length will do."""
         # A stage that takes any length, as Normalizer's, gives as many values as it got.
-        return next((stage.n_inputs for stage in stages_in(self.stages) if stage.n_inputs is not None), None)
+        return next((stage.n_inputs for stage in self.stages if stage.n_inputs is not None), None)
 
     @property
     def classes_(self) -> np.ndarray | None:
@@ -128,7 +127,7 @@ class Head(Hookable):
         # A head is small and exact: autocast would put it in half precision.
         with full_precision(features.device):
             trace = HeadTrace([features.to(precision(features.device))], [])
-            for stage in stages_in(self.stages):
+            for stage in self.stages:
                 y, saved = run(stage, trace.values[-1])
                 trace.values.append(y)
                 trace.saved.append(saved)
@@ -190,7 +189,7 @@ class Head(Hookable):
                 scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
             if position == 0:
                 break
-            stage, saved = stages_in(self.stages)[position - 1], trace.saved[position - 1]
+            stage, saved = self.stages[position - 1], trace.saved[position - 1]
             if scaled is not None:
                 scaled = pulled_through(stage, saved, scaled)
             elif every:
@@ -206,7 +205,7 @@ class Head(Hookable):
             TypeError: a stage is not of this package.
             FileNotFoundError: there is no such folder.
         """
-        storage.save(stages_in(self.stages), path)
+        storage.save(self.stages, path)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Head":
@@ -221,11 +220,11 @@ class Head(Hookable):
     def get_extra_state(self) -> Tensor:
         """Return what belongs to a state dict besides tensors (kernels, calibration curves, class labels), as bytes."""
         # A tensor, since people clone, move and save whatever they find in a state dict.
-        return torch.tensor(list(storage.constants(stages_in(self.stages)).encode()), dtype=torch.uint8)
+        return torch.tensor(list(storage.constants(self.stages).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Refuse, with a ValueError, the state of a head whose tensors would mean something else here."""
-        if not storage.agree(bytes(state.tolist()).decode(), storage.constants(stages_in(self.stages))):
+        if not storage.agree(bytes(state.tolist()).decode(), storage.constants(self.stages)):
             raise ValueError(
                 "the state is that of a head with another kernel, calibration or other classes: take the whole head, "
                 "head.save(path) and Head.load(path)"
@@ -237,15 +236,13 @@ class Head(Hookable):
         """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
 
         The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`), not in
-        the decision value: of an RBF machine, a training image equal to the explained one has none.
+        the decision value: of an RBF machine, a training image equal to the explained one has none. Its ``signed`` has
+        one row for a category, otherwise one for each of the P decision values.
 
         Args:
             components: p, shape (N, B), as in ``output.components``; without a reduction ``output.features``, (N, D).
             category: a label from ``classes_``: the effect on its margin; None: on every decision value.
             versus: another label: the effect on the decision of ``category`` against it.
-
-        Returns:
-            E (N, I), with its sign (N, P, I), P = 1 for a category, and training set positions (I,).
 
         Raises:
             TypeError: the components are no tensor.
@@ -259,7 +256,7 @@ class Head(Hookable):
                 f"the head has no support vectors of its own: {why if inside else 'it ends with no SVC, NuSVC or SVR'}"
             )
         position = self.component_position or 0
-        width = stages_in(self.stages)[position].n_inputs
+        width = self.stages[position].n_inputs
         expected = f"net(x).{'components' if position else 'features'}, of shape (N, {width})"
         if not isinstance(components, Tensor):
             raise TypeError(f"expected the tensor {expected}, got {type(components).__name__}")
@@ -268,7 +265,7 @@ class Head(Hookable):
         if category is None and versus is not None:
             raise ValueError("versus needs a category: which class is it against?")
         x = components.detach().to(precision(components.device))
-        for stage in stages_in(self.stages)[position:-1]:
+        for stage in self.stages[position:-1]:
             x = stage(x)
         if category is None:
             return machine.effect(x)

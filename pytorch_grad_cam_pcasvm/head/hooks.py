@@ -1,6 +1,6 @@
 """Hooks on the parts of a head: those that only look run as on any module, and what others change is remembered."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,11 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 class Hookable(nn.Module):
     """A module that computes its output in ``evaluate``, beside what its pullback needs."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Buffers and stages are found here."""
 
     def evaluate(self, x: Tensor) -> tuple[Any, Any]:
         """Return the output for x, shape (N, in), and what the pullback needs; tensors in that have the batch first."""

@@ -16,7 +16,7 @@ The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,28 +25,19 @@ from torch import Tensor
 _REPRESENTABLE = -30.0
 
 
-class Kernel(Protocol):
-    """What a kernel has to offer (see the module's text for shapes)."""
-
-    def argument(self, x: Tensor, points: Tensor) -> Tensor:
-        """Return what the kernel is a function of, shape (N, I)."""
-
-    def value(self, argument: Tensor) -> Tensor:
-        """Return ``K(p_i, x)``, shape (N, I)."""
-
-    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i dK(p_i, x)/dx``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
-
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
-        """Return ``E = |dK(p_i, x)/dx|``, shape (N, I)."""
-
-
 class _OfInnerProduct:
-    """A kernel of ``<p_i, x>``."""
+    """A kernel of ``<p_i, x>``, whose derivative is ``_slope``."""
 
     def argument(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``<p_i, x>``, shape (N, I)."""
         return x @ points.T
+
+    def effect(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return ``E = |slope| |p_i|``, shape (N, I)."""
+        return self._slope(self.argument(x, points)).abs() * points.norm(dim=1)
+
+    def _slope(self, argument: Tensor) -> Tensor:
+        return torch.ones_like(argument)
 
 
 @dataclass(frozen=True)
@@ -61,10 +52,6 @@ class Linear(_OfInnerProduct):
         """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
         grad = (coefficients @ points).expand(len(x), -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
-
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
-        """Return ``E = |p_i|``, shape (N, I): the same for every x."""
-        return points.norm(dim=1).expand(len(x), -1)
 
 
 @dataclass(frozen=True)
@@ -82,10 +69,6 @@ class Polynomial(_OfInnerProduct):
     def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i degree gamma z^(degree-1) p_i``, shape (N, K, B), and zeros, shape (N, K)."""
         return Linear().pullback(argument, x, points, coefficients * self._slope(argument).unsqueeze(1))
-
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
-        """Return ``E = |degree gamma z^(degree-1)| |p_i|``, shape (N, I)."""
-        return self._slope(self.argument(x, points)).abs() * points.norm(dim=1)
 
     def _slope(self, argument: Tensor) -> Tensor:
         z = self.gamma * argument + self.coef0
@@ -108,9 +91,8 @@ class Sigmoid(_OfInnerProduct):
         scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(argument))
         return scaled @ points, log_scale
 
-    def effect(self, x: Tensor, points: Tensor) -> Tensor:
-        """Return ``E = |gamma| sech(z)^2 |p_i|``, shape (N, I)."""
-        return abs(self.gamma) * self._log_slope(self.argument(x, points)).exp() * points.norm(dim=1)
+    def _slope(self, argument: Tensor) -> Tensor:
+        return self.gamma * self._log_slope(argument).exp()
 
     def _log_slope(self, argument: Tensor) -> Tensor:
         """Return log sech(z)^2, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
@@ -144,6 +126,9 @@ class RBF:
         """
         squared = self.argument(x, points)
         return 2 * self.gamma * torch.exp(-self.gamma * squared) * squared.sqrt()
+
+
+Kernel = Linear | Polynomial | Sigmoid | RBF
 
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:

@@ -55,9 +55,10 @@ class Stage(Hookable):
         """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for what ``evaluate`` saved beside the output y."""
         return self.pullback(saved, identity(y))
 
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Keep a tensor in one layout: products of another layout differ in the last bit, also after loading."""
-        super().register_buffer(name, None if tensor is None else tensor.contiguous(), persistent)
+    def keep(self, **tensors: Tensor) -> None:
+        """Register buffers, in one layout: products of another layout differ in the last bit, also after loading."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.contiguous())
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Move to another device, but keep the precision of a head whatever its backbone is cast to."""
@@ -99,18 +100,12 @@ def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
 class Scale(Stage):
     """``y = (x - shift) / divisor + offset``, each of shape (D,), then clipped to ``limits`` (low, high) if given."""
 
-    shift: Tensor
-    divisor: Tensor
-    offset: Tensor
-
     def __init__(
         self, shift: Tensor, divisor: Tensor, offset: Tensor, limits: tuple[float, float] | None = None
     ) -> None:
         super().__init__()
         self.n_inputs = self.n_outputs = len(shift)
-        self.register_buffer("shift", shift)
-        self.register_buffer("divisor", divisor)
-        self.register_buffer("offset", offset)
+        self.keep(shift=shift, divisor=divisor, offset=offset)
         self.limits = limits
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -137,16 +132,11 @@ class Projection(Stage):
     """
 
     reduces = True
-    components: Tensor
-    mean: Tensor
-    divisor: Tensor
 
     def __init__(self, components: Tensor, mean: Tensor, divisor: Tensor) -> None:
         super().__init__()
         self.n_outputs, self.n_inputs = components.shape
-        self.register_buffer("components", components)
-        self.register_buffer("mean", mean)
-        self.register_buffer("divisor", divisor)
+        self.keep(components=components, mean=mean, divisor=divisor)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the components p, shape (N, B)."""
@@ -164,13 +154,11 @@ class Projection(Stage):
 class Select(Stage):
     """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,)."""
 
-    index: Tensor
-
     def __init__(self, index: Tensor, n_inputs: int) -> None:
         super().__init__()
         self.n_inputs: int = n_inputs
         self.n_outputs = len(index)
-        self.register_buffer("index", index)
+        self.keep(index=index)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the selected features, shape (N, B)."""
@@ -225,17 +213,11 @@ class KernelMap(Stage):
         reduces: whether the outputs are components.
     """
 
-    points: Tensor
-    coefficients: Tensor
-    offset: Tensor
-
     def __init__(self, kernel: Kernel, points: Tensor, coefficients: Tensor, offset: Tensor, reduces: bool) -> None:
         super().__init__()
         self.kernel, self.reduces = kernel, reduces
         self.n_inputs, self.n_outputs = points.shape[1], coefficients.shape[1]
-        self.register_buffer("points", points)
-        self.register_buffer("coefficients", coefficients)
-        self.register_buffer("offset", offset)
+        self.keep(points=points, coefficients=coefficients, offset=offset)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the outputs, shape (N, B); and x and the kernel's argument."""
@@ -251,15 +233,11 @@ class KernelMap(Stage):
 class FourierFeatures(Stage):
     """``y = amplitude cos(x W + phase)``, W of shape (D, B), phase (B,): the random features of RBFSampler."""
 
-    weight: Tensor
-    phase: Tensor
-
     def __init__(self, weight: Tensor, phase: Tensor, amplitude: float) -> None:
         super().__init__()
         self.n_inputs, self.n_outputs = weight.shape
         self.amplitude = amplitude
-        self.register_buffer("weight", weight)
-        self.register_buffer("phase", phase)
+        self.keep(weight=weight, phase=phase)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features, shape (N, B), and the cosine's argument."""
@@ -277,14 +255,14 @@ class Chain(Stage):
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()
-        self.stages = nn.ModuleList(stages)
-        self.n_inputs = stages_in(self.stages)[0].n_inputs
-        self.n_outputs = stages_in(self.stages)[-1].n_outputs
+        stages = list(stages)
+        self.stages: Any = nn.ModuleList(stages)
+        self.n_inputs, self.n_outputs = stages[0].n_inputs, stages[-1].n_outputs
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the last stage's output, and what each pullback needs."""
         needed = []
-        for stage in stages_in(self.stages):
+        for stage in self.stages:
             x, saved = run(stage, x)
             needed.append(saved)
         return x, needed
@@ -292,11 +270,6 @@ class Chain(Stage):
     def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the pullback through all stages, and the logarithm of the product of their factors."""
         scaled: Scaled = (grad, None)
-        for stage, of_stage in zip(reversed(stages_in(self.stages)), reversed(saved), strict=True):
+        for stage, of_stage in zip(reversed(self.stages), reversed(saved), strict=True):
             scaled = pulled_through(stage, of_stage, scaled)
         return scaled
-
-
-def stages_in(modules: nn.ModuleList) -> list[Stage]:
-    """Return a module list as what it holds, for the type checker."""
-    return list(modules)  # type: ignore[arg-type]

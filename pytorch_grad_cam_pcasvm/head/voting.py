@@ -25,9 +25,9 @@ class Voting(ABC):
     n_classes: int
     calibration: Calibration | None = None
 
-    @abstractmethod
     def margins(self, decision: Tensor) -> Tensor:
-        """Return what is explained of each class: (..., P) to (..., C), linear."""
+        """Return what is explained of each class: (..., P) to (..., C), linear; here the values themselves."""
+        return decision
 
     @abstractmethod
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Voting(ABC):
 
     def scores(self, decision: Tensor) -> Tensor:
         """Return what scikit-learn's ``decision_function`` gives, with columns [-a, a] for two classes."""
-        return self.margins(decision)
+        return self.ranking(decision)
 
     def ranking(self, decision: Tensor) -> Tensor:
         """Return per-class values, shape (..., C), whose order is that of the classes."""
@@ -68,10 +68,6 @@ class Regression(Voting):
     """A regressor: one value and no classes."""
 
     n_classes = 1
-
-    def margins(self, decision: Tensor) -> Tensor:
-        """Return the value itself."""
-        return decision
 
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
         """Return ones."""
@@ -133,10 +129,6 @@ class OneVsRest(Voting):
     def __init__(self, n_classes: int, calibration: Calibration | None = None) -> None:
         self.n_classes = n_classes
         self.calibration = calibration
-
-    def margins(self, decision: Tensor) -> Tensor:
-        """Return the values themselves."""
-        return decision
 
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
         """Return e_c, or e_c - e_d for class c against d."""
@@ -224,12 +216,8 @@ class Calibrated(Voting):
         members = zip(self._members(decision), self.calibrations, strict=True)
         return torch.stack([voting.calibrated(curve, part) for (voting, part), curve in members]).mean(0)
 
-    def scores(self, decision: Tensor) -> Tensor:
-        """Return the probabilities: what ``predict_proba`` gives."""
-        return self.probabilities(decision)
-
     def ranking(self, decision: Tensor) -> Tensor:
-        """Return the probabilities."""
+        """Return the probabilities, which are also the scores."""
         return self.probabilities(decision)
 
     def _members(self, decision: Tensor) -> Iterable[tuple[Voting, Tensor]]:

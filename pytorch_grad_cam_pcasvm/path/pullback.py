@@ -73,7 +73,7 @@ class ClosedFormPass:
         rows, channels = tape.values[value].shape[:2]
         while value not in tape.outputs:
             users = [step for step in steps if value in step.inputs]
-            if len(users) != 1 or not users[0].single or not _leads(users[0].args, value):
+            if len(users) != 1 or not users[0].single or users[0].args[:1] != (Ref(value),):
                 break
             step, shape = users[0], tape.values[value].shape
             if step.function is F.linear and len(shape) == 2:
