@@ -74,7 +74,8 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
     modules = modules_of(model) if modules is None else modules
     with _evaluating_lock:
         # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
-        flags = {m: m.training for m in modules if m.training or (_evaluating and m in _evaluating)}
+        shared = len(_evaluating) > 0
+        flags = {m: m.training for m in modules if m.training or (shared and m in _evaluating)}
         for module, flag in flags.items():
             users, training = _evaluating.get(module, (0, flag))
             _evaluating[module] = users + 1, training

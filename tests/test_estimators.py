@@ -405,7 +405,7 @@ def test_an_isotonic_curve_and_its_slope():
 
 
 def test_probabilities_where_every_curve_gives_zero():
-    step = Isotonic([0.0, 1.0], [0.0, 1.0])
+    step = Isotonic([-9.0, 0.0, 1.0], [0.0, 0.0, 1.0])
     scores = torch.tensor([[-1.0, -2.0, -3.0], [0.5, 0.25, -1.0]], dtype=torch.float64).requires_grad_()
     probabilities = PerClass([step] * 3)(scores)
     assert probabilities.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3, 1 / 3, 0])

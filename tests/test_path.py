@@ -136,6 +136,22 @@ def test_sums_move_into_the_first_dense_weight(tail, target, moved, monkeypatch)
     assert bool(calls) is moved
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("active", [1.0, 0.5, pytest.param(0.0, marks=pytest.mark.xfail(reason="sums.py, no row"))])
+@pytest.mark.parametrize("channels", [4, 64])
+@pytest.mark.parametrize(("targets", "images"), [(1, 1), (2, 3), (1, 2), (2, 1)])
+@pytest.mark.parametrize("rows", [4, 64, 300])
+def test_sums_through_a_dense_weight(rows, targets, images, channels, active, dtype):
+    """Small and large weights, of another precision, alone and together, with rows that do not count."""
+    for positions in (1, 9, 70):
+        generator = torch.Generator().manual_seed(rows)
+        weight = torch.randn(rows, channels * positions, generator=generator, dtype=torch.float64).to(dtype)
+        grad = torch.randn(targets, images, rows, generator=generator, dtype=torch.float64)
+        grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
+        expected = torch.einsum("knd,dtp->knt", grad, weight.double().reshape(rows, channels, positions))
+        assert (through_sums(grad, weight, channels) - expected).abs().max() <= 1e-11 * expected.abs().max()
+
+
 class Skip(nn.Module):
     def __init__(self):
         super().__init__()
@@ -149,6 +165,28 @@ class Skip(nn.Module):
 def test_what_goes_around_the_target_layer_is_a_constant():
     check(Skip().double(), ["second"])
     check(Skip().double(), ["first", "second"])
+
+
+class Weighted(nn.Module):
+    """A convolution whose weight depends on one target layer, and its input on another."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Identity(), nn.Identity()
+
+    def forward(self, x):
+        weight = self.first(1 * x)[:, :, :2, :2]
+        return F.conv2d(self.second(2 * x), weight)
+
+
+def test_what_depends_on_another_target_layer_is_a_constant():
+    with torch.no_grad():
+        passed = Path(Weighted(), None, ["first", "second"]).record(X)
+    seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
+    _, expected = path_by_autograd(Weighted(), None, "second", X, seeds.flatten(2))
+    assert relative(passed.pullback([seeds], 1), expected) < 1e-12
+    with pytest.raises(NoClosedFormError, match="an argument of conv2d depends on the target layer"):
+        passed.pullback([seeds], 0)
 
 
 class Twice(nn.Module):

@@ -203,7 +203,7 @@ FUNCTIONS = {
     "pools, one size for all axes": lambda x: (
         F.avg_pool2d(x, 2) * F.max_pool2d(x, 2) + F.avg_pool2d(x, [3], [2]).mean()
     ),
-    "hardtanh": F.hardtanh,
+    "hardtanh in place": lambda x: F.hardtanh_(x + 0),
     "torch.max_pool2d": lambda x: torch.max_pool2d(x, 2, 2, 0, 1, True),
     "gate (squeeze and excite)": lambda x: x * F.adaptive_avg_pool2d(x, 1).sigmoid(),
     "dropout": lambda x: F.dropout(x, 0.5, False) + F.dropout(x * 2, training=False),
@@ -416,6 +416,16 @@ def test_a_registered_function(rules):
     assert relative(actual, expected) < 1e-12
 
 
+def test_a_rule_may_have_no_gradient_for_an_argument(rules):
+    @register_jacobian(torch.copysign)
+    def copysign(input, other, *, y, grad):
+        return grad * torch.sign(input * other), None
+
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    actual, _, expected = pulled(lambda x: torch.copysign(x.tanh(), x.sin() * x), x)
+    assert relative(actual, expected) < 1e-12
+
+
 def test_a_registered_layer_of_two_tensors(rules):
     class Blend(nn.Module):
         def forward(self, a, b):
@@ -444,9 +454,18 @@ def test_a_registered_layer_of_two_tensors(rules):
         assert relative(passed.pullback([grad], 0), grad * (0.7 * (1 - x.tanh() ** 2) + 0.3)) < 1e-12
 
 
-def test_a_rule_of_the_wrong_shape_is_named(rules):
-    register_jacobian(Swish)(lambda layer, x, y, grad: grad.sum(1))
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="the rule of Swish gives"):
+@pytest.mark.parametrize(
+    ("rule", "given"),
+    [
+        (lambda layer, x, y, grad: grad.sum(1), r"\(2, 3, 4, 4\)"),
+        (lambda layer, x, y, grad: 3.0, "float"),
+        (lambda layer, x, y, grad: "dx", "str"),
+    ],
+)
+def test_a_rule_of_the_wrong_shape_is_named(rules, rule, given):
+    register_jacobian(Swish)(rule)
+    message = rf"the rule of Swish gives {given}, not \(2, 2, 3, 4, 4\)"
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
         pulled(Swish(), torch.randn(2, 3, 4, 4, dtype=torch.float64))
 
 

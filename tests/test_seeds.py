@@ -139,6 +139,8 @@ def test_a_class_may_be_called_runner_up():
     regressor = given(Head.of(make_pipeline(PCA(4), SVR()).fit(FEATURES, FEATURES[:, 0])), NEAR)
     with pytest.raises(ValueError, match="the head has no classes to compare"):
         SVMTarget(versus="runner-up")(regressor)
+    with pytest.raises(ValueError, match="the head has no classes"):
+        SVMTarget("cat", versus="runner-up").seeds(regressor)
 
 
 def test_the_dtype_of_seeds():
