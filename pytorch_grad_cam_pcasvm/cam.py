@@ -74,7 +74,8 @@ class ClosedFormGradCAM(GradCAM):
         if not isinstance(target_layers, list | tuple) or not all(
             isinstance(layer, nn.Module | str) for layer in target_layers
         ):
-            raise TypeError(f"target_layers must be a list of modules or their names, got {target_layers!r:.80}")
+            kind = type(target_layers).__name__
+            raise TypeError(f"target_layers must be a list of modules or their names, got a {kind}: use [layer]")
         if not target_layers:
             raise ValueError("target_layers is empty: name the layer whose activations become the map")
         model = uncompiled(model)
@@ -86,6 +87,7 @@ class ClosedFormGradCAM(GradCAM):
         self._names: list[str | None] = [None] * len(self._given)
         self._by_autograd = jacobian == "autograd"
         self._checked: set[Any] = set()
+        self._checked_head: Any = None
         backbone, _, names = self._layers(model)
         with evaluating(model):
             super().__init__(model, [backbone.get_submodule(name) for name in names], reshape_transform)
@@ -138,8 +140,8 @@ class ClosedFormGradCAM(GradCAM):
         """
         x = self._checked_images(input_tensor)
         self._only_layer()
-        with self._running(x):
-            passed, output = self._run(x)
+        with self._running(x) as modules:
+            passed, output = self._run(x, modules)
             activations = self._activations(passed, 0)
             targets = self._default_targets(output) if targets is None else _as_list(targets)
             weights, log_scales, values = [], [], []
@@ -176,8 +178,8 @@ class ClosedFormGradCAM(GradCAM):
         """
         x = self._checked_images(input_tensor)
         self._only_layer()
-        with self._running(x):
-            passed, output = self._run(x)
+        with self._running(x) as modules:
+            passed, output = self._run(x, modules)
             activations = self._activations(passed, 0)
             of_components, _ = self._jacobian(passed, output, _every_component(output))
             of_margins, log_scale = self._jacobian(passed, output, _every_class(output))
@@ -238,7 +240,7 @@ class ClosedFormGradCAM(GradCAM):
                 raise ValueError("the target layer is the network itself: choose one of its layers")
         return backbone, layer, [str(name) for name in self._names]
 
-    def _run(self, x: Tensor) -> tuple[Pass, Any]:
+    def _run(self, x: Tensor, modules: Sequence[nn.Module]) -> tuple[Pass, Any]:
         """Run the network once; return the pass and the network's output."""
         if isinstance(self.model, PCASVMNet):
             _refuse_what_is_around(self.model)  # hooks may have come since
@@ -246,7 +248,7 @@ class ClosedFormGradCAM(GradCAM):
         passed: Pass | None = None
         if not self._by_autograd:
             try:
-                passed = Path(*layers, checked=self._checked).run(x)
+                passed = Path(*layers, self._checked, modules).run(x)
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form":
                     raise
@@ -254,14 +256,18 @@ class ClosedFormGradCAM(GradCAM):
                 self._by_autograd = True
         passed = AutogradPath(*layers).run(x) if passed is None else passed
         if isinstance(self.model, PCASVMNet):
-            return passed, self.model.of_features(flatten(passed.output))
+            features = flatten(passed.output)
+            if self._checked_head is not self.model.head:
+                self.model.head.check(features[:2])
+                self._checked_head = self.model.head
+            return passed, self.model.of_features(features)
         return passed, passed.output
 
     def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
         """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
         size = self.get_target_width_height(x)
-        with self._running(x):
-            passed, output = self._run(x)
+        with self._running(x) as modules:
+            passed, output = self._run(x, modules)
             self.outputs = output  # where the host keeps it
             seeds = seeds_per_image(output, len(x), targets, _precision(passed))
             layers = []
@@ -361,7 +367,7 @@ class ClosedFormGradCAM(GradCAM):
         return checked_images(x).to(device_of(self.model))
 
     @contextmanager
-    def _running(self, x: Tensor) -> Iterator[None]:
+    def _running(self, x: Tensor) -> Iterator[Sequence[nn.Module]]:
         """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
         kind = x.device.type
         with ExitStack() as stack:
@@ -373,7 +379,7 @@ class ClosedFormGradCAM(GradCAM):
             if torch.is_autocast_enabled(kind):
                 dtype = torch.get_autocast_dtype(kind)
                 stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=False))
-            yield
+            yield modules
 
 
 def _is_at(backbone: nn.Module, name: str, given: nn.Module | str) -> bool:

@@ -128,7 +128,9 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
     # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
     except RuntimeError as error:
         dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), x.dtype)
-        if x.dtype != dtype and re.search("should be the same|same d(ata)?type|not implemented for", str(error)):
+        if x.dtype != dtype and re.search(
+            "should be the same|same d(ata)?type|expected scalar type|not implemented for", str(error)
+        ):
             if not x.is_floating_point():
                 raise TypeError(_NOT_FLOATING.format("images", x.dtype)) from error
             fix = {torch.float32: "float()", torch.float64: "double()"}.get(dtype, f"to({dtype})")

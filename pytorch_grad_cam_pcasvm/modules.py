@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -44,8 +45,10 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
     try:
         return names[backbone.get_submodule(layer)] or None
     except AttributeError:
+        near = get_close_matches(str(layer), names.values(), n=1)
+        hint = f"did you mean {near[0]!r}? Its" if near else "its"
         last = ", ".join(list(names.values())[-8:])
-        raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; its last layers are: {last}") from None
+        raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; {hint} last layers are: {last}") from None
 
 
 def device_of(module: nn.Module) -> torch.device:

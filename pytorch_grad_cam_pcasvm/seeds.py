@@ -219,7 +219,8 @@ def _differentiated(
     values = []
     for each, row in zip(targets, rows, strict=True):
         if not callable(each):
-            raise TypeError(f"a target must be callable on a row of the network's output, got {each!r}")
+            hint = f": use SVMTarget({each!r})" if isinstance(each, str | int) else ""
+            raise TypeError(f"a target must be callable on a row of the network's output, got {each!r}{hint}")
         value = each(row)
         if not isinstance(value, Tensor):
             raise TypeError(f"the target {each!r} must return a tensor, it returned {type(value).__name__}")

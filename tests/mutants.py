@@ -65,6 +65,7 @@ ONLY = {
 NEVER = {"__post_init__", "__repr__", "_advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
 NEVER |= {"bytes_per_target", "why_blank"}
 
+FASTER = "the same sum by another way, chosen for speed"
 MASK_IS_GIVEN = "torch takes is_causal with a mask alone, which is causal then"
 NOT_ABOVE = "no score is above the last point, where it was clamped"
 ZERO = "of an ordinary network's output nothing is factored out"
@@ -90,6 +91,15 @@ EQUIVALENT: dict[str, str] = {
     "path/pullback.py _give: without argument.index in values": "nothing pulls from what does not depend on the root",
     "path/pullback.py ClosedFormPass.weights: without shape[0] == rows": "shape[0] is rows from the first step on",
     "path/pullback.py ClosedFormPass.weights: without not users[0].single": "no rule of several outputs keeps sums",
+    "path/sums.py through_sums: grad.shape[:-1].numel() == 1 -> not grad.shape[:-1].numel() == 1": FASTER,
+    "path/sums.py through_sums: without weight.numel() < _LARGE": FASTER,
+    "path/sums.py through_sums: without weight.device.type != 'cpu'": FASTER,
+    "path/sums.py through_sums: weight.numel() < _LARGE -> weight.numel() <= _LARGE": FASTER,
+    "path/sums.py through_sums: weight.device.type != 'cpu' -> weight.device.type == 'cpu'": FASTER,
+    "path/sums.py through_sums: len(active) > 0.8 * len(weight) -> not len(active) > 0.8 * len(weight)": FASTER,
+    "path/sums.py through_sums: len(active) > 0.8 * len(weight) -> len(active) >= 0.8 * len(weight)": FASTER,
+    "path/sums.py through_sums: 0.8 * len(weight) -> 0.8": FASTER,
+    "path/sums.py through_sums: 0.8 * len(weight) -> len(weight)": FASTER,
     # Either is right.
     "rules/elementwise.py clamp: input >= min -> input > min": KINK,
     "rules/elementwise.py clamp: input <= max -> input < max": KINK,

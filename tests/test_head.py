@@ -721,3 +721,36 @@ def test_a_pca_inside_a_meta_estimator_is_no_component():
 def test_the_nearest_supported_estimator_is_named(estimator, nearest):
     with pytest.raises(NoClosedFormError, match=f"The nearest that has one is {nearest}"):
         Head.of(estimator.fit(np.abs(DATA[2][0])))
+
+
+def test_a_stage_of_ones_own_is_checked_once():
+    from problems import Problem
+
+    from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet
+
+    class Arcsinh(Stage):
+        def evaluate(self, x):
+            return torch.asinh(x), x
+
+        def pullback(self, saved, grad):
+            return grad / (1 + saved**2).sqrt().unsqueeze(1), None
+
+    class Wrong(Arcsinh):
+        def pullback(self, saved, grad):
+            return -super().pullback(saved, grad)[0], None
+
+    class Bare(Arcsinh):
+        def evaluate(self, x):
+            return torch.asinh(x)
+
+    problem = Problem()
+    stages = list(Head.of(problem.head).stages)
+    nets = [
+        PCASVMNet(problem.backbone, Head([stages[0], own(), *stages[1:]]), "classifier.4") for own in (Arcsinh, Wrong)
+    ]
+    assert ClosedFormGradCAM(nets[0], [problem.target_layer]).explain(problem.x).maps.any()
+    with pytest.raises(NoClosedFormError, match="the pullback of Wrong differs from autograd's"):
+        ClosedFormGradCAM(nets[1], [problem.target_layer]).explain(problem.x)
+    net = PCASVMNet(problem.backbone, Head([stages[0], Bare(), *stages[1:]]), "classifier.4")
+    with pytest.raises(TypeError, match=r"evaluate of Bare must return \(output, saved\)"):
+        net(problem.x)

@@ -131,3 +131,15 @@ def test_a_detector_is_refused_in_one_line(jacobian):
         cam(torch.rand(1, 3, 64, 64), [lambda row: row["scores"].sum()])
     assert "\n" not in str(raised.value)
     assert "auto" not in str(raised.value)
+
+
+def test_a_dict_with_numbers_and_tuples_inside():
+    def form(logits, pixels):
+        return {"logits": logits, "hidden_states": (pixels, 2 * pixels), "scale": logits.mean(), "count": 3}
+
+    same_maps(
+        form,
+        [lambda row: row["logits"][3] + row["hidden_states"][1][0].sum()] * 3,
+        reference=lambda logits, pixels: torch.stack([logits[:, 3] + 2 * pixels[:, 0].sum((1, 2))], 1),
+        theirs=[ClassifierOutputTarget(0)] * 3,
+    )

@@ -75,7 +75,7 @@ def plot_feature_space(
     labels: Any,
     *,
     test: tuple[Any, Any] | None = None,
-    dims: Sequence[int] = (0, 1, 2),
+    dims: Sequence[int] | None = None,
     classes: Mapping[Any, str] | Sequence[str] | None = None,
     ax: Axes | None = None,
     size: tuple[float, float] | None = None,
@@ -86,7 +86,7 @@ def plot_feature_space(
         components: p of the training set, shape (R, B).
         labels: their classes, shape (R,).
         test: components and labels of the test set, drawn beside it on the same scale.
-        dims: two or three components, from 0.
+        dims: two or three components, from 0; None: the first three, or both if there are two.
         classes: names of the labels: by label, or a list in which numbers are looked up; None: the labels.
         ax: where to draw the training set alone (for three components an axis with ``projection="3d"``).
         size: width and height of the figure in inches.
@@ -99,6 +99,7 @@ def plot_feature_space(
     """
     sets = {"training": (components, labels), **({"test": test} if test is not None else {})}
     arrays = {name: (as_array(p), as_array(y)) for name, (p, y) in sets.items()}
+    dims = range(min(3, arrays["training"][0].shape[-1])) if dims is None else dims
     if len(dims) not in (2, 3):
         raise ValueError(f"dims must name two or three components, got {tuple(dims)}")
     for name, (p, y) in arrays.items():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
@@ -132,6 +133,27 @@ class Head(Hookable):
                 trace.values.append(y)
                 trace.saved.append(saved)
         return trace, None
+
+    def check(self, features: Tensor) -> None:
+        """Compare the pullback through stages of a user's own with autograd; a NoClosedFormError where they differ."""
+        package = __name__.partition(".")[0]
+        own = [type(m).__name__ for m in self.modules() if isinstance(m, Stage) and package not in type(m).__module__]
+        if not own:
+            return
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = features.detach().clone().requires_grad_()
+            last = self(leaf).values[-1]
+            seed = torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(last)
+            try:
+                (expected,) = torch.autograd.grad(last, leaf, seed)
+            except RuntimeError:
+                return  # a stage that autograd cannot differentiate: its own pullback is all there is
+        with torch.no_grad():
+            trace = self(features)
+            grad, log_scale = self.pullback(trace, {len(trace.values) - 1: seed.unsqueeze(1)})
+            difference = (grad * log_scale.exp().unsqueeze(-1)).squeeze(1) - expected
+        if not bool(difference.norm() <= 1e-5 * expected.norm()):
+            raise NoClosedFormError(f"the pullback of {' or '.join(own)} differs from autograd's through its evaluate")
 
     def scores(self, trace: HeadTrace) -> Tensor:
         """Return the scores, shape (N, C): scikit-learn's ``decision_function``; without an SVM, the last output."""

@@ -40,7 +40,10 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
     """Return ``module.evaluate(x)`` with the module's hooks; saved is a ``Changed`` where they change something."""
     backward = module._backward_hooks or module._backward_pre_hooks
     if not (backward or module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()):
-        return module.evaluate(x)
+        result = module.evaluate(x)
+        if not isinstance(result, tuple):
+            raise TypeError(f"evaluate of {type(module).__name__} must return (output, saved), not only the output")
+        return result
     # A copy: what a hook writes into it is no other module's output.
     given, made = x.clone(), list[Any]()
     output = nn.Module.__call__(module, given, made=made)

@@ -114,7 +114,8 @@ class Scale(Stage):
         if self.limits is None:
             return y, None
         low, high = self.limits
-        return y.clamp(low, high), (y >= low) & (y <= high)
+        # Not clamp, whose slope at the limits is another one in every version of torch.
+        return torch.where(y < low, low, torch.where(y > high, high, y)), (y >= low) & (y <= high)
 
     def pullback(self, saved: Tensor | None, grad: Tensor) -> Scaled:
         """Return ``grad / divisor``, and 0 where x was clipped."""

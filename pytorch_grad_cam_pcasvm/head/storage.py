@@ -47,7 +47,10 @@ def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[s
         raise ValueError(f"{path} is a folder: name the file that {writer} wrote")
     try:
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return file.metadata() or {}, {
+                name: file.get_tensor(name).clone()  # aligned as any other tensor: else the last bit may differ
+                for name in file.keys()  # noqa: SIM118
+            }
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file, or a truncated one ({error}): write it again") from error
 

@@ -1,9 +1,9 @@
 """The path by autograd: what a network falls back on, and what a closed form is held against."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Any
 
 import torch
@@ -12,17 +12,25 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.features import output_of
-from pytorch_grad_cam_pcasvm.path.hooks import hooked, modes_kept
+from pytorch_grad_cam_pcasvm.modules import modules_of
+from pytorch_grad_cam_pcasvm.path.hooks import hooked
+from pytorch_grad_cam_pcasvm.path.modes import Regions, modes_kept
 from pytorch_grad_cam_pcasvm.path.record import Recorder
 
 
 class _Differentiable(TorchFunctionMode):
-    """Records a graph for every call, also where the network itself switches that off."""
+    """Records a graph for every call, also in a region without one that the target layer is in."""
+
+    def __init__(self, regions: Regions, watches: bool) -> None:
+        super().__init__()
+        self._regions, self._watches = regions, watches
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not tree_any(lambda item: isinstance(item, Tensor), (args, kwargs)):
-            return func(*args, **kwargs)  # torch.no_grad() is a function, too
+        if self._watches and func is torch._C._set_grad_enabled:
+            self._regions.switch(args[0], sys._getframe(1))
+        if self._regions.off or not tree_any(lambda item: isinstance(item, Tensor), (args, kwargs)):
+            return func(*args, **kwargs)
         # Tensors made in inference mode, as the weights of some networks, can take no part in a graph.
         args, kwargs = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs))
         with torch.inference_mode(False), torch.enable_grad():
@@ -47,15 +55,15 @@ class AutogradPath:
 
         # What follows a target layer gets another tensor, with a graph that begins there.
         def split(name: str, output: Tensor) -> Tensor:
-            with torch.inference_mode(False), torch.enable_grad():
+            if not leaves:
+                regions = Regions() if recorder is None else recorder.regions
+                regions.begin()
+                torch.set_grad_enabled(True)
+                _Differentiable(regions, watches=recorder is None).__enter__()
+            with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
                 leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
                 following = leaves[name].clone()
-            if len(leaves) == 1:
-                _Differentiable().__enter__()
-                torch.set_grad_enabled(True)
-            if recorder is not None:
-                recorder.root(name, following)
-            return following
+            return following if recorder is None else recorder.root(name, output, following)
 
         x = x.clone() if x.is_inference() else x
         with torch.inference_mode(False), torch.no_grad(), modes_kept():
@@ -99,7 +107,7 @@ class AutogradPass:
             raise ValueError("the features do not depend on the target layer (a detach, or no gradient on the way?)")
         tensors, given = zip(*pairs, strict=True)
         # Seeds far below 1 would be lost in a backbone's half precision.
-        size = torch.stack([seed.flatten(1).abs().amax(1) for seed in given]).amax(0)
+        size = torch.stack([seed.reshape(len(seed), -1).abs().amax(1) for seed in given]).amax(0)
         size = torch.where(size > 0, size, 1.0)
         pulled = []
         with torch.inference_mode(False):
@@ -127,6 +135,7 @@ def run_to_features(
     x: Tensor,
     reached: Any,
     recorder: Recorder | None = None,
+    modules: Sequence[nn.Module] | None = None,
 ) -> Any:
     """Run a network up to its features, and return them.
 
@@ -137,6 +146,7 @@ def run_to_features(
         x: input, shape (N, ...).
         reached: called with the name and output of every target layer; may give another output.
         recorder: watches the layers that have rules of their own.
+        modules: all modules of the network, where they are known.
     """  # noqa: DOC201, DOC501 - said in one line
     ran: set[str] = set()
 
@@ -155,17 +165,17 @@ def run_to_features(
 
     with ExitStack() as stack:
         if recorder is not None:
-            stack.enter_context(recorder.watching(backbone))
+            stack.enter_context(recorder.watching(backbone, modules_of(backbone) if modules is None else modules))
         hooks = stack.enter_context(hooked())
         for name in dict.fromkeys(names):
             hooks.after(backbone.get_submodule(name), of(name))
         output = output_of(backbone, layer, x)
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart
-    if any(not isinstance(part, Tensor | int | float | str | bool | NoneType) for part in _parts(output)):
-        inner = type(next(iter(_parts(output)))).__name__
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
+        what = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
         raise TypeError(
-            f"{type(backbone).__name__} gives a {type(output).__name__} of {inner}s, as a detector's boxes: only a "
+            f"{type(backbone).__name__} gives a {type(output).__name__} of {what}s, as a detector's boxes: only a "
             "tensor, or a dict, tuple or list of tensors, can be explained"
         )
     missing = [name for name in names if name not in ran]
@@ -175,8 +185,9 @@ def run_to_features(
     return output
 
 
-def _parts(output: Any) -> Sequence[Any]:
-    """Return what is directly in the output of a network."""
-    if isinstance(output, Mapping):
-        return list(output.values())
-    return list(output) if isinstance(output, tuple | list) else [output]
+def _items(output: Any) -> Sequence[Any]:
+    return output if isinstance(output, tuple | list) else ()
+
+
+def _is_mapping(item: Any) -> bool:
+    return isinstance(item, Mapping)

@@ -1,4 +1,4 @@
-"""Hooks that serve one thread and are taken off again, and modes likewise."""
+"""Hooks that serve one thread and are taken off again."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 class Hooks:
@@ -33,6 +34,15 @@ class Hooks:
 
         self._handles.append(module.register_forward_hook(run, with_kwargs=True, prepend=prepend))
 
+    def before_scripted(self, hook: Callable[..., None]) -> None:
+        """Call ``hook(module, args)`` before any scripted module runs: it takes no hooks of its own."""
+
+        def run(module: nn.Module, args: Any) -> None:
+            if isinstance(module, torch.jit.ScriptModule) and threading.get_ident() == self._thread:
+                hook(module, args)
+
+        self._handles.append(register_module_forward_pre_hook(run))
+
     def remove(self) -> None:
         """Take all hooks off."""
         for handle in self._handles:
@@ -51,18 +61,3 @@ def hooked() -> Iterator[Hooks]:
         yield hooks
     finally:
         hooks.remove()
-
-
-@contextmanager
-def modes_kept() -> Iterator[None]:
-    """Take off, at the end, every torch function mode that was entered inside.
-
-    Yields:
-        Nothing.
-    """
-    outer = torch._C._len_torch_function_stack()
-    try:
-        yield
-    finally:
-        while torch._C._len_torch_function_stack() > outer:
-            torch._C._pop_torch_function_stack()

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.modules import unchanged
+from pytorch_grad_cam_pcasvm.modules import modules_of, unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPass, AutogradPath, run_to_features
-from pytorch_grad_cam_pcasvm.path.hooks import modes_kept
-from pytorch_grad_cam_pcasvm.path.pullback import ClosedFormPass
-from pytorch_grad_cam_pcasvm.path.record import Recorder
+from pytorch_grad_cam_pcasvm.path.modes import modes_kept
+from pytorch_grad_cam_pcasvm.path.pullback import ClosedFormPass, advice
+from pytorch_grad_cam_pcasvm.path.record import Recorder, Tape
 
 
 class Path:
@@ -22,21 +22,32 @@ class Path:
         backbone: the network.
         layer: dotted name of the feature layer; None: the network's output.
         names: dotted names of the target layers.
-        checked: signatures of tapes that were held against autograd; new ones are added.
+        checked: signatures of passes that were compared with autograd; new ones are added.
+        modules: all modules of the network, where they are known.
     """
 
     def __init__(
-        self, backbone: nn.Module, layer: str | None, names: Sequence[str], checked: set[Any] | None = None
+        self,
+        backbone: nn.Module,
+        layer: str | None,
+        names: Sequence[str],
+        checked: set[Any] | None = None,
+        modules: Sequence[nn.Module] | None = None,
     ) -> None:
         self._backbone, self._layer, self._names = backbone, layer, list(names)
         self._checked = set() if checked is None else checked
+        self._modules = modules_of(backbone) if modules is None else modules
 
     def run(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features; compare steps that were not met before with autograd."""
-        met = self._checked or self._examine(x, single=True)
+        if not self._checked:
+            self._check(x, rows=2)  # beforehand: what is refused has run on copies only
         passed = self.record(x)
-        if passed.tape.signature not in met:
-            self._examine(x, single=False)
+        signature = self._signature(passed.tape)
+        if signature not in self._checked and signature not in self._check(x, rows=len(x)):
+            hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
+            reason = "the network takes other steps in every run"
+            raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
         return passed
 
     def record(self, x: Tensor) -> ClosedFormPass:
@@ -44,23 +55,25 @@ class Path:
         recorder = Recorder()
         with modes_kept():
             output = run_to_features(
-                self._backbone, self._layer, self._names, x, lambda name, output: recorder.root(name, output), recorder
+                self._backbone, self._layer, self._names, x, recorder.root, recorder, self._modules
             )
             recorder.stop()
         return ClosedFormPass(recorder.finish(output), self._names)
 
-    def _examine(self, x: Tensor, *, single: bool) -> set[Any]:
-        """Hold the path against autograd on copies of images; return the signatures that were met."""
-        images = x
-        if single:
-            # The liveliest image: a black one may have no gradient to compare.
-            index = int(x.flatten(1).float().var(1, correction=0).nan_to_num().argmax())
-            images = x[index : index + 1]
+    def _signature(self, tape: Tape) -> Any:
+        # Backward hooks are part of autograd's gradient, and of no tape: with them a pass is another one.
+        return tape.signature, tuple(id(module) for module in self._modules if _has_backward_hooks(module))
+
+    def _check(self, x: Tensor, rows: int) -> set[Any]:
+        """Compare the path with autograd on copies of so many images; return the signatures that were met."""
+        # Two, because one image hides what images have to do with one another, and some of torch's own gradients are
+        # wrong for one; the liveliest, because a black one may have no gradient.
         generator = torch.Generator().manual_seed(0)
+        noise = torch.randn((rows, *x.shape[1:]), generator=generator).to(x)
+        order = x.flatten(1).float().var(1, correction=0).nan_to_num().argsort(descending=True)
+        images = torch.cat([x[order[:rows]] if rows < len(x) else x, noise])[:rows]
         met: set[Any] = set()
-        for kind in ("images", "noise"):
-            random = torch.randn(images.shape, generator=generator) if kind == "noise" else images
-            candidate = random.to(images, copy=True)
+        for candidate in (images, noise):
             recorder = Recorder(named=True)
             try:
                 with unchanged(self._backbone):
@@ -68,10 +81,10 @@ class Path:
             except (NoClosedFormError, TypeError):
                 raise
             except Exception:
-                if single and len(x) > 1:
-                    return met  # a network that needs more than one image is looked at with the batch
-                raise
-            signature = recorder.tape.signature
+                if rows == len(x):
+                    raise
+                return met  # a network that takes no two images is looked at with those that it gets
+            signature = self._signature(recorder.tape)
             met.add(signature)
             if self._agrees(ClosedFormPass(recorder.tape, self._names), reference, generator):
                 self._checked.add(signature)
@@ -99,21 +112,24 @@ class Path:
             leads = passed.tape.leads(name)
             try:
                 expected = reference.pullback(seeds, target)
-            except (RuntimeError, ValueError):
-                if not leads:
-                    raise ValueError(_no_way(name, self._layer)) from None
-                passed.weights(seeds, target)  # autograd cannot differentiate a layer: its rule is all there is
+            except RuntimeError as error:
+                if "not implemented" not in str(error) or not leads:
+                    reason = str(error).partition(":")[0]
+                    raise NoClosedFormError(f"autograd cannot follow the path from {name!r} ({reason})") from error
+                passed.weights(seeds, target)  # the registered rule of a layer is all there is
                 continue
             size = expected.double().norm()
             if not leads and bool(size > 0):
                 raise NoClosedFormError(
-                    f"between {name!r} and the features is a step that cannot be seen (a scripted module, a custom "
-                    "operator)",
-                    "choose a later target layer",
-                    "pass jacobian='auto' to use autograd on the path",
+                    *advice(
+                        f"between {name!r} and the features is a step that cannot be seen (a scripted function, a "
+                        "custom operator)",
+                        "choose a later target layer",
+                    )
                 )
             if not leads:
-                raise ValueError(_no_way(name, self._layer))
+                where = "the network's output" if self._layer is None else f"the features, {self._layer!r}"
+                raise ValueError(f"the target layer {name!r} does not lead to {where}: choose a layer before them")
             pulled, weights = passed.pullback(seeds, target), passed.weights(seeds, target)
             sums = expected.reshape(*weights.shape, -1)
             # Sums can be 0 where their terms are not, as behind a LayerNorm and a mean.
@@ -124,14 +140,15 @@ class Path:
             )
             if differs:
                 raise NoClosedFormError(
-                    f"the Jacobian of the path from {name!r} differs from autograd's (a step that cannot be seen, as a "
-                    "scripted module or an autograd.Function, or a wrong rule or keeps_sums in @register_jacobian?)",
-                    "pass jacobian='auto' to use autograd on the path",
+                    *advice(
+                        f"the Jacobian of the path from {name!r} differs from autograd's (a step that cannot be "
+                        "seen, as a scripted function, an autograd.Function or a backward hook, or a wrong rule or "
+                        "keeps_sums in @register_jacobian?)"
+                    )
                 )
             compared = compared and bool(size > 0)
         return compared
 
 
-def _no_way(name: str, layer: str | None) -> str:
-    where = "the network's output" if layer is None else f"the features, {layer!r}"
-    return f"the target layer {name!r} does not lead to {where}: choose a layer before them"
+def _has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)

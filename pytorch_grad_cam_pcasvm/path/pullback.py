@@ -73,7 +73,7 @@ class ClosedFormPass:
         rows, channels = tape.values[value].shape[:2]
         while value not in tape.outputs:
             users = [step for step in steps if value in step.inputs]
-            if len(users) != 1 or not users[0].single or users[0].args[:1] != (Ref(value),):
+            if len(users) != 1 or not users[0].single or _first(users[0]) != Ref(value):
                 break
             step, shape = users[0], tape.values[value].shape
             if step.function is F.linear and len(shape) == 2:
@@ -129,9 +129,9 @@ def _pull(tape: Tape, step: Step, outputs: list[Tensor | None], values: set[int]
             grad=outputs[0] if step.single else tuple(outputs),
         )
     except NoClosedFormError as error:
-        raise NoClosedFormError(*_advice(f"{_at(step)}{error.reason}", *error.ways_out)) from None
+        raise NoClosedFormError(*advice(f"{_at(step)}{error.reason}", *error.ways_out)) from None
     except TypeError as error:
-        raise NoClosedFormError(*_advice(f"{_at(step)}the call of {step.name} is not understood ({error})")) from error
+        raise NoClosedFormError(*advice(f"{_at(step)}the call of {step.name} is not understood ({error})")) from error
     if isinstance(step.function, type):
         args, pulled = args[1:], (pulled,)
     elif not isinstance(pulled, tuple):
@@ -141,7 +141,7 @@ def _pull(tape: Tape, step: Step, outputs: list[Tensor | None], values: set[int]
     for argument in (*args[len(pulled) :], *kwargs.values()):
         if any(_leads(argument, index) for index in step.inputs if index in values):
             raise NoClosedFormError(
-                *_advice(
+                *advice(
                     f"{_at(step)}an argument of {step.name} depends on the target layer, and its rule has no gradient "
                     "for it (a weight that is computed?)",
                     "choose a later target layer",
@@ -162,7 +162,7 @@ def _give(
         expected = (count, *tape.values[argument.index].shape)
         if not isinstance(part, Tensor) or part.shape != expected:
             shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            raise NoClosedFormError(*_advice(f"{_at(step)}the rule of {step.name} gives {shape}, not {expected}"))
+            raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} gives {shape}, not {expected}"))
         _add(grads, argument.index, part)
 
 
@@ -212,6 +212,12 @@ def _keeps_sums(tape: Tape, step: Step) -> bool:
     return rule.keeps_sums(*args, **kwargs, y=tape.values[_output(step)])
 
 
+def _first(step: Step) -> Any:
+    """Return the first argument of a call; of a layer, what it was called with."""
+    args = step.args[1:] if isinstance(step.function, type) else step.args
+    return args[0] if args and isinstance(args[0], Ref) else None
+
+
 def _output(step: Step) -> int:
     index = step.outputs[0]
     assert index is not None
@@ -228,14 +234,15 @@ def _at(step: Step) -> str:
     return f"in {step.where!r}: " if step.where else ""
 
 
-def _advice(reason: str, *ways_out: str) -> list[str]:
+def advice(reason: str, *ways_out: str) -> list[str]:
+    """Return what NoClosedFormError takes, with the way out that every path has."""
     return [reason, *ways_out, "pass jacobian='auto' to use autograd on the path"]
 
 
 def _no_rule(step: Step) -> NoClosedFormError:
     layer = f" of {step.where!r}" if step.where else ""
     return NoClosedFormError(
-        *_advice(
+        *advice(
             f"the path from the target layer to the features goes through {step.name}{layer}, which has no closed-form "
             "rule",
             "choose a later target layer",

@@ -7,6 +7,7 @@ call: the stem, weights, and what goes around a target layer.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.path.hooks import hooked
+from pytorch_grad_cam_pcasvm.path.modes import Regions
 from pytorch_grad_cam_pcasvm.rules.registry import CONSTANTS, has_layers, layer_kind
 
 
@@ -57,7 +59,8 @@ class Step:
     @property
     def name(self) -> str:
         """Name of the function, or of the layer's class."""
-        return getattr(self.function, "__name__", str(self.function))
+        name = getattr(self.function, "__name__", str(self.function))
+        return self.function.__self__.__name__ if name == "__get__" else name  # a property, as .imag
 
 
 @dataclass
@@ -158,6 +161,9 @@ class Recorder(TorchFunctionMode):
         self._versions: list[int | None] = []
         self._storages: dict[int, list[int]] = {}
         self._overwritten: dict[int, str] = {}
+        self._written: dict[int, str] = {}  # storages, by what wrote values of the tape into them
+        self._aliases: list[Tensor] = []
+        self.regions = Regions()
         self._entered = False
         self._layers: list[tuple[Any, ...] | None] = []  # registered layers that are running
         self._modules: list[str] = []
@@ -165,7 +171,9 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call, and note it if it depends on a target layer."""
         kwargs = kwargs or {}
-        if self._layers or not (self._depends(args) or (kwargs and self._depends(kwargs.values()))):
+        if func is torch._C._set_grad_enabled:
+            self.regions.switch(args[0], sys._getframe(1))
+        if self._layers or self.regions.off or not (self._depends(args) or (kwargs and self._depends(kwargs.values()))):
             return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         with torch._C.DisableTorchFunction():  # other modes are not to see what is asked here
@@ -176,26 +184,37 @@ class Recorder(TorchFunctionMode):
                 self._note(noted, result if written is None else written)
         return result
 
-    def root(self, name: str, output: Any) -> None:
-        """Begin at the output of a target layer, or add one."""
+    def root(self, name: str, output: Tensor, following: Tensor | None = None) -> Tensor:
+        """Begin at the output of a target layer, or add one; return what stands for it in what follows, an alias."""
         if self._layers:
             raise NoClosedFormError(
                 f"the target layer {name!r} is inside a layer with a registered rule", "choose that layer itself"
             )
-        if id(output) not in self._index:
-            with torch._C.DisableTorchFunction():
-                self._value(output)
-        self.tape.roots[name] = self._index[id(output)]
+        with torch._C.DisableTorchFunction():
+            # A layer may give its input back, which is another value where it is used besides.
+            alias = output.detach() if following is None else following
+            if id(output) in self._index:
+                self._index[id(alias)] = self._index[id(output)]
+                self._aliases.append(alias)
+            else:
+                self._value(alias)
+        self.tape.roots[name] = self._index[id(alias)]
         if not self._entered:
+            self.regions.begin()
             self.__enter__()
             self._entered = True
+        return alias
 
     def finish(self, output: Any) -> Tape:
         """Return the tape of a pass that gave ``output``."""
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         for leaf in leaves:
-            if id(leaf) in self._overwritten:
-                raise _unseen_write(self._overwritten[id(leaf)])
+            by = self._overwritten.get(id(leaf), self._written.get(_storage(leaf)))
+            if by is not None and id(leaf) not in self._index:
+                raise _unseen_write(by)
+        for index in (index for indices in self._storages.values() for index in indices):
+            if self._versions[index] != _version(self._alive[index]):
+                raise _unseen_write("something that cannot be seen")
         self.tape.outputs = [self._current(leaf) if id(leaf) in self._index else None for leaf in leaves]
         self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
         return self.tape
@@ -213,11 +232,13 @@ class Recorder(TorchFunctionMode):
         self._entered = False
 
     @contextmanager
-    def watching(self, backbone: nn.Module) -> Iterator[None]:
-        """Note the layers of a backbone that have rules of their own as one step each; keep track of names if asked."""
+    def watching(self, backbone: nn.Module, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Note the layers that have rules of their own as one step each; keep track of names if asked."""
         with hooked() as hook:
+            if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+                hook.before_scripted(self._refuse_scripted)
             if has_layers():
-                for module in backbone.modules():
+                for module in modules:
                     if layer_kind(module) is not None:
                         hook.before(module, self._enter_layer)
                         # First of all: the user's own hooks on the layer are steps of their own.
@@ -229,6 +250,15 @@ class Recorder(TorchFunctionMode):
                     hook.before(module, lambda module, args, kwargs, name=name: self._modules.append(name))
                     hook.after(module, lambda module, args, kwargs, output: self._modules.__delitem__(-1))
             yield
+
+    def _refuse_scripted(self, module: Any, args: Any) -> None:
+        if self._entered and not self._layers and not self.regions.off and self._depends(args):
+            raise NoClosedFormError(
+                f"between the target layer and the features is a scripted module, {module.original_name}, whose steps "
+                "cannot be seen",
+                "use the module that was scripted",
+                "pass jacobian='auto' to use autograd on the path",
+            )
 
     def _enter_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         depends = self._entered and (self._depends(args) or self._depends(kwargs.values()))
@@ -253,6 +283,8 @@ class Recorder(TorchFunctionMode):
             if isinstance(argument, Tensor):
                 if id(argument) in self._index or id(argument) in self._overwritten:
                     return True
+                if self._written and _storage(argument) in self._written:
+                    return True
             elif isinstance(argument, list | tuple) and self._depends(argument):
                 return True
         return False
@@ -274,8 +306,11 @@ class Recorder(TorchFunctionMode):
             if id(item) in self._overwritten:
                 raise _unseen_write(self._overwritten[id(item)])
             if id(item) not in self._index:
-                if item is not written:
-                    self.tape._constants.append((item, _version(item)))
+                if item is written:
+                    return item.clone()
+                if _storage(item) in self._written:
+                    raise _unseen_write(self._written[_storage(item)])
+                self.tape._constants.append((item, _version(item)))
                 return item
             inputs.append(self._current(item))
             return Ref(inputs[-1])
@@ -287,6 +322,7 @@ class Recorder(TorchFunctionMode):
 
     def _preserve(self, written: Tensor, by: str) -> None:
         """Keep copies of what a call is going to write over, and know the tensors that will have changed."""
+        self._written[_storage(written)] = by
         for index in self._storages.pop(_storage(written), ()):
             self.tape.values[index] = self.tape.values[index].clone()
             tensor = self._alive[index]

@@ -32,11 +32,10 @@ def through_sums(grad: Tensor, weight: Tensor, channels: int) -> Tensor:
     if len(active) > 0.8 * len(weight):
         return grad @ _summed(weight, channels)
     # Behind a ReLU half of the rows do not count for one image: they need not be read.
-    blocks = [_summed(weight[rows], channels) for rows in active.split(_BLOCK)]
-    return grad[..., active] @ torch.cat(blocks) if blocks else grad.new_zeros(*grad.shape[:-1], channels)
+    return grad[..., active] @ torch.cat([_summed(weight[rows], channels) for rows in active.split(_BLOCK)])
 
 
 def _summed(weight: Tensor, channels: int) -> Tensor:
     """Return the sums (D1, T) as a product with ones, which is read faster than a sum over a short dimension."""
-    rows = weight.reshape(len(weight) * channels, -1)
+    rows = weight.reshape(-1, weight.shape[1] // channels)
     return torch.mv(rows, rows.new_ones(rows.shape[1])).reshape(len(weight), channels)

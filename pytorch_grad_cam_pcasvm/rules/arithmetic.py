@@ -46,7 +46,7 @@ def rdiv(input: Any, other: Any, *, y: Tensor, grad: Tensor) -> Any:
     return lambda: unbroadcast(-grad * y / input, input), lambda: unbroadcast(grad / input, other)
 
 
-@register_jacobian(torch.where, torch.Tensor.where)
+@register_jacobian(torch.where)
 def where(condition: Tensor, input: Any, other: Any, *, y: Tensor, grad: Tensor) -> Any:
     """``y = a`` where the condition holds, otherwise b."""
     return (
@@ -54,6 +54,13 @@ def where(condition: Tensor, input: Any, other: Any, *, y: Tensor, grad: Tensor)
         lambda: unbroadcast(torch.where(condition, grad, 0.0), input),
         lambda: unbroadcast(torch.where(condition, 0.0, grad), other),
     )
+
+
+@register_jacobian(torch.Tensor.where)
+def where_method(input: Tensor, condition: Tensor, other: Any, *, y: Tensor, grad: Tensor) -> Any:
+    """The same, with the arguments of the method."""
+    _, of_input, of_other = where(condition, input, other, y=y, grad=grad)
+    return of_input, None, of_other
 
 
 @register_jacobian(*functions("masked_fill"))

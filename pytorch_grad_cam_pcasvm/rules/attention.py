@@ -45,6 +45,8 @@ def attention(
         masked = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
         scores = masked
     weights = torch.softmax(scores, -1)
+    if attn_mask is not None:
+        weights = weights.nan_to_num()  # a query that may look at nothing
     of_weights = grad @ value.mT
     of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
     return lambda: scale * of_scores @ key, lambda: scale * of_scores.mT @ query, lambda: weights.mT @ grad

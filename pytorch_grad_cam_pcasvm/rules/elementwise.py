@@ -1,12 +1,13 @@
 """Elementwise functions, y_i = f(x_i): the Jacobian is diag(f'(x))."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.rules.registry import constant, elementwise, functions, register_jacobian
+from pytorch_grad_cam_pcasvm.rules.registry import constant, elementwise, functions, register_jacobian, unbroadcast
 
 constant(*functions("sign", "round", "floor", "ceil", "trunc", "heaviside"))
 
@@ -31,11 +32,18 @@ def relu6(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
 
 @elementwise(*functions("clamp", "clip"))
 def clamp(input: Tensor, min: Any = None, max: Any = None, *, y: Tensor) -> Tensor:
-    """1 between the limits, and at them, as autograd has it."""
-    inside = torch.ones_like(input, dtype=torch.bool)
-    inside = inside if min is None else inside & (input >= min)
-    inside = inside if max is None else inside & (input <= max)
-    return inside.to(y.dtype)
+    """1 between the limits; at them 0 or 1, as this version of torch has it."""
+    below, above = (torch.gt, torch.lt) if _slope_at_limit() == 0 else (torch.ge, torch.le)
+    inside = torch.ones_like(y)
+    inside = inside if min is None else inside * below(input, min)
+    return inside if max is None else inside * above(input, max)
+
+
+@lru_cache(maxsize=1)
+def _slope_at_limit() -> float:
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), requires_grad=True)
+        return float(torch.autograd.grad(x.clamp(min=0.0), x)[0])
 
 
 @elementwise(*functions("leaky_relu"))
@@ -135,6 +143,23 @@ def erf(input: Tensor, *, y: Tensor) -> Tensor:
 
 
 @register_jacobian(*functions("pow"), torch.Tensor.__pow__, torch.Tensor.__ipow__)
-def power(input: Tensor, exponent: Any, *, y: Tensor, grad: Tensor) -> Tensor:
-    """``n x^(n-1)`` for a number n."""
-    return grad * exponent * input ** (exponent - 1) if exponent else torch.zeros_like(grad)
+def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor) -> Any:
+    """``n x^(n-1)`` and ``x^n log(x)``; 0 where the exponent is."""
+
+    def of_base() -> Tensor:
+        slope = exponent * input ** (exponent - 1)
+        return unbroadcast(grad * torch.where(torch.as_tensor(exponent == 0, device=grad.device), 0.0, slope), input)
+
+    return of_base, lambda: unbroadcast(grad * y * torch.as_tensor(input).to(y).log(), exponent)
+
+
+@elementwise(*functions("abs", "absolute"))
+def absolute(input: Tensor, *, y: Tensor) -> Tensor:
+    """The sign."""
+    return input.sign()
+
+
+@elementwise(*functions("softplus"))
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, y: Tensor) -> Tensor:
+    """``sigmoid(beta x)``, and 1 beyond the threshold."""
+    return torch.where(input * beta > threshold, 1.0, torch.sigmoid(beta * input))

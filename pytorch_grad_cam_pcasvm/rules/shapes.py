@@ -14,10 +14,15 @@ constant(torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__, torch.Ten
 constant(*functions("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"))
 constant(*functions("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
 
+
+def _always(*args: Any, **options: Any) -> bool:
+    return True  # whether a new shape still tells the channels is looked at for every step
+
+
 _DROPOUTS = functions("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
-@register_jacobian(*_DROPOUTS, stochastic_depth, keeps_sums=lambda *args, **kwargs: True)
+@register_jacobian(*_DROPOUTS, stochastic_depth, keeps_sums=_always)
 def dropout(input: Tensor, p: float = 0.5, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
     """The identity: a network is explained in evaluation mode."""
     if options.get("training", options.get("train", next((v for v in rest if isinstance(v, bool)), None))) is not False:
@@ -30,23 +35,19 @@ _COPIES = functions(
 )
 
 
-@register_jacobian(*_COPIES, keeps_sums=lambda *args, **kwargs: True)
-def copy(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
-    """The identity."""
-    return grad
-
-
-def _keeps_order(input: Tensor, *args: Any, y: Tensor, **options: Any) -> bool:
-    return True  # whether the new shape still tells the channels is looked at for every step
+@register_jacobian(*_COPIES, keeps_sums=_always)
+def copy(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
+    """The identity; of another tensor only the dtype or the device counts."""
+    return grad, None
 
 
 _RESHAPES = functions("flatten", "reshape", "squeeze", "unsqueeze", "unflatten", "view", "view_as", "reshape_as")
 
 
-@register_jacobian(*_RESHAPES, keeps_sums=_keeps_order)
-def reshape(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
-    """The gradient in the old shape."""
-    return grad.reshape(len(grad), *input.shape)
+@register_jacobian(*_RESHAPES, keeps_sums=_always)
+def reshape(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
+    """The gradient in the old shape; of another tensor only the shape counts."""
+    return lambda: grad.reshape(len(grad), *input.shape), None
 
 
 @register_jacobian(*functions("permute"))
@@ -72,9 +73,9 @@ def matrix_transpose(input: Tensor, *args: Any, y: Tensor, grad: Tensor) -> Tens
 
 
 @register_jacobian(*functions("expand", "expand_as", "broadcast_to"))
-def expand(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
-    """The sum over what was repeated."""
-    return unbroadcast(grad, input)
+def expand(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
+    """The sum over what was repeated; of another tensor only the shape counts."""
+    return lambda: unbroadcast(grad, input), None
 
 
 @register_jacobian(*functions("roll"))
