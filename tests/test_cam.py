@@ -252,7 +252,7 @@ def on_meta(backbone, layer, target, width, components=4, svm=None):
 @pytest.fixture
 def unchecked(monkeypatch):
     """What is done once, on numbers, is not done at all: "meta" has none."""
-    monkeypatch.setattr(Path, "_examine", lambda self, x, single: set())
+    monkeypatch.setattr(Path, "run", Path.record)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # "meta" has none
 
 

@@ -162,7 +162,6 @@ class Recorder(TorchFunctionMode):
         self._storages: dict[int, list[int]] = {}
         self._overwritten: dict[int, str] = {}
         self._written: dict[int, str] = {}  # storages, by what wrote values of the tape into them
-        self._aliases: list[Tensor] = []
         self.regions = Regions()
         self._entered = False
         self._layers: list[tuple[Any, ...] | None] = []  # registered layers that are running
@@ -193,12 +192,11 @@ class Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             # A layer may give its input back, which is another value where it is used besides.
             alias = output.detach() if following is None else following
+            index = self._value(alias)
             if id(output) in self._index:
-                self._index[id(alias)] = self._index[id(output)]
-                self._aliases.append(alias)
-            else:
-                self._value(alias)
-        self.tape.roots[name] = self._index[id(alias)]
+                source = self._current(output)
+                self.tape.steps.append(Step(torch.clone, (Ref(source),), {}, (source,), (index,), True, False))
+        self.tape.roots[name] = index
         if not self._entered:
             self.regions.begin()
             self.__enter__()
