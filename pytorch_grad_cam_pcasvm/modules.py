@@ -61,9 +61,10 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     """Return a model and all modules in it, each once: several times as fast as ``model.modules()``."""
     found, seen = [model], {model}
     for module in found:
-        children = [child for child in module._modules.values() if child is not None and child not in seen]
-        found += children
-        seen.update(children)
+        if module._modules:
+            children = [child for child in module._modules.values() if child is not None and child not in seen]
+            found += children
+            seen.update(children)
     return found
 
 

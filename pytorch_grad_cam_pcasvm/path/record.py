@@ -233,7 +233,7 @@ class Recorder(TorchFunctionMode):
     def watching(self, backbone: nn.Module, modules: Sequence[nn.Module]) -> Iterator[None]:
         """Note the layers that have rules of their own as one step each; keep track of names if asked."""
         with hooked() as hook:
-            if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+            if any(issubclass(kind, torch.jit.ScriptModule) for kind in set(map(type, modules))):
                 hook.before_scripted(self._refuse_scripted)
             if has_layers():
                 for module in modules:
