@@ -277,9 +277,7 @@ def test_pls_at_the_end_predicts(column, scale):
 
 PROBABLE = {
     "LogisticRegression": LogisticRegression(),
-    "LogisticRegressionCV": LogisticRegressionCV(
-        Cs=2, cv=2, l1_ratios=(0,), use_legacy_attributes=False, scoring="accuracy"
-    ),
+    "LogisticRegressionCV": LogisticRegressionCV(Cs=2, cv=2, scoring="accuracy"),
     "discriminants": LinearDiscriminantAnalysis(),
     "SGD": SGDClassifier(loss="log_loss", random_state=0),
     "one vs rest": OneVsRestClassifier(LogisticRegression()),
