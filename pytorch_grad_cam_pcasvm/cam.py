@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,15 @@ from pytorch_grad_cam_pcasvm.modules import (
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.seeds import Seeds, seeds_of, seeds_per_image
-from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import (
+    PCATarget,
+    PredictedScore,
+    ScoreTarget,
+    SVMTarget,
+    Target,
+    every_class,
+    every_component,
+)
 
 
 class ClosedFormGradCAM(GradCAM):
@@ -181,8 +188,8 @@ class ClosedFormGradCAM(GradCAM):
         with self._running(x) as modules:
             passed, output = self._run(x, modules)
             activations = self._activations(passed, 0)
-            of_components, _ = self._jacobian(passed, output, _every_component(output))
-            of_margins, log_scale = self._jacobian(passed, output, _every_class(output))
+            of_components, _ = self._jacobian(passed, output, every_component(output))
+            of_margins, log_scale = self._jacobian(passed, output, every_class(output))
         return Jacobians(of_components, of_margins, log_scale, activations, output)
 
     def forward(
@@ -342,7 +349,7 @@ class ClosedFormGradCAM(GradCAM):
         """Return every component, then the predicted class."""
         if not isinstance(output, HeadOutput):
             return [ScoreTarget()]
-        return [*_every_component(output), *([] if output.decision is None else [SVMTarget()])]
+        return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
 
     def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
         if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
@@ -447,27 +454,6 @@ def _as_list(targets: Sequence[Target] | Target) -> list[Target]:
     if not listed:
         raise ValueError("targets is empty: pass None for the default, or at least one target")
     return listed  # type: ignore[return-value]
-
-
-def _every_component(output: Any) -> Sequence[Target]:
-    components = output.components if isinstance(output, HeadOutput) else None
-    return () if components is None else _components(components.shape[-1])
-
-
-@lru_cache(maxsize=8)
-def _components(count: int) -> tuple[PCATarget, ...]:
-    return tuple(PCATarget(b) for b in range(count))
-
-
-def _every_class(output: Any) -> Sequence[Target]:
-    if not isinstance(output, HeadOutput):
-        if not isinstance(output, Tensor) or output.dim() != 2:
-            raise ValueError("jacobians needs a network that gives scores (N, C), or a PCASVMNet: use explain")
-        return [ScoreTarget(category) for category in range(output.shape[-1])]
-    if output.decision is None:
-        return ()
-    classes = output.head.classes_
-    return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
 
 
 def _joined(parts: list[Tensor], dim: int = 1) -> Tensor:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -243,3 +244,26 @@ def _check_sign(sign: str) -> None:
 
 def _factor(sign: str) -> float:
     return 1.0 if sign == "+" else -1.0
+
+
+def every_component(output: Any) -> Sequence[Target]:
+    """Return a target for every component of an output, if it has any."""
+    components = output.components if isinstance(output, HeadOutput) else None
+    return () if components is None else _components(components.shape[-1])
+
+
+@lru_cache(maxsize=8)
+def _components(count: int) -> tuple[PCATarget, ...]:
+    return tuple(PCATarget(b) for b in range(count))
+
+
+def every_class(output: Any) -> Sequence[Target]:
+    """Return a target for every class of an output, or for its only value."""
+    if not isinstance(output, HeadOutput):
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            raise ValueError("jacobians needs a network that gives scores (N, C), or a PCASVMNet: use explain")
+        return [ScoreTarget(category) for category in range(output.shape[-1])]
+    if output.decision is None:
+        return ()
+    classes = output.head.classes_
+    return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]

@@ -147,6 +147,12 @@ FUNCTIONS = {
     "erf": torch.erf,
     "clamp": lambda x: x.clamp(-0.5, 0.7) + torch.clamp(x, min=0.1) + x.clip(max=0.2),
     "where": lambda x: torch.where(x > 0, x * 2, x.tanh()),
+    "where, method": lambda x: x.tanh().where(x > 0, x * 2),
+    "clamp at its limits": lambda x: (x - x.detach()).clamp(min=0.0) * 3 + (x - x.detach()).clamp(max=0.0) + x,
+    "attention, a query that may look at nothing": lambda x: F.scaled_dot_product_attention(
+        x, x.flip(2), x.tanh(), torch.ones(6, 6).tril(-1).bool()
+    ),
+    "softplus and abs": lambda x: F.softplus(x, 2.0, 1.0) + 3 * x.abs(),
     "masked_fill": lambda x: x.masked_fill(x < 0.3, 0.1),
     "matmul": lambda x: x @ WEIGHT.T @ x.softmax(-1),
     "matmul, constant first": lambda x: WEIGHT.T @ x,
@@ -166,6 +172,7 @@ FUNCTIONS = {
     "in place": lambda x: F.relu_((x + 0).mul_(2).add_(0.1)),
     "in place, then again": lambda x: F.relu(x, inplace=True) * 2,
     "+=, -=, *=, /=": lambda x: inplace(x),
+    "flatten by name": lambda x: torch.flatten(input=x, start_dim=1),
     "view and size": lambda x: x.view(x.size(0), -1),
     "reshape": lambda x: x.reshape(x.shape[0], 4, -1).mean(-1),
     "reshape over the batch": lambda x: x.reshape(-1, 3, 5).tanh(),

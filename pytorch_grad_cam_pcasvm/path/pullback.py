@@ -215,7 +215,7 @@ def _keeps_sums(tape: Tape, step: Step) -> bool:
 def _first(step: Step) -> Any:
     """Return the first argument of a call; of a layer, what it was called with."""
     args = step.args[1:] if isinstance(step.function, type) else step.args
-    return args[0] if args and isinstance(args[0], Ref) else None
+    return args[0] if args else None
 
 
 def _output(step: Step) -> int:

@@ -34,8 +34,7 @@ def relu6(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
 def clamp(input: Tensor, min: Any = None, max: Any = None, *, y: Tensor) -> Tensor:
     """1 between the limits; at them 0 or 1, as this version of torch has it."""
     below, above = (torch.gt, torch.lt) if _slope_at_limit() == 0 else (torch.ge, torch.le)
-    inside = torch.ones_like(y)
-    inside = inside if min is None else inside * below(input, min)
+    inside = torch.ones_like(y) if min is None else below(input, min).to(y.dtype)
     return inside if max is None else inside * above(input, max)
 
 
