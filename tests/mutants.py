@@ -78,7 +78,6 @@ EQUIVALENT: dict[str, str] = {
     "rules/registry.py unbroadcast: without grad.shape[dim + 1] != 1": "the sum over a single number is that number",
     "rules/attention.py multi_head_attention: without attn_mask is None": MASK_IS_GIVEN,
     "rules/attention.py multi_head_attention: attn_mask is None -> attn_mask is not None": MASK_IS_GIVEN,
-    "rules/elementwise.py clamp: inside & (input >= min) -> input >= min": "inside is true everywhere there",
     "rules/elementwise.py elu: input.clamp(max=0) -> input": "where does not take what overflows",
     "rules/pooling.py _each: [value] * count -> [value]": "a list of one is repeated in the next line",
     "rules/pooling.py _max_pool.rule: without None": "torch takes an empty stride for none",
@@ -101,8 +100,8 @@ EQUIVALENT: dict[str, str] = {
     "path/sums.py through_sums: 0.8 * len(weight) -> 0.8": FASTER,
     "path/sums.py through_sums: 0.8 * len(weight) -> len(weight)": FASTER,
     # Either is right.
-    "rules/elementwise.py clamp: input >= min -> input > min": KINK,
-    "rules/elementwise.py clamp: input <= max -> input < max": KINK,
+    "rules/elementwise.py softplus: input * beta > threshold -> input * beta >= threshold": KINK,
+    "rules/elementwise.py _slope_at_limit: x.clamp(min=0.0) -> x.clamp(max=0.0)": "both limits have the same slope",
     "rules/elementwise.py hardswish: input >= 3 -> input > 3": KINK,
     "rules/elementwise.py hardswish: input <= -3 -> input < -3": KINK,
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,

@@ -147,7 +147,7 @@ FUNCTIONS = {
     "erf": torch.erf,
     "clamp": lambda x: x.clamp(-0.5, 0.7) + torch.clamp(x, min=0.1) + x.clip(max=0.2),
     "where": lambda x: torch.where(x > 0, x * 2, x.tanh()),
-    "where, method": lambda x: x.tanh().where(x > 0, x * 2),
+    "where, method": lambda x: x.tanh().where(x > 0, x.mean((2, 3), keepdim=True)),
     "clamp at its limits": lambda x: (x - x.detach()).clamp(min=0.0) * 3 + (x - x.detach()).clamp(max=0.0) + x,
     "attention, a query that may look at nothing": lambda x: F.scaled_dot_product_attention(
         x, x.flip(2), x.tanh(), torch.ones(6, 6).tril(-1).bool()
