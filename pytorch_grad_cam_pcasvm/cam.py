@@ -7,15 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 from pytorch_grad_cam import GradCAM
-from pytorch_grad_cam.utils.image import scale_cam_image
-from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError, warn
-from pytorch_grad_cam_pcasvm.features import all_finite, checked_images, flatten
+from pytorch_grad_cam_pcasvm.features import checked_images, flatten
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
-from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, divided, largest, signed_maps, upsampled, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps import (
+    Jacobians,
+    SignedMaps,
+    check_finite,
+    largest,
+    one_per_image,
+    signed_maps,
+    warn_of_blanks,
+)
 from pytorch_grad_cam_pcasvm.modules import (
     device_of,
     eager,
@@ -162,7 +168,7 @@ class ClosedFormGradCAM(GradCAM):
             nu = largest(maps)
         result = SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales).contiguous(), targets, output)
         if maps.device.type == "cpu":
-            _check_finite(nu)
+            check_finite(nu)
             if not bool(nu.all()):
                 warn_of_blanks(maps, maps, lambda image, k: targets[k], output)
         if isinstance(output, HeadOutput):
@@ -286,7 +292,7 @@ class ClosedFormGradCAM(GradCAM):
                         f"{self._name(layer)} have one: choose a layer with more, or eigen_smooth=False"
                     )
                 weights = self._weights(passed, seeds, layer)
-                layers.append(_one_per_image(weights, activations, targets, output, x.shape[2:], size, eigen_smooth))
+                layers.append(one_per_image(weights, activations, targets, output, x.shape[2:], size, eigen_smooth))
         return layers
 
     def _name(self, layer: int) -> str:
@@ -403,40 +409,6 @@ def _precision(passed: Pass) -> torch.dtype:
     return dtype
 
 
-def _one_per_image(
-    weights: Tensor,
-    activations: Tensor,
-    targets: Sequence[Target],
-    output: Any,
-    shape: Sequence[int],
-    size: tuple[int, ...],
-    eigen_smooth: bool,
-) -> np.ndarray:
-    """Return each image's map, scaled and upsampled: by nu for a PCATarget, otherwise as the host does."""
-    # The host's weights are means over positions, and its scaling adds 1e-7: the size of the numbers matters there.
-    weights = weights / activations[0, 0].numel()
-    maps = signed_maps(weights, activations)
-    _check_finite(maps)
-    if eigen_smooth:
-        weighted = weights[:, 0].unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
-        smooth = torch.from_numpy(get_2d_projection(weighted.cpu().numpy())).to(maps).unsqueeze(1)
-        # An SVD has no sign of its own, and P^+ and P^- must not come out the same; the host's maps keep the host's.
-        along = (smooth * maps).flatten(1).sum(1) >= 0
-        signs = [
-            1.0 if same or not isinstance(t, PCATarget) else -1.0
-            for same, t in zip(along.tolist(), targets, strict=True)
-        ]
-        maps = smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
-    positive = maps.relu()
-    warn_of_blanks(positive, maps, lambda image, k: targets[image], output)
-    result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
-    rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
-    if rows:
-        by_nu = upsampled(divided(positive[rows], largest(maps[rows])), shape)
-        result[rows] = by_nu[:, 0].cpu().numpy()
-    return result[:, None]
-
-
 def _refuse_what_is_around(model: nn.Module) -> None:
     """Refuse what a PCASVMNet does besides backbone and head: it would not be explained."""
     if isinstance(model, PCASVMNet):
@@ -459,8 +431,3 @@ def _as_list(targets: Sequence[Target] | Target) -> list[Target]:
 def _joined(parts: list[Tensor], dim: int = 1) -> Tensor:
     """Return the parts of all chunks as one tensor, which most often is the only one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def _check_finite(maps: Tensor) -> None:
-    if not all_finite(maps):
-        raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")

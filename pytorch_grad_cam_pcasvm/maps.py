@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_grad_cam.utils.image import scale_cam_image
+from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
+from pytorch_grad_cam_pcasvm.features import all_finite
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ProbabilityTarget, ScoreTarget, SVMTarget
@@ -361,3 +364,43 @@ def warn_of_blanks(
 
 def _per_map(value: Tensor, maps: Tensor) -> Tensor:
     return value.reshape(*value.shape, *[1] * (maps.dim() - 2))
+
+
+def one_per_image(
+    weights: Tensor,
+    activations: Tensor,
+    targets: Sequence[Any],
+    output: Any,
+    shape: Sequence[int],
+    size: tuple[int, ...],
+    eigen_smooth: bool,
+) -> np.ndarray:
+    """Return each image's map, scaled and upsampled: by nu for a PCATarget, otherwise as the host does."""
+    # The host's weights are means over positions, and its scaling adds 1e-7: the size of the numbers matters there.
+    weights = weights / activations[0, 0].numel()
+    maps = signed_maps(weights, activations)
+    check_finite(maps)
+    if eigen_smooth:
+        weighted = weights[:, 0].unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
+        smooth = torch.from_numpy(get_2d_projection(weighted.cpu().numpy())).to(maps).unsqueeze(1)
+        # An SVD has no sign of its own, and P^+ and P^- must not come out the same; the host's maps keep the host's.
+        along = (smooth * maps).flatten(1).sum(1) >= 0
+        signs = [
+            1.0 if same or not isinstance(t, PCATarget) else -1.0
+            for same, t in zip(along.tolist(), targets, strict=True)
+        ]
+        maps = smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
+    positive = maps.relu()
+    warn_of_blanks(positive, maps, lambda image, k: targets[image], output)
+    result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
+    rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
+    if rows:
+        by_nu = upsampled(divided(positive[rows], largest(maps[rows])), shape)
+        result[rows] = by_nu[:, 0].cpu().numpy()
+    return result[:, None]
+
+
+def check_finite(maps: Tensor) -> None:
+    """Refuse maps that are not finite, with a ValueError; waits for the device."""
+    if not all_finite(maps):
+        raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
