@@ -151,14 +151,17 @@ def tensor(array: Any) -> Tensor:
 # --- scalers and selectors ------------------------------------------------------------------------------------------
 
 
-def _scale(estimator: Any, centre: Any, scale: Any, offset: Any = None, limits: Any = (-1, 1)) -> Stage:
+def _scale(
+    estimator: Any, centre: Any, scale: Any, offset: Any = None, limits: Any = (-1, 1), *, centre_is_mean: bool = False
+) -> Stage:
     """Return ``(x - centre) / scale + offset``, without the parts that are None, clipped if the estimator clips."""
     zeros = torch.zeros(estimator.n_features_in_, dtype=torch.float64)
     shift, divisor, offset = (
         zeros + default if array is None else tensor(array) for array, default in ((centre, 0), (scale, 1), (offset, 0))
     )
     clips = getattr(estimator, "clip", False)
-    return Scale(shift, divisor, offset, (float(limits[0]), float(limits[1])) if clips else None)
+    limits = (float(limits[0]), float(limits[1])) if clips else None
+    return Scale(shift, divisor, offset, limits, centre_is_mean and centre is not None)
 
 
 @stage_for.register(SelectorMixin)
@@ -423,7 +426,7 @@ def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Ker
 # --- all that is one expression -------------------------------------------------------------------------------------
 
 _IN_ONE: dict[type, Callable[[Any], Stage]] = {
-    preprocessing.StandardScaler: lambda e: _scale(e, e.mean_ if e.with_mean else None, e.scale_),
+    preprocessing.StandardScaler: lambda e: _scale(e, e.mean_ if e.with_mean else None, e.scale_, centre_is_mean=True),
     preprocessing.MinMaxScaler: lambda e: _scale(e, None, 1 / tensor(e.scale_), e.min_, e.feature_range),
     preprocessing.MaxAbsScaler: lambda e: _scale(e, None, e.scale_),
     preprocessing.RobustScaler: lambda e: _scale(e, e.center_, e.scale_),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.hooks import run
-from pytorch_grad_cam_pcasvm.head.kernels import Kernel
+from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.voting import Voting, pairs
 
@@ -36,6 +36,8 @@ class Decision(Stage):
 class LinearDecision(Decision):
     """``a(p) = w p + g``, w of shape (P, B), g (P,): LinearSVC and every other linear decision."""
 
+    linear = True
+
     def __init__(self, weight: Tensor, bias: Tensor, voting: Voting, classes: Sequence[Any] | None) -> None:
         super().__init__(voting, classes)
         self.n_outputs, self.n_inputs = weight.shape
@@ -52,7 +54,7 @@ class LinearDecision(Decision):
 
 @dataclass(frozen=True)
 class SupportVectorEffect:
-    """How strongly each support vector pulls on the maps of an SVM at given components.
+    """How strongly each support vector pulls on the maps of an SVM at given components, and its part in the decision.
 
     The gradient of a decision is a sum over support vectors, ``da(p)/dp = sum_i alpha_i c_i dK(p_i, p)/dp``, and the
     weights of a map are its product with the weights of the components. E is the length of one summand's second factor:
@@ -68,6 +70,10 @@ class SupportVectorEffect:
     sigmoid    gamma sech(z)^2 p_i            |gamma| sech(z)^2 |p_i|: largest where z = 0
     ========== ============================== ==============================================================
 
+    ``decision`` is each vector's part in the value itself. Far from all vectors of an RBF machine it is next to
+    nothing, whatever the map shows; :meth:`share` tells a decision that a few vectors drive from one to which all give
+    a little.
+
     Attributes:
         norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` of the paper, shape (N, I).
         signed: ``alpha_i c_i E(p_i, p)``, shape (N, P, I); 0 where the vector takes no part. For a class that was asked
@@ -75,11 +81,24 @@ class SupportVectorEffect:
             per decision value: for two classes a single one, plus for the second of ``classes_``; for more, those of
             the pairs (0, 1), (0, 2), ..., (1, 2), ..., plus for the first of the pair.
         indices: positions of the support vectors in the training set (scikit-learn's ``support_``), shape (I,).
+        decision: ``alpha_i c_i K(p_i, p)``, shape (N, P, I), in the rows and signs of ``signed``. Its sum over the
+            vectors and the intercept are the decision value; for a class, its margin up to the intercepts' part.
     """
 
     norm: Tensor
     signed: Tensor
     indices: Tensor
+    decision: Tensor
+
+    def share(self, count: int) -> Tensor:
+        """Return the part of ``sum_i |decision_i|`` that the ``count`` strongest vectors have, shape (N, P).
+
+        It is 1 where they drive the decision alone, near ``count / I`` where nothing does, and 0 where all parts are 0.
+        """
+        size = self.decision.abs()
+        total = size.sum(-1)
+        strongest = size.topk(min(count, size.shape[-1]), -1).values.sum(-1)
+        return torch.where(total > 0, strongest / torch.where(total > 0, total, 1.0), 0.0)
 
 
 class KernelSVM(Decision):
@@ -113,11 +132,19 @@ class KernelSVM(Decision):
         self.n_support = [int(n) for n in n_support]
         self.keep(support_vectors=support_vectors, dual_coef=dual_coef, intercept=intercept, support=support)
 
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        """Whether the kernel is."""
+        return isinstance(self.kernel, Linear)
+
     def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
         """Return the effect at x (N, B) on K targets of derivatives (K, P) by the decision values, or on these."""
         norm = self.kernel.effect(x, self.support_vectors)
+        values = self.kernel.value(self.kernel.argument(x, self.support_vectors))
         seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
-        return SupportVectorEffect(norm, self._coefficients(seeds.unsqueeze(0)) * norm.unsqueeze(1), self.support)
+        of_seeds = self._coefficients(seeds.unsqueeze(0))
+        signed, decision = (of_seeds * each.unsqueeze(1) for each in (norm, values))
+        return SupportVectorEffect(norm, signed, self.support, decision)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the decision values, shape (N, P); and x and the kernel's argument."""
@@ -138,6 +165,11 @@ class KernelSVM(Decision):
         """Return ``grad da/dp``, shape (N, K, B), divided by its factor."""
         x, argument = saved
         return self.kernel.pullback(argument, x, self.support_vectors, self._coefficients(grad))
+
+    def secant(self, saved: tuple[Tensor, Tensor], saved0: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
+        """Return the same for the secants of the kernel."""
+        (x, argument), (x0, argument0) = saved, saved0
+        return self.kernel.secant(argument, argument0, x, x0, self.support_vectors, self._coefficients(grad))
 
     def _coefficients(self, grad: Tensor) -> Tensor:
         """Return the coefficient of every support vector, shape (N, K, I), for seeds of shape (N, K, P)."""
@@ -163,6 +195,11 @@ class Ensemble(Decision):
         self.sign = sign
         self.members: Any = nn.ModuleList(members)
 
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        """Whether all of them are."""
+        return all(member.linear for member in self.members)
+
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the decision values of all members, shape (N, P), and what each pullback needs."""
         values, saved = zip(*(run(member, x) for member in self.members), strict=True)
@@ -170,6 +207,13 @@ class Ensemble(Decision):
 
     def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
+        return self._pulled(grad, saved)
+
+    def secant(self, saved: list[Any], saved0: list[Any], grad: Tensor) -> Scaled:
+        """Return the same through the members' secants."""
+        return self._pulled(grad, saved, saved0)
+
+    def _pulled(self, grad: Tensor, *saved: list[Any]) -> Scaled:
         seeds = (self.sign * grad).split(self.sizes, -1)
-        members = zip(self.members, saved, seeds, strict=True)
-        return scaled_sum([pulled_through(member, of_member, (seed, None)) for member, of_member, seed in members])
+        members = zip(self.members, seeds, *saved, strict=True)
+        return scaled_sum([pulled_through(member, (seed, None), *of_member) for member, seed, *of_member in members])

@@ -16,6 +16,8 @@ from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.stages import (
+    Projection,
+    Scale,
     Scaled,
     Stage,
     full_precision,
@@ -32,7 +34,8 @@ class HeadTrace:
     """What a head computed for N images.
 
     Attributes:
-        values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision.
+        values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision. In the
+            trace of ``resume``, None for what was not computed.
         saved: what the pullback of every stage needs; tensors in it have the batch first.
     """
 
@@ -107,6 +110,24 @@ class Head(Hookable):
             raise ValueError("the head has no SVM: use PCATarget, or put a fitted SVC behind the PCA")
         return decision.voting
 
+    @property
+    def linear_until(self) -> int:
+        """The last position in ``values`` up to which all is affine, with nothing to explain before it.
+
+        It is the number of linear stages at the start, or the position of the components if they come earlier.
+        """
+        curved = next((number for number, stage in enumerate(self.stages) if not stage.linear), len(self.stages))
+        return curved if self.component_position is None else min(curved, self.component_position)
+
+    @property
+    def feature_mean(self) -> Tensor | None:
+        """The mean of the features of the training set, shape (D,), if the first stage knows it; otherwise None."""
+        first = self.stages[0]
+        if isinstance(first, Scale):
+            return first.shift if first.shift_is_mean else None
+        # A reduction that does not centre, such as TruncatedSVD, has zeros for a mean.
+        return first.mean if isinstance(first, Projection) and first.mean.any() else None
+
     def _decision(self) -> Decision | None:
         last = self.stages[-1]
         return last if isinstance(last, Decision) else None
@@ -125,14 +146,27 @@ class Head(Hookable):
                 f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}: "
                 "name the layer that the features came from, PCASVMNet(backbone, head, layer=...)"
             )
+        return self.resume(0, features), None
+
+    def resume(self, position: int, value: Tensor) -> HeadTrace:
+        """Return the trace of a head that is run from ``values[position]``, shape (M, .), on.
+
+        What lies before is None in it. Its pullback gives the derivative with respect to that value.
+
+        Raises:
+            ValueError: there is no such position.
+        """
+        if not 0 <= position <= len(self.stages):
+            raise ValueError(f"the head has the positions 0 to {len(self.stages)}, not {position}")
+        before: list[Any] = [None] * position
         # A head is small and exact: autocast would put it in half precision.
-        with full_precision(features.device):
-            trace = HeadTrace([features.to(precision(features.device))], [])
-            for stage in self.stages:
+        with full_precision(value.device):
+            trace = HeadTrace([*before, value.to(precision(value.device))], [*before])
+            for stage in self.stages[position:]:
                 y, saved = run(stage, trace.values[-1])
                 trace.values.append(y)
                 trace.saved.append(saved)
-        return trace, None
+        return trace
 
     def check(self, features: Tensor) -> None:
         """Compare the pullback through stages of a user's own with autograd; a NoClosedFormError where they differ."""
@@ -183,39 +217,52 @@ class Head(Hookable):
             raise ValueError(f"{label!r} is not a class of this head: choose one of {labels}")
         return labels.index(label)
 
-    def pullback(self, trace: HeadTrace, seeds: Mapping[int, Tensor | None]) -> tuple[Tensor, Tensor]:
+    def pullback(
+        self, trace: HeadTrace, seeds: Mapping[int, Tensor | None], baseline: HeadTrace | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
+
+        With a baseline it is, instead, what adds up: its product with ``values[0] - baseline.values[0]`` is that of the
+        seeds with the differences of their values.
 
         Args:
             trace: of N rows.
             seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
                 or, where they are the same for every image, (1, K, .); None: one target for each number of that value.
+            baseline: of N rows, or of one for all; None: the derivative.
 
         Returns:
             The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
             (1, K).
 
         Raises:
-            NoClosedFormError: a hook has changed a stage on the way.
-            ValueError: the trace has values alone.
+            NoClosedFormError: a hook has changed a stage on the way, or a stage has no secant.
+            ValueError: the trace has values alone, or began behind a seed.
         """
-        if len(trace.saved) != len(self.stages):
+        traces = [trace] if baseline is None else [trace, baseline]
+        if any(len(each.saved) != len(self.stages) for each in traces):
             raise ValueError("the trace has nothing saved for a pullback: compute it again, head(trace.values[0])")
+        # A resumed trace is pulled back to where it was resumed.
+        start = max(sum(value is None for value in each.values) for each in traces)
+        if any(position < start for position in seeds):
+            raise ValueError(f"the trace was resumed at position {start}: it has no values before that to explain")
         scaled: Scaled | None = None
-        for position in range(len(self.stages), -1, -1):
+        for position in range(len(self.stages), start - 1, -1):
             y, seed = trace.values[position], seeds.get(position)
+            stage = self.stages[position - 1] if position > start else None
             every = position in seeds and seed is None
-            if every and (scaled is not None or position == 0):
+            short = every and scaled is None and stage is not None and (baseline is None or stage.linear)
+            if every and not short:
                 seed = identity(y)
             if seed is not None:
                 scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
-            if position == 0:
+            if stage is None:
                 break
-            stage, saved = self.stages[position - 1], trace.saved[position - 1]
-            if scaled is not None:
-                scaled = pulled_through(stage, saved, scaled)
-            elif every:
-                scaled = stage.jacobian(intact(saved), y)
+            saved = [each.saved[position - 1] for each in traces]
+            if short:
+                scaled = stage.jacobian(intact(saved[0]), y)
+            elif scaled is not None:
+                scaled = pulled_through(stage, scaled, *saved)
         assert scaled is not None, "no seeds were given"
         grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
@@ -257,9 +304,9 @@ class Head(Hookable):
     ) -> SupportVectorEffect:
         """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
 
-        The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`), not in
-        the decision value: of an RBF machine, a training image equal to the explained one has none. Its ``signed`` has
-        one row for a category, otherwise one for each of the P decision values.
+        The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`): of an
+        RBF machine, a training image equal to the explained one has none. What it gives to the value itself is beside
+        it, in ``decision``. Both have one row for a category, otherwise one for each of the P decision values.
 
         Args:
             components: p, shape (N, B), as in ``output.components``; without a reduction ``output.features``, (N, D).

@@ -1,6 +1,6 @@
 """The kernels of support vector machines: their values and, beside them, their gradients.
 
-Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has four
+Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has five
 methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
 
 - ``argument(x, points)``: shape (N, I), computed once for all that follows;
@@ -8,6 +8,8 @@ methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shap
 - ``pullback(argument, x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I) or
   (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it,
   shape (N, K);
+- ``secant(argument, argument0, x, x0, points, coefficients)``: the same pair for the secant from a baseline ``x0`` of N
+  rows or of 1: the product of the vector with ``x - x0`` is ``sum_i c_i (K(p_i, x) - K(p_i, x0))``;
 - ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
 The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
@@ -18,11 +20,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
 _REPRESENTABLE = -30.0
+
+# Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
+_NODES = [((1 + node) / 2, weight / 2) for node, weight in zip(*np.polynomial.legendre.leggauss(12), strict=True)]
 
 
 class _OfInnerProduct:
@@ -53,6 +59,12 @@ class Linear(_OfInnerProduct):
         grad = (coefficients @ points).expand(len(x), -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
 
+    def secant(
+        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient, which is the same everywhere."""
+        return self.pullback(argument, x, points, coefficients)
+
 
 @dataclass(frozen=True)
 class Polynomial(_OfInnerProduct):
@@ -69,6 +81,28 @@ class Polynomial(_OfInnerProduct):
     def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i degree gamma z^(degree-1) p_i``, shape (N, K, B), and zeros, shape (N, K)."""
         return Linear().pullback(argument, x, points, coefficients * self._slope(argument).unsqueeze(1))
+
+    def secant(
+        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i gamma (z^degree - z0^degree) / (z - z0) p_i``, shape (N, K, B), and zeros, (N, K)."""
+        quotient = self.gamma * self._quotient(argument, argument0)
+        return Linear().pullback(argument, x, points, coefficients * quotient.unsqueeze(1))
+
+    def _quotient(self, argument: Tensor, argument0: Tensor) -> Tensor:
+        """Return ``(z^degree - z0^degree) / (z - z0)``, the slope where the two are equal; nothing cancels."""
+        z, z0 = (self.gamma * each + self.coef0 for each in (argument, argument0))
+        if self.degree == int(self.degree):
+            # sum_j z^j z0^(degree-1-j), by Horner's rule.
+            total = torch.zeros_like(z)
+            for power in range(int(self.degree)):
+                total = total * z + z0**power
+            return total
+        # Of a fractional degree, whose z are positive: z^degree - w^degree = -z^degree expm1(degree log(w / z)).
+        larger, smaller = torch.maximum(z, z0), torch.minimum(z, z0)
+        step = (smaller - larger) / larger
+        quotient = larger.pow(self.degree - 1) * torch.expm1(self.degree * torch.log1p(step)) / step
+        return torch.where(smaller == larger, self.degree * larger.pow(self.degree - 1), quotient)
 
     def _slope(self, argument: Tensor) -> Tensor:
         z = self.gamma * argument + self.coef0
@@ -91,13 +125,27 @@ class Sigmoid(_OfInnerProduct):
         scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(argument))
         return scaled @ points, log_scale
 
+    def secant(
+        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i gamma sinh(u) / (u cosh(z) cosh(z0)) p_i``, u = z - z0, and its factor's logarithm."""
+        u = (self.gamma * (argument - argument0)).abs()
+        # sinh(u) / u = exp(u) (1 - exp(-2u)) / (2u), whose parts overflow where their quotient does not.
+        mean = torch.where(u > 0, -torch.expm1(-2 * u) / (2 * torch.where(u > 0, u, 1.0)), 1.0)
+        log_quotient = u + mean.log() + self._log_sech(argument) + self._log_sech(argument0)
+        scaled, log_scale = _times_exp(self.gamma * coefficients, log_quotient)
+        return scaled @ points, log_scale
+
     def _slope(self, argument: Tensor) -> Tensor:
         return self.gamma * self._log_slope(argument).exp()
 
     def _log_slope(self, argument: Tensor) -> Tensor:
         """Return log sech(z)^2, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
+        return 2 * self._log_sech(argument)
+
+    def _log_sech(self, argument: Tensor) -> Tensor:
         z = (self.gamma * argument + self.coef0).abs()
-        return math.log(4) - 2 * z - 2 * torch.log1p(torch.exp(-2 * z))
+        return math.log(2) - z - torch.log1p(torch.exp(-2 * z))
 
 
 @dataclass(frozen=True)
@@ -119,6 +167,25 @@ class RBF:
         scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
         return scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1), log_scale
 
+    def secant(
+        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean of the gradient along the straight line from x0 to x, (N, K, B), and its factor's logarithm.
+
+        It is ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``: the mean value I_i of the kernel on the line, and
+        where on it, from 0 to 1, the kernel's weight has its centre tau_i.
+        """
+        step = x - x0
+        # Around the baseline, so that nothing cancels in products of points that are far from 0.
+        centre = x0.mean(0)
+        points, start = points - centre, x0 - centre
+        along = self.gamma * (step @ points.T - (start * step).sum(-1, keepdim=True))
+        length = self.gamma * step.square().sum(-1, keepdim=True)
+        log_mean, tau = _along_a_line(self.gamma * argument0, self.gamma * argument, along, length)
+        scaled, log_scale = _times_exp(2 * self.gamma * coefficients, log_mean)
+        grad = scaled @ points - scaled.sum(-1, keepdim=True) * start.unsqueeze(1)
+        return grad - (scaled * tau.unsqueeze(1)).sum(-1, keepdim=True) * step.unsqueeze(1), log_scale
+
     def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = 2 gamma exp(-gamma d_i^2) d_i``, shape (N, I).
 
@@ -133,13 +200,14 @@ Kernel = Linear | Polynomial | Sigmoid | RBF
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:
     """Return ``|x - p_i|^2`` of x (N, B) to points (I, B), shape (N, I), from differences: nothing cancels."""
-    if torch.is_grad_enabled():
-        return _SquaredDistances.apply(x, points)
-    return _SquaredDistances.forward(x, points)
+    return _SquaredDistances.apply(x, points)
 
 
 class _SquaredDistances(torch.autograd.Function):
-    """``torch.cdist`` squared, with a backward pass that can itself be differentiated (cdist's cannot)."""
+    """``torch.cdist`` squared, with a backward pass that can itself be differentiated (cdist's cannot), and forward AD.
+
+    The points are constants.
+    """
 
     generate_vmap_rule = True
 
@@ -150,11 +218,52 @@ class _SquaredDistances(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         x, points = ctx.saved_tensors
         return 2 * (grad.sum(-1, keepdim=True) * x - grad @ points), None
+
+    @staticmethod
+    def jvp(ctx: Any, x_tangent: Tensor, points_tangent: None) -> Tensor:
+        x, points = ctx.saved_tensors
+        return 2 * ((x * x_tangent).sum(-1, keepdim=True) - x_tangent @ points.T)
+
+
+def _along_a_line(at_start: Tensor, at_end: Tensor, along: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``log I`` and ``tau``: ``I = int exp(-e(t)) dt`` and ``tau = int t exp(-e(t)) dt / I``, t from 0 to 1.
+
+    ``e(t) = at_start - 2 t along + t^2 length`` is gamma times the squared distance of a point from a line, so nowhere
+    negative, and ``at_end = e(1)``. Shapes broadcast to (N, I).
+    """
+    # The nearest place on the line is in its first half; otherwise the line is run through from its other end.
+    turned = 2 * along > length
+    along = torch.where(turned, length - along, along)
+    at_start = torch.where(turned, at_end, at_start)
+    before = along < 0
+    length = length.expand_as(along)
+    squared = torch.where(length > 0, length, 1.0)
+    s, nearest = squared.sqrt(), along / squared
+    # e(t) - e(0): at the nearest place of the line, and from there to its end.
+    lowest = torch.where(before, 0.0, -nearest * along)
+    varies = length - 2 * along - lowest
+    # Divided by the largest value on the line, exp(-e): where the nearest place is its start, and where it is inside.
+    b = -nearest * s
+    outside = torch.special.erfcx(b.clamp(min=0)) - torch.exp(-varies) * torch.special.erfcx(b + s)
+    inside = torch.erf(-b) + torch.erf(s + b)
+    mean = math.sqrt(math.pi) / 2 * torch.where(before, outside, inside) / s
+    tau = nearest + (torch.exp(lowest) - torch.exp(-varies)) / (2 * squared * mean)
+    # Where exp(-e) is nearly the same all along the line, these differences cancel; few nodes integrate it there.
+    flat = varies < 1
+    zeroth = first = torch.zeros_like(along[flat])
+    for node, weight in _NODES:
+        term = weight * torch.exp(node * (2 * along[flat] - node * length[flat]))
+        zeroth, first = zeroth + term, first + node * term
+    mean[flat], tau[flat], lowest[flat] = zeroth, first / zeroth, 0.0
+    tau = torch.where(turned, 1 - tau, tau).clamp(0, 1)
+    # Rounding must not make a distance negative.
+    return mean.log() - (at_start + lowest).clamp(min=0), tau
 
 
 def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:

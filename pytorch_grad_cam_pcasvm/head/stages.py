@@ -4,10 +4,14 @@ A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, th
 to the stage's output, of shape (N, K, out) or (1, K, out) where it is the same for every image, and gives the
 derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
 
+A *secant* of a stage f between a baseline x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly, and a
+chain of secants is one again. ``secant`` gives ``grad @ J``, whose parts add up to the difference that is explained.
+
 A gradient may come divided by a factor, too small for its dtype, whose logarithm, of shape (N, K) or (1, K), is beside
 it: ``(grad, log_scale)``. A ``log_scale`` of None: nothing was factored out.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact, run
-from pytorch_grad_cam_pcasvm.head.kernels import Kernel
+from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
 
 Scaled = tuple[Tensor, Tensor | None]
 
@@ -39,16 +44,35 @@ class Stage(Hookable):
         n_inputs: length of an input row, or None where any length will do.
         n_outputs: length of an output row, or None where it is that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
+        linear: whether the stage is affine, so that its secants are its derivative.
     """
 
     n_inputs: int | None = None
     n_outputs: int | None = None
     reduces: bool = False
+    linear: bool = False
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
         """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module's text for shapes)."""
         raise NotImplementedError(
             f"{type(self).__name__} defines no pullback(saved, grad) that returns (grad, log_scale)"
+        )
+
+    def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
+        """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a baseline x0.
+
+        The baseline has N rows, or one for all of them. Where x and x0 are equal, J is the derivative.
+
+        Raises:
+            NoClosedFormError: the stage defines none, and is not linear.
+        """
+        if self.linear:
+            return self.pullback(saved, grad)
+        raise NoClosedFormError(
+            f"{type(self).__name__} has no secant, so nothing adds up behind it",
+            "define secant(saved, saved0, grad)",
+            "set linear = True if it is affine",
+            "use a method that needs the gradient alone",
         )
 
     def jacobian(self, saved: Any, y: Tensor) -> Scaled:
@@ -75,10 +99,14 @@ def identity(y: Tensor) -> Tensor:
     return torch.eye(y.shape[-1], dtype=y.dtype, device=y.device).unsqueeze(0)
 
 
-def pulled_through(stage: Stage, saved: Any, scaled: Scaled) -> Scaled:
-    """Return the pullback of a gradient that may be divided by a factor already, and the logarithm of both factors."""
+def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
+    """Return the pullback of a gradient that may be divided by a factor already, and the logarithm of both factors.
+
+    ``saved`` is what ``evaluate`` saved; if what it saved at a baseline is there too, the pullback is the secant's.
+    """
     grad, before = scaled
-    grad, log_scale = stage.pullback(intact(saved), grad)
+    rule: Any = stage.pullback if len(saved) == 1 else stage.secant
+    grad, log_scale = rule(*map(intact, saved), grad)
     return grad, before if log_scale is None else log_scale if before is None else before + log_scale
 
 
@@ -97,29 +125,60 @@ def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
     return torch.stack(torch.broadcast_tensors(*grads)).sum(0), largest
 
 
+def quotient(dy: Tensor, dx: Tensor, slope: Tensor, size: Tensor) -> Tensor:
+    """Return ``dy / dx``, or the slope where x and x0 nearly meet: dy is all rounding there.
+
+    ``size`` is ``|y| + |y0|``, which that rounding is measured by: the slope is taken where no difference can be seen.
+    """
+    meet = (dy - slope * dx).abs() <= 4 * torch.finfo(dy.dtype).eps * size
+    return torch.where(meet, slope, dy / torch.where(meet, 1.0, dx))
+
+
 class Scale(Stage):
-    """``y = (x - shift) / divisor + offset``, each of shape (D,), then clipped to ``limits`` (low, high) if given."""
+    """``y = (x - shift) / divisor + offset``, each of shape (D,), then clipped to ``limits`` (low, high) if given.
+
+    ``shift_is_mean``: whether the shift is the mean of the training set, as StandardScaler's.
+    """
 
     def __init__(
-        self, shift: Tensor, divisor: Tensor, offset: Tensor, limits: tuple[float, float] | None = None
+        self,
+        shift: Tensor,
+        divisor: Tensor,
+        offset: Tensor,
+        limits: tuple[float, float] | None = None,
+        shift_is_mean: bool = False,
     ) -> None:
         super().__init__()
         self.n_inputs = self.n_outputs = len(shift)
         self.keep(shift=shift, divisor=divisor, offset=offset)
-        self.limits = limits
+        self.limits, self.shift_is_mean = limits, shift_is_mean
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the scaled x, shape (N, D), and where it was not clipped."""
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        """Whether it does not clip."""
+        return self.limits is None
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+        """Return y, shape (N, D); and, if there are limits, y before and after clipping, and where it is inside."""
         y = (x - self.shift) / self.divisor + self.offset
         if self.limits is None:
             return y, None
         low, high = self.limits
         # Not clamp, whose slope at the limits is another one in every version of torch.
-        return torch.where(y < low, low, torch.where(y > high, high, y)), (y >= low) & (y <= high)
+        clipped = torch.where(y < low, low, torch.where(y > high, high, y))
+        return clipped, (y, clipped, (y >= low) & (y <= high))
 
-    def pullback(self, saved: Tensor | None, grad: Tensor) -> Scaled:
+    def pullback(self, saved: tuple[Tensor, Tensor, Tensor] | None, grad: Tensor) -> Scaled:
         """Return ``grad / divisor``, and 0 where x was clipped."""
-        grad = grad if saved is None else grad * saved.unsqueeze(1)
+        grad = grad if saved is None else grad * saved[2].unsqueeze(1)
+        return grad / self.divisor, None
+
+    def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
+        """Return ``grad / divisor`` times the part of the difference that is left by the limits."""
+        if saved is not None:
+            (y, clipped, inside), (y0, clipped0, _) = saved, saved0
+            left = quotient(clipped - clipped0, y - y0, inside.to(y.dtype), clipped.abs() + clipped0.abs())
+            grad = grad * left.unsqueeze(1)
         return grad / self.divisor, None
 
 
@@ -133,6 +192,7 @@ class Projection(Stage):
     """
 
     reduces = True
+    linear = True
 
     def __init__(self, components: Tensor, mean: Tensor, divisor: Tensor) -> None:
         super().__init__()
@@ -154,6 +214,8 @@ class Projection(Stage):
 
 class Select(Stage):
     """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,)."""
+
+    linear = True
 
     def __init__(self, index: Tensor, n_inputs: int) -> None:
         super().__init__()
@@ -202,6 +264,39 @@ class Normalise(Stage):
         slope, size = torch.where(zeros, 0.0, slope).unsqueeze(1), torch.where(zeros, 1.0, norm).unsqueeze(1)
         return (grad - (grad * y.unsqueeze(1)).sum(-1, keepdim=True) * slope) / size, None
 
+    def secant(
+        self, saved: tuple[Tensor, Tensor, Tensor], saved0: tuple[Tensor, Tensor, Tensor], grad: Tensor
+    ) -> Scaled:
+        """Return the rule of products for ``y = x r``: ``mean(r) grad + <grad, mean(x)> J_r``.
+
+        ``J_r`` is the secant of ``r = 1 / |x|``, ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, has
+        no part in the means: with a baseline of zeros all is ``grad / |x|``.
+        """
+        (x, _, norm), (x0, _, norm0) = saved, saved0
+        zeros, zeros0 = norm < _SMALLEST_NORM, norm0 < _SMALLEST_NORM
+        size, size0 = torch.where(zeros, 1.0, norm), torch.where(zeros0, 1.0, norm0)
+        # Between the norms and what was divided by lies, at a row of zeros, a jump: its secant is as much steeper.
+        steeper = torch.where(zeros | zeros0, (size - size0) / torch.where(norm == norm0, 1.0, norm - norm0), 1.0)
+        slope = -self._norm_secant(x, x0, norm, norm0) * steeper / (size * size0)
+        # The weight of x0's r, and with it of x.
+        weight = torch.where(zeros == zeros0, 0.5, zeros.to(x.dtype))
+        scale, mean = (1 - weight) / size + weight / size0, weight * x + (1 - weight) * x0
+        along = (grad * mean.unsqueeze(1)).sum(-1, keepdim=True)
+        return grad * scale.unsqueeze(1) + along * slope.unsqueeze(1), None
+
+    def _norm_secant(self, x: Tensor, x0: Tensor, norm: Tensor, norm0: Tensor) -> Tensor:
+        """Return J, shape (N, D), with ``J (x - x0) = |x| - |x0|``."""
+        if self.norm == "l1":
+            return quotient(x.abs() - x0.abs(), x - x0, x.sign().expand_as(x - x0), x.abs() + x0.abs())
+        if self.norm == "l2":
+            return (x + x0) / torch.where(norm + norm0 > 0, norm + norm0, 1.0)
+        # As max pooling in DeepLIFT: all of it at the larger of the two maxima, which moved by as much at least.
+        x, x0 = torch.broadcast_tensors(x, x0)
+        at, at0 = (each.abs().argmax(1, keepdim=True) for each in (x, x0))
+        at = torch.where(norm >= norm0, at, at0)
+        here, here0 = x.gather(1, at), x0.gather(1, at)
+        return torch.zeros_like(x).scatter(1, at, quotient(norm - norm0, here - here0, here.sign(), norm + norm0))
+
 
 class KernelMap(Stage):
     """``y = sum_i c_i K(x_i, x) + offset``: KernelPCA, whose centring is in c and offset, and Nystroem.
@@ -220,6 +315,11 @@ class KernelMap(Stage):
         self.n_inputs, self.n_outputs = points.shape[1], coefficients.shape[1]
         self.keep(points=points, coefficients=coefficients, offset=offset)
 
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        """Whether the kernel is."""
+        return isinstance(self.kernel, Linear)
+
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the outputs, shape (N, B); and x and the kernel's argument."""
         argument = self.kernel.argument(x, self.points)
@@ -229,6 +329,11 @@ class KernelMap(Stage):
         """Return ``sum_i <grad, c_i> dK(x_i, x)/dx``, shape (N, K, D), divided by its factor."""
         x, argument = saved
         return self.kernel.pullback(argument, x, self.points, grad @ self.coefficients.T)
+
+    def secant(self, saved: tuple[Tensor, Tensor], saved0: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
+        """Return the same for the secants of the kernel."""
+        (x, argument), (x0, argument0) = saved, saved0
+        return self.kernel.secant(argument, argument0, x, x0, self.points, grad @ self.coefficients.T)
 
 
 class FourierFeatures(Stage):
@@ -250,6 +355,11 @@ class FourierFeatures(Stage):
         slope = -self.amplitude * torch.sin(saved)
         return (grad * slope.unsqueeze(1)) @ self.weight.T, None
 
+    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
+        """Return the same for ``(cos(a) - cos(a0)) / (a - a0) = -sin((a + a0) / 2) sin(u) / u``, u = (a - a0) / 2."""
+        slope = -self.amplitude * torch.sin((saved + saved0) / 2) * torch.sinc((saved - saved0) / (2 * math.pi))
+        return (grad * slope.unsqueeze(1)) @ self.weight.T, None
+
 
 class Chain(Stage):
     """Several stages one after another, as one."""
@@ -259,6 +369,11 @@ class Chain(Stage):
         stages = list(stages)
         self.stages: Any = nn.ModuleList(stages)
         self.n_inputs, self.n_outputs = stages[0].n_inputs, stages[-1].n_outputs
+
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        """Whether all of them are."""
+        return all(stage.linear for stage in self.stages)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the last stage's output, and what each pullback needs."""
@@ -270,7 +385,14 @@ class Chain(Stage):
 
     def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the pullback through all stages, and the logarithm of the product of their factors."""
+        return self._pulled(grad, saved)
+
+    def secant(self, saved: list[Any], saved0: list[Any], grad: Tensor) -> Scaled:
+        """Return the same through the secants of all stages."""
+        return self._pulled(grad, saved, saved0)
+
+    def _pulled(self, grad: Tensor, *saved: list[Any]) -> Scaled:
         scaled: Scaled = (grad, None)
-        for stage, of_stage in zip(reversed(self.stages), reversed(saved), strict=True):
-            scaled = pulled_through(stage, of_stage, scaled)
+        for stage, *of_stage in zip(reversed(self.stages), *map(reversed, saved), strict=True):
+            scaled = pulled_through(stage, scaled, *of_stage)
         return scaled
