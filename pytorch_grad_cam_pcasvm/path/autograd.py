@@ -15,7 +15,10 @@ from pytorch_grad_cam_pcasvm.features import output_of
 from pytorch_grad_cam_pcasvm.modules import modules_of
 from pytorch_grad_cam_pcasvm.path.hooks import hooked
 from pytorch_grad_cam_pcasvm.path.modes import Regions, modes_kept
+from pytorch_grad_cam_pcasvm.path.passed import Pass
 from pytorch_grad_cam_pcasvm.path.record import Recorder
+from pytorch_grad_cam_pcasvm.path.secants import Baseline
+from pytorch_grad_cam_pcasvm.path.sums import multiplied
 
 
 class _Differentiable(TorchFunctionMode):
@@ -76,7 +79,7 @@ class AutogradPath:
 
 
 @dataclass
-class AutogradPass:
+class AutogradPass(Pass):
     """One forward pass of an :class:`AutogradPath`."""
 
     activations: list[Tensor]
@@ -95,8 +98,10 @@ class AutogradPass:
         """Whether the output depends on a target layer, as far as autograd knows."""
         return any(tensor.requires_grad for tensor in self._graph)
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
         """Return the derivative with respect to ``activations[target]``, shape (K, *activations.shape)."""
+        if baseline is not None:
+            self._refuse("secants")
         leaf = self._leaves[target]
         pairs = [
             (tensor, seed)
@@ -118,10 +123,16 @@ class AutogradPass:
         stacked = torch.stack(pulled).to(given[0].dtype)
         return stacked * size.reshape(-1, *[1] * leaf.dim())
 
-    def weights(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
+    def weights(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
         """Return the sum of the pullback over the positions of every channel, shape (K, N, T)."""
-        pulled = self.pullback(seeds, target)
+        pulled = self.pullback(seeds, target, baseline)
         return pulled.reshape(*pulled.shape[:3], -1).sum(-1)
+
+    def products(
+        self, seeds: Sequence[Tensor | None], target: int, x: Tensor, over: str, baseline: Baseline | None = None
+    ) -> Tensor:
+        """Return the sum of the pullback times x over channels, (K, N, *positions), or over positions, (K, N, T)."""
+        return multiplied(self.pullback(seeds, target, baseline), x, over)
 
     def bytes_per_target(self) -> int:
         """Return about how much memory one target takes for the batch."""

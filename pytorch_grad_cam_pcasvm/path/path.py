@@ -1,6 +1,7 @@
 """The path from target layers to features: recorded in every call, pulled back in closed form, checked once."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.modules import modules_of, unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPass, AutogradPath, run_to_features
 from pytorch_grad_cam_pcasvm.path.modes import modes_kept
-from pytorch_grad_cam_pcasvm.path.pullback import ClosedFormPass, advice
-from pytorch_grad_cam_pcasvm.path.record import Recorder, Tape
+from pytorch_grad_cam_pcasvm.path.pullback import ClosedFormPass
+from pytorch_grad_cam_pcasvm.path.record import Recorder
+from pytorch_grad_cam_pcasvm.path.tape import Tape, has_gradient
+from pytorch_grad_cam_pcasvm.path.walk import advice
 
 
 class Path:
@@ -22,7 +25,8 @@ class Path:
         backbone: the network.
         layer: dotted name of the feature layer; None: the network's output.
         names: dotted names of the target layers.
-        checked: signatures of passes that were compared with autograd; new ones are added.
+        checked: signatures of passes that were compared with autograd, and kinds of baselines that were compared with
+            the network; new ones are added.
         modules: all modules of the network, where they are known.
     """
 
@@ -48,6 +52,7 @@ class Path:
             hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
             reason = "the network takes other steps in every run"
             raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
+        passed.check, passed.checked = partial(self.check_baseline, x), self._checked
         return passed
 
     def record(self, x: Tensor) -> ClosedFormPass:
@@ -59,6 +64,57 @@ class Path:
             )
             recorder.stop()
         return ClosedFormPass(recorder.finish(output), self._names)
+
+    def check_baseline(self, x: Tensor, passed: ClosedFormPass, target: int, activations: Tensor) -> None:
+        """Refuse a path whose steps are not those that the network takes at a baseline.
+
+        A tape knows no control flow: which way the network goes at the baseline only the network can tell.
+
+        Args:
+            x: images of the pass, shape (N, ...).
+            passed: the pass.
+            target: position of the target layer.
+            activations: those of the baseline, of one row for all images or N.
+
+        Raises:
+            NoClosedFormError: the network gives something else there.
+        """
+        name, rows = self._names[target], len(passed.activations[target])
+        activations = activations.expand(rows, *activations.shape[1:]) if len(activations) == 1 else activations
+        by_image = all(leaf.shape[:1] == (rows,) for leaf in (x, *passed.tape.leaves))
+        for count in (1, rows) if by_image and rows > 1 else (rows,):
+            expected = [leaf for leaf in tree_leaves(passed.rerun(activations[:count], target)) if _is_float(leaf)]
+            try:
+                given = self._at_baseline(x[:count] if by_image else x, name, activations[:count])
+            except Exception as error:
+                if count < rows:
+                    continue  # a network that takes no single image is looked at with all of them
+                raise NoClosedFormError(
+                    f"the network cannot be run from the baseline of {name!r} ({error})",
+                    "choose another baseline",
+                ) from error
+            if len(given) == len(expected) and all(map(_close, given, expected)):
+                return
+        finite = all(bool(leaf.isfinite().all()) for leaf in given)
+        raise NoClosedFormError(
+            f"what is behind the target layer {name!r} is another function at the baseline: the network decides there "
+            "by its numbers (an if on activations, sign, round, detach, a part without gradients), or mixes images"
+            if finite
+            else f"the network does not give finite numbers at the baseline of {name!r}",
+            "choose another baseline",
+            "choose a later target layer",
+            "use a method of the gradient as ClosedFormGradCAM",
+        )
+
+    def _at_baseline(self, x: Tensor, name: str, activations: Tensor) -> list[Tensor]:
+        """Return what the network gives with other activations of a target layer, its floating-point tensors."""
+
+        def replaced(_: str, output: Tensor) -> Tensor:
+            return torch.empty_like(output).copy_(activations)
+
+        with unchanged(self._backbone), torch.no_grad():
+            output = run_to_features(self._backbone, self._layer, [name], x, replaced, modules=self._modules)
+        return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
 
     def _signature(self, tape: Tape) -> Any:
         # Backward hooks are part of autograd's gradient, and of no tape: with them a pass is another one.
@@ -96,7 +152,7 @@ class Path:
         tensors = [leaf for leaf in tree_leaves(passed.output) if isinstance(leaf, Tensor)]
         if not all(bool(tensor.isfinite().all()) for tensor in tensors):
             return False  # the maps will not be finite either
-        floats = {value.dtype for value in passed.tape.values}
+        floats = {value.dtype for value in passed.tape.values if has_gradient(value)}
         eps = max(torch.finfo(dtype).eps for dtype in floats)
         if tensors[0].device.type != "cpu" and torch.float32 in floats:
             eps = max(eps, 2.0**-10)  # TensorFloat-32
@@ -152,3 +208,15 @@ class Path:
 
 def _has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and has_gradient(leaf)
+
+
+def _close(given: Tensor, expected: Tensor) -> bool:
+    """Return whether two outputs are the same but for rounding."""
+    if given.shape != expected.shape:
+        return False
+    error, size = (given - expected).double().norm(), expected.double().norm()
+    return bool(error <= torch.finfo(expected.dtype).eps ** 0.5 * size)

@@ -1,251 +1,212 @@
-"""The closed form: a tape walked backwards, one rule a step."""
+"""The closed form: what a tape gives when it is walked backwards."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.path.record import Ref, Step, Tape
-from pytorch_grad_cam_pcasvm.path.sums import through_sums
-from pytorch_grad_cam_pcasvm.rules.registry import Rule, rule_of
-
-
-class Pass(Protocol):
-    """One forward pass, ready for pullbacks.
-
-    Attributes:
-        activations: outputs of the target layers, (N, T, ...) each.
-        output: what the network, or its feature layer, gave.
-    """
-
-    activations: list[Tensor]
-    output: Any
-
-    def pullback(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
-        """Return the derivative of K targets with respect to ``activations[target]``.
-
-        Args:
-            seeds: for every tensor of the output the targets' derivatives with respect to it, of shape (K, *its shape),
-                or None.
-            target: position of the target layer.
-
-        Returns:
-            The derivative, shape (K, *activations.shape).
-        """
-
-    def weights(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
-        """Return the sum of ``pullback`` over the positions of every channel, shape (K, N, T)."""
-
-    def bytes_per_target(self) -> int:
-        """Return about how much memory one target takes for the batch."""
+from pytorch_grad_cam_pcasvm.path import players
+from pytorch_grad_cam_pcasvm.path.passed import Pass
+from pytorch_grad_cam_pcasvm.path.relevance import relevance
+from pytorch_grad_cam_pcasvm.path.secants import Baseline
+from pytorch_grad_cam_pcasvm.path.sums import multiplied, through_products, through_sums
+from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape, has_gradient
+from pytorch_grad_cam_pcasvm.path.walk import arguments, pulled_back
+from pytorch_grad_cam_pcasvm.rules.registry import rule_of
 
 
 @dataclass
-class ClosedFormPass:
-    """The pass of a tape."""
+class ClosedFormPass(Pass):
+    """The pass of a tape.
+
+    Args:
+        tape: the tape.
+        names: dotted names of the target layers.
+        check: called once for every kind of pass with this one, the position of a target layer and the activations of
+            a baseline: refuses a path that another function lies behind there. None: nothing is checked.
+        checked: kinds of passes that were checked; new ones are added.
+    """
 
     tape: Tape
     names: Sequence[str]
+    check: Callable[["ClosedFormPass", int, Tensor], None] | None = None
+    checked: set[Any] = field(default_factory=set)
     activations: list[Tensor] = field(init=False)
     output: Any = field(init=False)
+    _interchangeable: dict[int, bool] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Look up the activations."""
-        self.activations = [self.tape.values[self.tape.roots[name]] for name in self.names]
+        self.activations = [self.tape.values[self._root(target)] for target in range(len(self.names))]
         self.output = self.tape.output
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
-        """Return the derivative with respect to ``activations[target]``, shape (K, *activations.shape)."""
-        return pulled_back(self.tape, seeds, self.tape.roots[self.names[target]])
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the derivative with respect to ``activations[target]``, or its secant, (K, *activations.shape)."""
+        pulled = pulled_back(self.tape, seeds, self._root(target), baseline)
+        if baseline is not None and self._is_new("secant", target):
+            self._check_sums(seeds, target, baseline, pulled)
+        return pulled
 
-    def weights(self, seeds: Sequence[Tensor | None], target: int) -> Tensor:
+    def weights(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
         """Return the sum of the pullback over the positions of every channel, shape (K, N, T).
 
         Steps that keep such sums (flatten, pooling) are passed without a pullback, and the sum moves into the weight of
         a first dense layer: W1 (D1, T H W) becomes (D1, T).
         """
-        tape, value = self.tape, self.tape.roots[self.names[target]]
-        steps, _ = tape.following(value)
+        self._check_first(seeds, target, baseline)
+        tape, value = self.tape, self._root(target)
         rows, channels = tape.values[value].shape[:2]
-        while value not in tape.outputs:
-            users = [step for step in steps if value in step.inputs]
-            if len(users) != 1 or not users[0].single or _first(users[0]) != Ref(value):
+        for step in tape.line(value, tape.following(value)[0]):
+            if step.first != Ref(value):
                 break
-            step, shape = users[0], tape.values[value].shape
+            shape = tape.values[value].shape
             if step.function is F.linear and len(shape) == 2:
-                grad = pulled_back(tape, seeds, _output(step))
-                weight = tape.resolved(step.args[1] if len(step.args) > 1 else step.kwargs["weight"])
-                return through_sums(grad, weight, channels)
-            after = tape.values[_output(step)].shape
+                return through_sums(
+                    pulled_back(tape, seeds, step.output, baseline), players.weight_of(tape, step), channels
+                )
+            after = tape.values[step.output].shape
             if after[:2] != (rows, channels) and not (len(after) == 2 and after[0] == rows and shape[0] == rows):
                 break
-            if not _keeps_sums(tape, step):
+            if not _keeps_sums(tape, step, linear=baseline is not None):
                 break
-            value = _output(step)
-        grad = pulled_back(tape, seeds, value)
+            value = step.output
+        grad = pulled_back(tape, seeds, value, baseline)
         return grad.reshape(len(grad), rows, channels, -1).sum(-1)
+
+    def products(
+        self, seeds: Sequence[Tensor | None], target: int, x: Tensor, over: str, baseline: Baseline | None = None
+    ) -> Tensor:
+        """Return ``sum_t d[k,n,t,i] x[n,t,i]`` (K, N, *positions), or the sum over positions (K, N, T).
+
+        In front of a first dense layer with nothing but new shapes between, x moves into its weight.
+        """
+        self._check_first(seeds, target, baseline)
+        dense = players.first_dense(self.tape, self._root(target))
+        if dense is None:
+            return multiplied(pulled_back(self.tape, seeds, self._root(target), baseline), x, over)
+        grad = pulled_back(self.tape, seeds, dense.output, baseline)
+        return through_products(grad, players.weight_of(self.tape, dense), x, over)
 
     def bytes_per_target(self) -> int:
         """Return about how much memory one target takes for the batch: a few times the widest value of the path."""
-        return 4 * max(value.numel() * max(4, value.element_size()) for value in self.tape.values)
+        floats = filter(has_gradient, self.tape.values)
+        return 4 * max(value.numel() * max(4, value.element_size()) for value in floats)
 
+    def baseline(self, activations: Tensor, target: int) -> Baseline:
+        """Run the path from the activations of a baseline, of one row for all images or N."""
+        values = self.tape.replay(self._root(target), activations)
+        if self.check is not None and self._is_new("baseline", target):
+            self.check(self, target, activations)
+            self.checked.add(self._kind("baseline", target))
+        return Baseline(values, self.tape.structured(self.tape.outputs_of(values)))
 
-def pulled_back(tape: Tape, seeds: Sequence[Tensor | None], root: int) -> Tensor:
-    """Pull seeds back from the output of a tape to one of its values: (K, *value.shape)."""
-    tape.check_constants()
-    steps, values = tape.following(root)
-    grads: dict[int, Tensor] = {}
-    for index, seed in zip(tape.outputs, seeds, strict=True):
-        if index in values and seed is not None:
-            _add(grads, index, seed)
-    given = next(seed for seed in seeds if seed is not None)
-    for step in reversed(steps):
-        outputs = [None if output is None else grads.pop(output, None) for output in step.outputs]
-        if any(output is not None for output in outputs):
-            _pull(tape, step, outputs, values, grads)
-    if root not in grads:  # what follows does not look at it
-        return given.new_zeros(len(given), *tape.values[root].shape)
-    return grads[root]
+    def moved(self, activations: Tensor, target: int) -> "ClosedFormPass":
+        """Return the pass of the same steps from other activations (N, T, ...), which may be dual numbers."""
+        found = self.tape.replay(self._root(target), activations)
+        values = [found.get(index, value) for index, value in enumerate(self.tape.values)]
+        output = self.tape.structured(self.tape.outputs_of(found))
+        return ClosedFormPass(replace(self.tape, values=values, output=output), self.names)
 
+    def rerun(self, activations: Tensor, target: int) -> Any:
+        """Return what the path gives for M rows of activations; row m in the place of image ``m % N``."""
+        return self.tape.structured(self.tape.in_blocks(self._root(target), activations))
 
-def _pull(tape: Tape, step: Step, outputs: list[Tensor | None], values: set[int], grads: dict[int, Tensor]) -> None:
-    """Pull the gradients of a step's outputs back to its inputs, and add them to ``grads``."""
-    rule = rule_of(step.function)
-    if rule is None:
-        raise _no_rule(step)
-    like = next(output for output in outputs if output is not None)
-    args, kwargs = _arguments(rule, step.args, step.kwargs)
-    y = tuple(None if output is None else tape.values[output].to(like.dtype) for output in step.outputs)
-    positional, named = _precise(tape.resolved((args, tuple(kwargs.values()))), like.dtype)
-    try:
-        pulled = rule.pull(
-            *positional,
-            **dict(zip(kwargs, named, strict=True)),
-            y=y[0] if step.single else y,
-            grad=outputs[0] if step.single else tuple(outputs),
-        )
-    except NoClosedFormError as error:
-        raise NoClosedFormError(*advice(f"{_at(step)}{error.reason}", *error.ways_out)) from None
-    except TypeError as error:
-        raise NoClosedFormError(*advice(f"{_at(step)}the call of {step.name} is not understood ({error})")) from error
-    if isinstance(step.function, type):
-        args, pulled = args[1:], (pulled,)
-    elif not isinstance(pulled, tuple):
-        pulled = (pulled,)
-    for argument, part in zip(args, pulled, strict=False):
-        _give(tape, step, argument, part, values, grads, len(like))
-    for argument in (*args[len(pulled) :], *kwargs.values()):
-        if any(_leads(argument, index) for index in step.inputs if index in values):
-            raise NoClosedFormError(
-                *advice(
-                    f"{_at(step)}an argument of {step.name} depends on the target layer, and its rule has no gradient "
-                    "for it (a weight that is computed?)",
-                    "choose a later target layer",
-                )
+    def cut(self, target: int) -> tuple[int, bool]:
+        """Return up to which value what follows a target layer is affine, and whether that is the output itself."""
+        key = self._kind("rows", target)
+        value, checked = players.cut(self.tape, self._root(target), checked=key in self.checked)
+        if checked:
+            self.checked.add(key)
+        users = [step for step in self.tape.following(value, switches=True)[0] if value in step.inputs]
+        return value, value in self.tape.outputs and not users
+
+    def value(self, index: int) -> Tensor:
+        """Return the value of ``cut``, shape (N, ...)."""
+        return self.tape.values[index]
+
+    def rows(self, target: int, x: Tensor, over: str, chunk: slice | None = None) -> Tensor:
+        """Return what each player brings to the value of ``cut``, shape (N, J, *value.shape[1:])."""
+        value, _ = self.cut(target)
+        return players.rows(self.tape, self._root(target), value, x, over, chunk or slice(None))
+
+    def rerun_from(self, value: int, rows: Tensor, image: int | None = None) -> Any:
+        """Return what the path gives for M other rows of the value of ``cut``, of an image or image ``m % N``."""
+        if image is not None and value not in self._interchangeable:
+            self._interchangeable[value] = players.interchangeable(self.tape, value)
+        if image is None or self._interchangeable[value]:
+            return self.tape.structured(self.tape.in_blocks(value, rows))
+        # What goes around the value is another thing for every image: one row a block, in its own place.
+        recorded = self.tape.values[value]
+        blocks = recorded.repeat(len(rows), *[1] * (recorded.dim() - 1)).to(rows)
+        blocks[image :: len(recorded)] = rows
+        found = self.tape.in_blocks(value, blocks)
+        return self.tape.structured([tensor[image :: len(recorded)] for tensor in found])
+
+    def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
+        """Return the relevance of activations, what the output contributes shared out, (K, *activations.shape)."""
+        pairs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)
+        given = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
+        return relevance(self.tape, given, self._root(target))
+
+    def _root(self, target: int) -> int:
+        return self.tape.roots[self.names[target]]
+
+    def _kind(self, what: str, target: int) -> tuple[Any, ...]:
+        return what, self.tape.signature, self.names[target]
+
+    def _is_new(self, what: str, target: int) -> bool:
+        return self._kind(what, target) not in self.checked
+
+    def _check_first(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None) -> None:
+        """Pull one sum of targets back position by position, which is checked, where no pass of the kind was."""
+        if baseline is not None and self._is_new("secant", target):
+            self.pullback([None if seed is None else seed.sum(0, keepdim=True) for seed in seeds], target, baseline)
+
+    def _check_sums(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline, pulled: Tensor) -> None:
+        """Refuse secants that do not add up: a user's, as those here do."""
+        root = self._root(target)
+        pairs = [(pulled, self.tape.values[root], baseline.values[root])]
+        outputs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)
+        pairs += [(seed, y, y0) for seed, y, y0 in outputs if seed is not None]
+        sums, sizes, roundings = [], [], []
+        for grad, x, x0 in pairs:
+            grad, x, x0 = grad.reshape(len(grad), -1).double(), x.flatten().double(), x0.flatten().double()
+            terms = grad * (x - x0)
+            sums.append(terms.sum(-1))
+            sizes.append(terms.abs().sum(-1))
+            roundings.append((grad.abs() * (x.abs() + x0.abs())).sum(-1))
+        eps = max(torch.finfo(value.dtype).eps for value in self.tape.values if has_gradient(value))
+        error = (sums[0] - sum(sums[1:])).abs()
+        bound = eps**0.5 * sum(sizes) + 64 * eps * sum(roundings)
+        if bool((error > bound).any()) and bool(error.isfinite().all()):
+            foreign = dict.fromkeys(
+                step.name
+                for step in self.tape.following(root)[0]
+                if (rule := rule_of(step.function)) is not None and rule.foreign
             )
+            whose = f"the secant of {' or '.join(foreign)} is wrong" if foreign else "a secant on the path is wrong"
+            raise NoClosedFormError(
+                f"contributions from {self.names[target]!r} do not add up: {whose}, as J (x - x0) is not f(x) - f(x0)",
+                "correct secant= in @register_jacobian",
+                "use a method of the gradient as ClosedFormGradCAM",
+            )
+        if bool((torch.stack(sizes) > 0).any()):  # there was something to compare
+            self.checked.add(self._kind("secant", target))
 
 
-def _give(
-    tape: Tape, step: Step, argument: Any, part: Any, values: set[int], grads: dict[int, Tensor], count: int
-) -> None:
-    """Add the gradient of one argument, a value of the tape or a list of such."""
-    if isinstance(argument, list | tuple):
-        if any(_leads(argument, index) for index in step.inputs):
-            for item, of_item in zip(argument, part, strict=True):
-                _give(tape, step, item, of_item, values, grads, count)
-    elif isinstance(argument, Ref) and argument.index in values and part is not None:
-        part = part() if callable(part) else part
-        expected = (count, *tape.values[argument.index].shape)
-        if not isinstance(part, Tensor) or part.shape != expected:
-            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} gives {shape}, not {expected}"))
-        _add(grads, argument.index, part)
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def _add(grads: dict[int, Tensor], index: int, part: Tensor) -> None:
-    grads[index] = grads[index] + part if index in grads else part
-
-
-# What torch calls the same thing elsewhere, in the manner of numpy.
-_ALIASES = {
-    "axis": "dim",
-    "keepdims": "keepdim",
-    "axis0": "dim0",
-    "axis1": "dim1",
-    "x": "input",
-    "x1": "input",
-    "x2": "other",
-}
-
-
-def _arguments(rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call with those that the rule takes by position in their places."""
-    if not kwargs:
-        return args, {}
-    named = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
-    for parameter in rule.parameters[len(args) :]:
-        if parameter not in named:
-            break
-        args = (*args, named.pop(parameter))
-    return args, named
-
-
-def _precise(item: Any, dtype: torch.dtype) -> Any:
-    """Return the arguments of a call with floating-point tensors in the dtype of the gradient."""
-    if isinstance(item, Tensor):
-        return item.to(dtype) if item.is_floating_point() else item
-    if type(item) in (list, tuple):
-        return type(item)(_precise(part, dtype) for part in item)
-    return item
-
-
-def _keeps_sums(tape: Tape, step: Step) -> bool:
+def _keeps_sums(tape: Tape, step: Step, *, linear: bool) -> bool:
+    """Return whether a step keeps sums over positions; from a baseline only those of linear steps are kept."""
     rule = rule_of(step.function)
-    if rule is None:
+    if rule is None or (linear and rule.secant != "linear"):
         return False
-    args, kwargs = _arguments(rule, step.args, step.kwargs)
-    args, kwargs = tape.resolved(args), {name: tape.resolved(value) for name, value in kwargs.items()}
-    return rule.keeps_sums(*args, **kwargs, y=tape.values[_output(step)])
-
-
-def _first(step: Step) -> Any:
-    """Return the first argument of a call; of a layer, what it was called with."""
-    args = step.args[1:] if isinstance(step.function, type) else step.args
-    return args[0] if args else None
-
-
-def _output(step: Step) -> int:
-    index = step.outputs[0]
-    assert index is not None
-    return index
-
-
-def _leads(argument: Any, index: int) -> bool:
-    if isinstance(argument, list | tuple):
-        return any(_leads(item, index) for item in argument)
-    return isinstance(argument, Ref) and argument.index == index
-
-
-def _at(step: Step) -> str:
-    return f"in {step.where!r}: " if step.where else ""
-
-
-def advice(reason: str, *ways_out: str) -> list[str]:
-    """Return what NoClosedFormError takes, with the way out that every path has."""
-    return [reason, *ways_out, "pass jacobian='auto' to use autograd on the path"]
-
-
-def _no_rule(step: Step) -> NoClosedFormError:
-    layer = f" of {step.where!r}" if step.where else ""
-    return NoClosedFormError(
-        *advice(
-            f"the path from the target layer to the features goes through {step.name}{layer}, which has no closed-form "
-            "rule",
-            "choose a later target layer",
-            "register its Jacobian with @register_jacobian",
-        )
-    )
+    args, kwargs = arguments(rule, step.args, step.kwargs)
+    return rule.keeps_sums(*tape.resolved(args), **tape.resolved(kwargs), y=tape.values[step.output])

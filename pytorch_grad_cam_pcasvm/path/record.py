@@ -1,16 +1,16 @@
-"""The tape: what the network itself computes between its target layers and the features, noted while it runs.
+"""Recording: what the network itself computes between its target layers and the features, noted while it runs.
 
 A hook on the first target layer that runs switches on a :class:`Recorder`, a ``TorchFunctionMode`` that sees every
 call of a torch function or method in this thread. It notes those with an argument that depends on a target layer's
-output, so that the tape is a straight-line program on real tensors of real sizes. Everything else is a constant of this
-call: the stem, weights, and what goes around a target layer.
+output. Everything else is a constant of this call: the stem, weights, and what goes around a target layer. Comparisons
+and indices are noted, too, as *switches*: no gradient goes through them, but a replay has to compute them anew. In all
+that concerns gradients they are constants: what happens to them is never a reason to refuse a path.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,131 +22,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.path.hooks import hooked
 from pytorch_grad_cam_pcasvm.path.modes import Regions
+from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape, has_gradient, mapped, version_of
 from pytorch_grad_cam_pcasvm.rules.registry import CONSTANTS, has_layers, layer_kind
 
-
-@dataclass(frozen=True)
-class Ref:
-    """Stands for a value of the tape in the arguments of a step."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call that was noted.
-
-    Attributes:
-        function: a torch function or tensor method, or the registered class of a layer.
-        args: its arguments, a :class:`Ref` for every value of the tape; of a layer, itself and what it was called with.
-        kwargs: its keyword arguments, likewise.
-        inputs: the values of the tape among the arguments.
-        outputs: the values that it gave; None for an output that is no floating-point tensor.
-        single: whether it gave one tensor, not several.
-        inplace: whether it wrote into its first argument.
-        where: dotted name of the module that called it, where that was asked for.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inputs: tuple[int, ...]
-    outputs: tuple[int | None, ...]
-    single: bool
-    inplace: bool
-    where: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the function, or of the layer's class."""
-        name = getattr(self.function, "__name__", str(self.function))
-        return self.function.__self__.__name__ if name == "__get__" else name  # a property, as .imag
-
-
-@dataclass
-class Tape:
-    """The steps of one forward pass, and the values between them.
-
-    Attributes:
-        steps: in the order of their calls.
-        values: tensors that depend on a target layer, as the steps saw them, also if something wrote over them later.
-        roots: value of each target layer's output, by dotted name.
-        output: what the network, or its feature layer, gave.
-        outputs: position of each tensor of the output among the values; None where it depends on no target layer.
-    """
-
-    steps: list[Step] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-    roots: dict[str, int] = field(default_factory=dict)
-    output: Any = None
-    outputs: list[int | None] = field(default_factory=list)
-    _constants: list[tuple[Tensor, int | None]] = field(default_factory=list)
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """What was called on what: equal for passes that take the same steps."""
-        return tuple((step.function, step.inputs, step.outputs) for step in self.steps), tuple(self.outputs)
-
-    def following(self, root: int) -> tuple[list[Step], set[int]]:
-        """Return the steps that depend on a value, and the values that do, with itself."""
-        values, steps = {root}, []
-        for step in self.steps:
-            if root not in step.outputs and not values.isdisjoint(step.inputs):
-                steps.append(step)
-                values.update(output for output in step.outputs if output is not None)
-        return steps, values
-
-    def leads(self, name: str) -> bool:
-        """Return whether a target layer leads to the output."""
-        values = self.following(self.roots[name])[1]
-        return any(output in values for output in self.outputs)
-
-    def resolved(self, arguments: Any, values: Mapping[int, Tensor] | None = None) -> Any:
-        """Return the arguments of a step with tensors, those of ``values`` first, in place of their Refs."""
-
-        def value(item: Any) -> Any:
-            if not isinstance(item, Ref):
-                return item
-            return self.values[item.index] if values is None else values.get(item.index, self.values[item.index])
-
-        return _mapped(arguments, value)
-
-    def check_constants(self) -> None:
-        """Refuse a tensor that a step used and that something changed in place afterwards."""
-        for tensor, version in self._constants:
-            if _version(tensor) != version:
-                raise NoClosedFormError(
-                    f"a tensor of shape {tuple(tensor.shape)} was written into after the path had used it",
-                    "write it without in-place, as in x = x + 1",
-                )
-
-    def replay(self, name: str, activations: Tensor) -> list[Tensor]:
-        """Run the path again from other activations (M, ...), in blocks of the recorded batch size: its output."""
-        root = self.roots[name]
-        recorded = self.values[root]
-        rows = len(recorded)
-        missing = -len(activations) % rows
-        padded = torch.cat([activations, recorded[:missing].to(activations)]) if missing else activations
-        blocks = [self._replayed(root, block) for block in padded.split(rows)]
-        return [torch.cat(parts)[: len(activations)] for parts in zip(*blocks, strict=True)]
-
-    def _replayed(self, root: int, activations: Tensor) -> list[Tensor]:
-        values = {root: activations}
-        for step in self.following(root)[0]:
-            args, kwargs = self.resolved(step.args, values), self.resolved(step.kwargs, values)
-            if step.inplace:
-                args = (args[0].clone(), *args[1:])
-            layer = isinstance(step.function, type)
-            result = args[0](*args[1:], **kwargs) if layer else step.function(*args, **kwargs)
-            result = args[0] if step.inplace else result
-            for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
-                if output is not None:
-                    values[output] = tensor
-        recorded = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
-        return [
-            tensor if output is None else values.get(output, tensor)
-            for output, tensor in zip(self.outputs, recorded, strict=True)
-        ]
+_SWITCH, _SMOOTH = 1, 2  # how something depends on a target layer
 
 
 class Recorder(TorchFunctionMode):
@@ -157,6 +36,7 @@ class Recorder(TorchFunctionMode):
         self.tape = Tape()
         self.named = named
         self._index: dict[int, int] = {}  # of the tensor object that stands for a value
+        self._smooth: set[int] = set()  # the values that are no switches
         self._alive: list[Tensor] = []  # an id is a tensor's own only while the tensor lives
         self._versions: list[int | None] = []
         self._storages: dict[int, list[int]] = {}
@@ -172,11 +52,16 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch._C._set_grad_enabled:
             self.regions.switch(args[0], sys._getframe(1))
-        if self._layers or self.regions.off or not (self._depends(args) or (kwargs and self._depends(kwargs.values()))):
+        if self._layers or self.regions.off:
+            return func(*args, **kwargs)
+        depends = self._depends(args)
+        if kwargs and depends < _SMOOTH:
+            depends = max(depends, self._depends(kwargs.values()))
+        if not depends or (depends == _SWITCH and (func in CONSTANTS or kwargs.get("out") is not None)):
             return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         with torch._C.DisableTorchFunction():  # other modes are not to see what is asked here
-            noted = self._noted(func, args, kwargs, written)
+            noted = self._noted(func, args, kwargs, written, smooth=depends == _SMOOTH)
         result = func(*args, **kwargs)
         if func not in CONSTANTS:
             with torch._C.DisableTorchFunction():
@@ -192,9 +77,11 @@ class Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             # A layer may give its input back, which is another value where it is used besides.
             alias = output.detach() if following is None else following
-            index = self._value(alias)
+            index = self._value(alias, smooth=True)
             if id(output) in self._index:
-                source = self._current(output)
+                source = self._index[id(output)]
+                if source in self._smooth:
+                    self._current(output)
                 self.tape.steps.append(Step(torch.clone, (Ref(source),), {}, (source,), (index,), True, False))
         self.tape.roots[name] = index
         if not self._entered:
@@ -211,9 +98,9 @@ class Recorder(TorchFunctionMode):
             if by is not None and id(leaf) not in self._index:
                 raise _unseen_write(by)
         for index in (index for indices in self._storages.values() for index in indices):
-            if self._versions[index] != _version(self._alive[index]):
+            if index in self._smooth and self._changed(index):
                 raise _unseen_write("something that cannot be seen")
-        self.tape.outputs = [self._current(leaf) if id(leaf) in self._index else None for leaf in leaves]
+        self.tape.outputs = [self._current(leaf) for leaf in leaves]
         self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
         return self.tape
 
@@ -250,7 +137,7 @@ class Recorder(TorchFunctionMode):
             yield
 
     def _refuse_scripted(self, module: Any, args: Any) -> None:
-        if self._entered and not self._layers and not self.regions.off and self._depends(args):
+        if self._entered and not self._layers and not self.regions.off and self._depends(args) == _SMOOTH:
             raise NoClosedFormError(
                 f"between the target layer and the features is a scripted module, {module.original_name}, whose steps "
                 "cannot be seen",
@@ -259,14 +146,14 @@ class Recorder(TorchFunctionMode):
             )
 
     def _enter_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        depends = self._entered and (self._depends(args) or self._depends(kwargs.values()))
+        depends = self._entered and max(self._depends(args), self._depends(kwargs.values())) == _SMOOTH
         if self._layers or not depends:
             self._layers += [None] if self._layers else []
             return
         written = args[0] if getattr(module, "inplace", False) and args else None
         x = args[0] if len(args) == 1 else args
         with torch._C.DisableTorchFunction():
-            self._layers.append(self._noted(layer_kind(module), (module, x), kwargs, written))
+            self._layers.append(self._noted(layer_kind(module), (module, x), kwargs, written, several=x is args))
 
     def _leave_layer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._layers:
@@ -276,25 +163,37 @@ class Recorder(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 self._note(noted, output)
 
-    def _depends(self, arguments: Any) -> bool:
+    def _depends(self, arguments: Any) -> int:
+        """Return how arguments depend on a target layer: 0, _SWITCH or _SMOOTH."""
+        found = 0
         for argument in arguments:
             if isinstance(argument, Tensor):
-                if id(argument) in self._index or id(argument) in self._overwritten:
-                    return True
-                if self._written and _storage(argument) in self._written:
-                    return True
-            elif isinstance(argument, list | tuple) and self._depends(argument):
-                return True
-        return False
+                index = self._index.get(id(argument))
+                if index is not None:
+                    found = _SMOOTH if index in self._smooth else _SWITCH
+                elif id(argument) in self._overwritten or (self._written and _storage(argument) in self._written):
+                    found = _SMOOTH
+            elif isinstance(argument, list | tuple):
+                found = max(found, self._depends(argument))
+            if found == _SMOOTH:
+                return found
+        return found
 
-    def _current(self, tensor: Tensor) -> int:
+    def _changed(self, index: int) -> bool:
+        return self._versions[index] != version_of(self._alive[index])
+
+    def _current(self, tensor: Tensor) -> int | None:
         """Return the value that a tensor stands for; refuse one that was written over behind the tape's back."""
-        index = self._index[id(tensor)]
-        if self._versions[index] != _version(tensor):
-            raise _unseen_write("something that cannot be seen")
+        index = self._index.get(id(tensor))
+        if index is not None and self._changed(index):
+            if index in self._smooth:
+                raise _unseen_write("something that cannot be seen")
+            return None
         return index
 
-    def _noted(self, function: Any, args: Any, kwargs: Any, written: Any) -> tuple[Any, ...]:
+    def _noted(
+        self, function: Any, args: Any, kwargs: Any, written: Any, *, smooth: bool = True, several: bool = False
+    ) -> tuple[Any, ...]:
         """Return what is to be noted of a call, before it runs and writes into anything."""
         inputs: list[int] = []
 
@@ -303,20 +202,31 @@ class Recorder(TorchFunctionMode):
                 return item
             if id(item) in self._overwritten:
                 raise _unseen_write(self._overwritten[id(item)])
-            if id(item) not in self._index:
-                if item is written:
-                    return item.clone()
-                if _storage(item) in self._written:
+            index = self._current(item)
+            if index not in self._smooth and item is not written and smooth:
+                if index is None and _storage(item) in self._written:
                     raise _unseen_write(self._written[_storage(item)])
-                self.tape._constants.append((item, _version(item)))
-                return item
-            inputs.append(self._current(item))
-            return Ref(inputs[-1])
+                self.tape._constants.append((item, version_of(item)))
+            if index is None:
+                return item.clone() if item is written else item
+            inputs.append(index)
+            return Ref(index)
 
-        args, kwargs = _mapped(tuple(args), ref), {name: _mapped(value, ref) for name, value in kwargs.items()}
-        if written is not None:
+        args, kwargs = mapped(tuple(args), ref), {name: mapped(value, ref) for name, value in kwargs.items()}
+        if written is not None and smooth:
             self._preserve(written, getattr(function, "__name__", str(function)))
-        return function, args, kwargs, tuple(inputs), written
+        elif written is not None:
+            self._preserve_switches(written)
+        return function, args, kwargs, tuple(inputs), written, several
+
+    def _preserve_switches(self, written: Tensor) -> None:
+        """Keep copies of switches that a call is going to write over; other views of them are constants from now on."""
+        for index in self._storages.get(_storage(written), ()):
+            tensor = self._alive[index]
+            if index not in self._smooth:
+                self.tape.values[index] = self.tape.values[index].clone()
+                if self._index.get(id(tensor)) == index and tensor is not written:
+                    del self._index[id(tensor)]
 
     def _preserve(self, written: Tensor, by: str) -> None:
         """Keep copies of what a call is going to write over, and know the tensors that will have changed."""
@@ -329,32 +239,44 @@ class Recorder(TorchFunctionMode):
                 self._overwritten[id(tensor)] = by
 
     def _note(self, noted: tuple[Any, ...], result: Any) -> None:
-        function, args, kwargs, inputs, written = noted
-        for index in inputs:
-            tensor, version = self._alive[index], self._versions[index]
-            if tensor is not written and id(tensor) in self._index and version != _version(tensor):
+        function, args, kwargs, inputs, written, several = noted
+        for index in self._smooth.intersection(inputs):
+            tensor = self._alive[index]
+            if tensor is not written and id(tensor) in self._index and self._changed(index):
                 raise _unseen_write(getattr(function, "__name__", str(function)))
         single = isinstance(result, Tensor)
         tensors = [result] if single else list(result) if isinstance(result, list | tuple) else []
         if written is None and single and id(result) in self._index:
             return  # dropout in evaluation mode, and whatever else gives its input back
-        floating = [isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) for t in tensors]
-        if not any(floating):
+        if not any(isinstance(tensor, Tensor) for tensor in tensors):
             return
-        outputs = tuple(self._value(t) if is_float else None for t, is_float in zip(tensors, floating, strict=True))
+        smooth = not self._smooth.isdisjoint(inputs)
+        outputs = tuple(
+            self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
+            for tensor in tensors
+        )
         where = self._modules[-1] if self._modules else None
-        self.tape.steps.append(Step(function, args, kwargs, inputs, outputs, single, written is not None, where))
+        self.tape.steps.append(
+            Step(function, args, kwargs, inputs, outputs, single, written is not None, where, several)
+        )
 
-    def _value(self, tensor: Tensor) -> int:
+    def _value(self, tensor: Tensor, *, smooth: bool) -> int:
         """Return the position of a new value."""
         index = len(self.tape.values)
+        if smooth:
+            self._smooth.add(index)
         self.tape.values.append(tensor.detach())
         self._alive.append(tensor)
-        self._versions.append(_version(tensor))
+        self._versions.append(version_of(tensor))
         self._index[id(tensor)] = index
         self._overwritten.pop(id(tensor), None)
         self._storages.setdefault(_storage(tensor), []).append(index)
         return index
+
+
+_INPLACE = {"__setitem__"} | {
+    f"__i{name}__" for name in ("add", "and", "or", "xor", "lshift", "rshift", "mod", "floordiv")
+}
 
 
 def _unseen_write(by: str) -> NoClosedFormError:
@@ -364,21 +286,8 @@ def _unseen_write(by: str) -> NoClosedFormError:
     )
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version  # of what is made in inference mode nothing is counted
-
-
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _mapped(item: Any, function: Callable[[Any], Any]) -> Any:
-    """Return an argument with its tensors and Refs replaced, in lists and tuples, too."""
-    if type(item) in (list, tuple):
-        return type(item)(_mapped(part, function) for part in item)
-    if isinstance(item, list | tuple):
-        return tuple(_mapped(part, function) for part in item)  # torch.Size, named tuples
-    return function(item)
 
 
 def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -389,7 +298,7 @@ def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
     inplace = kwargs.get("inplace", False)
     if not inplace and (position := _inplace_position(function)) is not None and len(args) > position:
         inplace = args[position]
-    if inplace or (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__"):
+    if inplace or (name.endswith("_") and not name.endswith("__")) or name in _INPLACE:
         return args[0] if args else kwargs.get("input")
     return None
 

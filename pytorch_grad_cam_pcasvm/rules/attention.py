@@ -8,18 +8,44 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.rules.registry import functions, register_jacobian
+from pytorch_grad_cam_pcasvm.rules.registry import Base, functions, mid, register_jacobian
 
 
-@register_jacobian(*functions("softmax"))
-def softmax(input: Tensor, dim: int | None = None, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
-    """``y (grad - sum_j grad_j y_j)``."""
+def softmax(
+    input: Tensor,
+    dim: int | None = None,
+    *rest: Any,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+    **options: Any,
+) -> Tensor:
+    """``s (grad - sum_j grad_j s_j / sum_j s_j)`` with s = y, or its logarithmic mean with y0."""
     if dim is None:
         raise NoClosedFormError("a softmax without a dim has no rule", "pass dim=-1")
-    return y * (grad - (grad * y).sum(dim if dim < 0 else dim + 1, keepdim=True))
+    return _through_softmax(y if base is None else _logarithmic_mean(input, base.args[0], dim), grad, dim)
 
 
-@register_jacobian(F.scaled_dot_product_attention)
+register_jacobian(*functions("softmax"), secant=softmax)(softmax)
+
+
+def _through_softmax(s: Tensor, grad: Tensor, dim: int) -> Tensor:
+    """Pull grad (K, *s.shape) back: ``dy_i = s_i (dx_i - sum_j s_j dx_j / sum_j s_j)``."""
+    axis = dim if dim < 0 else dim + 1
+    total = s.sum(dim, keepdim=True).unsqueeze(0)
+    mean = (grad * s).sum(axis, keepdim=True) / torch.where(total == 0, 1.0, total)
+    return s * (grad - mean)
+
+
+def _logarithmic_mean(x: Tensor, x0: Tensor, dim: int) -> Tensor:
+    """Return ``(y - y0) / (log y - log y0)`` of two softmaxes; 0 where both are."""
+    logs, logs0 = torch.log_softmax(x, dim), torch.log_softmax(x0, dim)
+    apart = (logs - logs0).abs()
+    # From the larger one down, so that nothing overflows and nothing cancels.
+    share = torch.where(apart == 0, 1.0, -torch.expm1(-apart) / apart)
+    return (torch.maximum(logs, logs0).exp() * share).nan_to_num()
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -32,27 +58,40 @@ def attention(
     enable_gqa: bool = False,
     y: Tensor,
     grad: Tensor,
+    base: Base | None = None,
 ) -> Any:
     """``dV = A^T r``, ``dS = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dS K``, ``dK = s dS^T Q``."""
     if enable_gqa or dropout_p:
         raise NoClosedFormError("grouped queries and dropout in attention have no rule")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = scale * query @ key.mT
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
-    if attn_mask is not None:
-        masked = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-        scores = masked
-    weights = torch.softmax(scores, -1)
-    if attn_mask is not None:
-        weights = weights.nan_to_num()  # a query that may look at nothing
-    of_weights = grad @ value.mT
-    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+
+    def scores_of(query: Tensor, key: Tensor) -> Tensor:
+        scores = scale * query @ key.mT
+        if is_causal:
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(future, -torch.inf)
+        if attn_mask is None:
+            return scores
+        return scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+
+    def weights_of(scores: Tensor) -> Tensor:
+        weights = torch.softmax(scores, -1)
+        return weights if attn_mask is None else weights.nan_to_num()  # a query that may look at nothing
+
+    scores = scores_of(query, key)
+    weights = slopes = weights_of(scores)
+    if base is not None:  # midpoints of products, and the logarithmic mean of the softmax
+        query0, key0, value0 = base.args[:3]
+        scores0 = scores_of(query0, key0)
+        weights, slopes = mid(weights, weights_of(scores0)), _logarithmic_mean(scores, scores0, -1)
+        query, key, value = mid(query, query0), mid(key, key0), mid(value, value0)
+    of_scores = _through_softmax(slopes, grad @ value.mT, -1)
     return lambda: scale * of_scores @ key, lambda: scale * of_scores.mT @ query, lambda: weights.mT @ grad
 
 
-@register_jacobian(F.multi_head_attention_forward)
+register_jacobian(F.scaled_dot_product_attention, secant=attention)(attention)
+
+
 def multi_head_attention(
     query: Tensor,
     key: Tensor,
@@ -82,6 +121,7 @@ def multi_head_attention(
     *,
     y: tuple[Tensor, Tensor | None],
     grad: tuple[Tensor | None, Tensor | None],
+    base: Base | None = None,
 ) -> Any:
     """Input projections, attention head by head, output projection; tokens come first, (L, N, D)."""
     extras = (bias_k, bias_v, key_padding_mask, static_k, static_v)
@@ -100,15 +140,22 @@ def multi_head_attention(
     def joined(x: Tensor) -> Tensor:
         return x.movedim(-2, -4).flatten(-2)
 
-    inputs = (query, key, value)
-    q, k, v = (heads(F.linear(x, w, b)) for x, w, b in zip(inputs, matrices, biases, strict=True))
+    def projected(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(heads(F.linear(x, w, b)) for x, w, b in zip(inputs, matrices, biases, strict=True))
+
     if attn_mask is not None and attn_mask.dim() == 3:
         attn_mask = attn_mask.unflatten(0, (-1, num_heads))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = ~attn_mask  # here True means that a key is left out
     causal = is_causal and attn_mask is None
     assert grad[0] is not None
-    pulled = attention(q, k, v, attn_mask, 0.0, causal, y=y[0], grad=heads(grad[0] @ out_proj_weight))
+    of_heads = heads(grad[0] @ out_proj_weight)
+    inner = None if base is None else Base(projected(base.args[:3]), {}, None, base.eps)
+    q, k, v = projected((query, key, value))
+    pulled = attention(q, k, v, attn_mask, 0.0, causal, y=y[0], grad=of_heads, base=inner)
     return tuple(
         lambda part=part, matrix=matrix: joined(part()) @ matrix for part, matrix in zip(pulled, matrices, strict=True)
     )
+
+
+register_jacobian(F.multi_head_attention_forward, secant=multi_head_attention)(multi_head_attention)

@@ -8,10 +8,10 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn import grad as nn_grad
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.rules.registry import functions, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.rules.registry import Base, functions, register_jacobian, unbroadcast
 
 
-@register_jacobian(F.linear)
+@register_jacobian(F.linear, secant="linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor) -> Any:
     """``y = x W^T + b``."""
     return (
@@ -21,7 +21,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tens
     )
 
 
-@register_jacobian(*functions("matmul", "bmm", "mm"), torch.Tensor.__matmul__)
+@register_jacobian(*functions("matmul", "bmm", "mm"), torch.Tensor.__matmul__, secant="linear")
 def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     """``y = A B`` for matrices, or stacks of them."""
     if input.dim() < 2 or other.dim() < 2:
@@ -29,7 +29,7 @@ def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     return lambda: unbroadcast(grad @ other.mT, input), lambda: unbroadcast(input.mT @ grad, other)
 
 
-@register_jacobian(torch.conv1d, torch.conv2d, torch.conv3d)
+@register_jacobian(torch.conv1d, torch.conv2d, torch.conv3d, secant="linear")
 def convolution(
     input: Tensor,
     weight: Tensor,
@@ -59,7 +59,7 @@ def convolution(
     return inputs(shape, weight, batched, stride, padding, dilation, groups).reshape(len(grad), *input.shape)
 
 
-@register_jacobian(F.batch_norm)
+@register_jacobian(F.batch_norm, secant="linear")
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -81,7 +81,6 @@ def batch_norm(
     return grad * scale.reshape(-1, *[1] * (input.dim() - 2))
 
 
-@register_jacobian(F.layer_norm, torch.layer_norm)
 def layer_norm(
     input: Tensor,
     normalized_shape: Any,
@@ -91,11 +90,26 @@ def layer_norm(
     *rest: Any,
     y: Tensor,
     grad: Tensor,
+    base: Base | None = None,
 ) -> Tensor:
-    """``(g - mean(g) - n mean(g n)) / sqrt(var + eps)`` with g = grad weight and n the normalised x."""
+    """``y = c / s``: ``dy = (dc - mean(y) ds) / mean(s)`` with ``ds = mean(mean(c) dc) / mean(s)``, s the deviation."""
+    # c is x without its mean, s = sqrt(mean(c^2) + eps); without a baseline the means are the numbers themselves. With
+    # 1 / s in place of s this would be exact, too, but of huge terms that cancel, where a baseline of zeros has no s.
     dims = [-1 - i for i in range(len(normalized_shape))]
-    centred = input - input.mean(dims, keepdim=True)
-    inverse = torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
-    normal = centred * inverse
+
+    def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+        centred = x - x.mean(dims, keepdim=True)
+        return centred, torch.sqrt(centred.square().mean(dims, keepdim=True) + eps)
+
+    centred, deviation = parts(input)
+    normal = centred / deviation
+    if base is not None:
+        centred0, deviation0 = parts(base.args[0])
+        normal = (normal + centred0 / deviation0) / 2
+        centred, deviation = (centred + centred0) / 2, (deviation + deviation0) / 2
     grad = grad if weight is None else grad * weight
-    return inverse * (grad - grad.mean(dims, keepdim=True) - normal * (grad * normal).mean(dims, keepdim=True))
+    pulled = (grad - centred / deviation * (grad * normal).mean(dims, keepdim=True)) / deviation
+    return pulled - pulled.mean(dims, keepdim=True)
+
+
+register_jacobian(F.layer_norm, torch.layer_norm, secant=layer_norm)(layer_norm)

@@ -6,7 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.rules.registry import constant, elementwise, functions, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.rules.registry import (
+    Base,
+    constant,
+    elementwise,
+    functions,
+    quotient,
+    register_jacobian,
+    unbroadcast,
+)
 
 constant(*functions("sign", "round", "floor", "ceil", "trunc", "heaviside"))
 
@@ -127,7 +136,12 @@ def rsqrt(input: Tensor, *, y: Tensor) -> Tensor:
     return -0.5 * y**3
 
 
-@elementwise(*functions("square"))
+def _square_secant(input: Tensor, *, y: Tensor, grad: Tensor, base: Base) -> Tensor:
+    """``x^2 - x0^2 = (x + x0) (x - x0)``."""
+    return grad * (input + base.args[0])
+
+
+@elementwise(*functions("square"), secant=_square_secant)
 def square(input: Tensor, *, y: Tensor) -> Tensor:
     """``2 x``."""
     return 2 * input
@@ -139,15 +153,27 @@ def erf(input: Tensor, *, y: Tensor) -> Tensor:
     return 2 / math.sqrt(math.pi) * torch.exp(-input * input)
 
 
-@register_jacobian(*functions("pow"), torch.Tensor.__pow__, torch.Tensor.__ipow__)
-def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor) -> Any:
+def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
     """``n x^(n-1)`` and ``x^n log(x)``; 0 where the exponent is."""
+    input0, exponent0 = (input, exponent) if base is None else base.args[:2]
+    if input is not input0 and exponent is not exponent0:
+        raise NoClosedFormError("a power of which both the base and the exponent are computed has no secant")
 
     def of_base() -> Tensor:
         slope = exponent * input ** (exponent - 1)
-        return unbroadcast(grad * torch.where(torch.as_tensor(exponent == 0, device=grad.device), 0.0, slope), input)
+        slope = torch.where(torch.as_tensor(exponent == 0, device=grad.device), 0.0, slope)
+        slope = slope if base is None else quotient(input, y, base, input0, slope)
+        return unbroadcast(grad * slope, input)
 
-    return of_base, lambda: unbroadcast(grad * y * torch.as_tensor(input).to(y).log(), exponent)
+    def of_exponent() -> Tensor:
+        slope = y * torch.as_tensor(input).to(y).log()
+        slope = slope if base is None else quotient(exponent, y, base, exponent0, slope)
+        return unbroadcast(grad * slope, exponent)
+
+    return of_base, of_exponent
+
+
+register_jacobian(*functions("pow"), torch.Tensor.__pow__, torch.Tensor.__ipow__, secant=power)(power)
 
 
 @elementwise(*functions("abs", "absolute"))

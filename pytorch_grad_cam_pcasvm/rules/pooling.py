@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.rules.registry import functions, register_jacobian
+from pytorch_grad_cam_pcasvm.rules.registry import Base, Secant, functions, register_jacobian
 
 
 def _dims(input: Tensor, dim: Any) -> list[int]:
@@ -20,7 +20,7 @@ def _over_positions(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **opt
     return _dims(input, dim) == list(range(2, input.dim()))
 
 
-@register_jacobian(*functions("mean"), keeps_sums=_over_positions)
+@register_jacobian(*functions("mean"), keeps_sums=_over_positions, secant="linear")
 def mean(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
@@ -29,7 +29,7 @@ def mean(
     return total(input, dim, keepdim, y=y, grad=grad / math.prod(input.shape[d] for d in dims))
 
 
-@register_jacobian(*functions("sum"))
+@register_jacobian(*functions("sum"), secant="linear")
 def total(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
@@ -108,8 +108,19 @@ def _each(value: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-def _unpool(input: Tensor, indices: Tensor, grad: Tensor, spatial: int) -> Tensor:
+def _unpool(
+    pool: Callable[[Tensor], tuple[Tensor, Tensor]], spatial: int, input: Tensor, grad: Tensor, base: Base | None
+) -> Tensor:
     """Send the gradient of every pooled maximum to its position."""
+    y, indices = pool(input)
+    if base is not None:
+        input0 = base.args[0]
+        y0, indices0 = pool(input0)
+        # As DeepLIFT: to where x has its maximum if that has grown, otherwise to where x0 had it. What the maximum has
+        # changed by is a share, between 0 and 1, of what x has changed by there.
+        indices = torch.where(y >= y0, indices, indices0)
+        change = (input - input0).flatten(-spatial).gather(-1, indices.flatten(-spatial)).reshape(y.shape)
+        grad = grad * torch.where(change == 0, 1.0, (y - y0) / change)
     flat = grad.flatten(-spatial)
     pulled = grad.new_zeros(*flat.shape[:-1], math.prod(input.shape[-spatial:]))
     return pulled.scatter_add(-1, indices.flatten(-spatial).expand_as(flat), flat).reshape(len(grad), *input.shape)
@@ -129,10 +140,11 @@ def _max_pool(spatial: int) -> Callable[..., Tensor]:
         *,
         y: Tensor,
         grad: Tensor,
+        base: Base | None = None,
     ) -> Tensor:
         """A maximum sends its whole gradient to one position of its channel, so the sum over positions stays."""
-        _, indices = pool(input, kernel_size, stride or None, padding, dilation, ceil_mode, return_indices=True)
-        return _unpool(input, indices, grad, spatial)
+        options = (kernel_size, stride or None, padding, dilation, ceil_mode)
+        return _unpool(lambda x: pool(x, *options, return_indices=True), spatial, input, grad, base)
 
     return rule
 
@@ -140,10 +152,18 @@ def _max_pool(spatial: int) -> Callable[..., Tensor]:
 def _adaptive_max_pool(spatial: int) -> Callable[..., Tensor]:
     pool = getattr(F, f"adaptive_max_pool{spatial}d")
 
-    def rule(input: Tensor, output_size: Any, return_indices: bool = False, *, y: Tensor, grad: Tensor) -> Tensor:
+    def rule(
+        input: Tensor,
+        output_size: Any,
+        return_indices: bool = False,
+        *,
+        y: Tensor,
+        grad: Tensor,
+        base: Base | None = None,
+    ) -> Tensor:
         """A maximum sends its whole gradient to one position of its channel, so the sum over positions stays."""
-        _, indices = pool(input, y.shape[-spatial:], return_indices=True)
-        return _unpool(input, indices, grad, spatial)
+        size = y.shape[-spatial:]
+        return _unpool(lambda x: pool(x, size, return_indices=True), spatial, input, grad, base)
 
     return rule
 
@@ -156,7 +176,8 @@ def _register(name: str, rule: Callable[..., Tensor], keeps_sums: Callable[..., 
         positions = input.dim() - spatial >= 2
         return positions and (keeps_sums is None or keeps_sums(input, *args, y=y, **options))
 
-    register_jacobian(*functions(name), keeps_sums=keeps)(rule)
+    secant: Secant = rule if "max" in name else "linear"
+    register_jacobian(*functions(name), keeps_sums=keeps, secant=secant)(rule)
 
 
 for _spatial in (1, 2, 3):

@@ -5,18 +5,21 @@ targets with respect to ``y``, of shape (K, *y.shape): targets lead, the whole b
 derivative with respect to the first argument, of shape (K, *x.shape), that is ``grad @ dy/dx``; with respect to the
 first two or three as a tuple. A gradient that not every call needs may be given as a function without arguments. Of a
 call that gives several tensors, ``y`` and ``grad`` are tuples, with None for outputs that lead nowhere.
+
+Beside it stands the secant, which pulls back through a matrix J(x0, x) with ``J (x - x0) = f(x) - f(x0)`` exactly.
 """
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 Pull = TypeVar("Pull", bound=Callable[..., Any])
+Secant: TypeAlias = str | Callable[..., Any] | None
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,36 @@ class Rule:
         keeps_sums: given the arguments of the call and ``y``, whether the sum of the gradient over the positions of
             every channel is the same before and after the call, so that the weights of a map can pass it by.
         parameters: names of the rule's positional parameters, in order.
+        secant: ``"linear"``, ``"elementwise"``, what pulls back through it, or None: there is none.
     """
 
     pull: Callable[..., Any]
     keeps_sums: Callable[..., bool]
     parameters: tuple[str, ...]
+    secant: "Secant" = None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the secant is a user's."""
+        given = self.secant if callable(self.secant) else self.pull
+        return not str(getattr(given, "__module__", "")).startswith(__name__.partition(".")[0])
+
+
+@dataclass(frozen=True)
+class Base:
+    """The call of a step at the baseline.
+
+    Attributes:
+        args: its arguments in the order of the rule's; of a layer, itself and what it was called with.
+        kwargs: its other arguments.
+        y: its output.
+        eps: spacing of the numbers that the network computes with, relative to 1.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    y: Any
+    eps: float
 
 
 _rules: dict[Any, Rule] = {}
@@ -45,7 +73,9 @@ def _never(*args: Any, **kwargs: Any) -> bool:
     return False
 
 
-def register_jacobian(*calls: Any, keeps_sums: Callable[..., bool] = _never) -> Callable[[Pull], Pull]:
+def register_jacobian(
+    *calls: Any, keeps_sums: Callable[..., bool] = _never, secant: Secant = None
+) -> Callable[[Pull], Pull]:
     """Register the closed-form Jacobian of layer classes or torch functions.
 
     The rule of a layer takes ``(layer, x, y, grad)``, that of a function the function's own arguments, then ``y`` and
@@ -69,12 +99,19 @@ def register_jacobian(*calls: Any, keeps_sums: Callable[..., bool] = _never) -> 
         *calls: module classes, or functions and tensor methods of torch.
         keeps_sums: given the same arguments and ``y``, whether the sum of the gradient over the positions of a channel
             is the same before and after the layer, as for pooling; the weights of a map then need no pullback.
+        secant: what maps that add up need: how to pull back through a matrix J with ``J (x - x0) = f(x) - f(x0)``.
+            ``"linear"``: the step is affine in each of its arguments alone, so that the rule at the midpoint of x0 and
+            x is exact; ``"elementwise"``: it works on every number by itself, so that (y - y0) / (x - x0) is; or a
+            callable with the arguments of the rule and, by name, ``y``, ``grad`` and ``base``, the call at the
+            baseline: ``base.args`` in the order of the rule's arguments (of a layer, ``(layer, x0)``),
+            ``base.kwargs`` and ``base.y``. None: the step has no secant, and such maps are refused.
 
     Returns:
         A decorator that gives the rule back unchanged.
 
     Raises:
         TypeError: nothing is given, or something that is neither a module class nor a function.
+        ValueError: a secant of another kind.
     """
     for call in calls or (None,):
         if not callable(call) or isinstance(call, nn.Module) or (isinstance(call, type) and not _is_layer(call)):
@@ -83,10 +120,13 @@ def register_jacobian(*calls: Any, keeps_sums: Callable[..., bool] = _never) -> 
                 f"{call!r:.80}"
             )
 
+    if not (secant is None or callable(secant) or secant in ("linear", "elementwise")):
+        raise ValueError(f"secant is 'linear', 'elementwise', a callable or None, got {secant!r}")
+
     def register(pull: Pull) -> Pull:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = tuple(p.name for p in inspect.signature(pull).parameters.values() if p.kind in kinds)
-        _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters)))
+        _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters, secant)))
         _layers.update(call for call in calls if isinstance(call, type))
         return pull
 
@@ -124,7 +164,7 @@ def functions(*names: str) -> list[Any]:
     return [function for function in found if callable(function)]
 
 
-def elementwise(*calls: Any) -> Callable[[Pull], Pull]:
+def elementwise(*calls: Any, secant: Secant = "elementwise") -> Callable[[Pull], Pull]:
     """Register ``slope(*arguments, y)``, the derivative f'(x) of a function that works on every number by itself."""
 
     def register(slope: Pull) -> Pull:
@@ -132,10 +172,25 @@ def elementwise(*calls: Any) -> Callable[[Pull], Pull]:
             return grad * slope(*args, **kwargs, y=y)
 
         pull.__signature__ = inspect.signature(slope)  # type: ignore[attr-defined]
-        register_jacobian(*calls)(pull)
+        pull.__module__ = slope.__module__
+        register_jacobian(*calls, secant=secant)(pull)
         return slope
 
     return register
+
+
+def quotient(x: Tensor, y: Tensor, base: Base, x0: Tensor, slope: Tensor) -> Tensor:
+    """Return ``(y - y0) / (x - x0)``, or the slope at x where rounding would be all that is left of the quotient."""
+    dx, dy = x - x0, y - base.y
+    rounding = (dy - slope * dx).abs() <= 4 * base.eps * (y.abs() + base.y.abs())
+    # Where nothing changes any number is exact, but an infinite one, as that of sqrt at 0, would make NaN of the zeros.
+    slope = torch.where((dx == 0) & ~slope.isfinite(), 0.0, slope)
+    return torch.where((dx == 0) | rounding, slope, dy / dx)
+
+
+def mid(x: Any, x0: Any) -> Any:
+    """Return the midpoint of what an argument is, and of what it is at the baseline."""
+    return x if x is x0 or not isinstance(x, Tensor) else torch.lerp(x, x0, 0.5)
 
 
 def constant(*calls: Any) -> None:

@@ -22,7 +22,7 @@ def _always(*args: Any, **options: Any) -> bool:
 _DROPOUTS = functions("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
-@register_jacobian(*_DROPOUTS, stochastic_depth, keeps_sums=_always)
+@register_jacobian(*_DROPOUTS, stochastic_depth, keeps_sums=_always, secant="linear")
 def dropout(input: Tensor, p: float = 0.5, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
     """The identity: a network is explained in evaluation mode."""
     if options.get("training", options.get("train", next((v for v in rest if isinstance(v, bool)), None))) is not False:
@@ -35,7 +35,7 @@ _COPIES = functions(
 )
 
 
-@register_jacobian(*_COPIES, keeps_sums=_always)
+@register_jacobian(*_COPIES, keeps_sums=_always, secant="linear")
 def copy(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
     """The identity; of another tensor only the dtype or the device counts."""
     return grad, None
@@ -44,13 +44,13 @@ def copy(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> 
 _RESHAPES = functions("flatten", "reshape", "squeeze", "unsqueeze", "unflatten", "view", "view_as", "reshape_as")
 
 
-@register_jacobian(*_RESHAPES, keeps_sums=_always)
+@register_jacobian(*_RESHAPES, keeps_sums=_always, secant="linear")
 def reshape(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
     """The gradient in the old shape; of another tensor only the shape counts."""
     return lambda: grad.reshape(len(grad), *input.shape), None
 
 
-@register_jacobian(*functions("permute"))
+@register_jacobian(*functions("permute"), secant="linear")
 def permute(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
     """The inverse permutation."""
     order = options.get("dims", dims[0] if len(dims) == 1 else dims)
@@ -58,13 +58,13 @@ def permute(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) 
     return grad.permute(0, *(dim + 1 for dim in inverse))
 
 
-@register_jacobian(*functions("transpose", "swapaxes", "swapdims"))
+@register_jacobian(*functions("transpose", "swapaxes", "swapdims"), secant="linear")
 def transpose(input: Tensor, dim0: int, dim1: int, *, y: Tensor, grad: Tensor) -> Tensor:
     """The same two dimensions change places."""
     return grad.transpose(dim0 % input.dim() + 1, dim1 % input.dim() + 1)
 
 
-@register_jacobian(torch.Tensor.T.__get__, torch.Tensor.mT.__get__, *functions("t"))  # type: ignore[attr-defined]
+@register_jacobian(torch.Tensor.T.__get__, torch.Tensor.mT.__get__, *functions("t"), secant="linear")  # type: ignore[attr-defined]
 def matrix_transpose(input: Tensor, *args: Any, y: Tensor, grad: Tensor) -> Tensor:
     """The last two dimensions change places."""
     if input.dim() == 1:
@@ -72,13 +72,13 @@ def matrix_transpose(input: Tensor, *args: Any, y: Tensor, grad: Tensor) -> Tens
     return grad.transpose(-1, -2)
 
 
-@register_jacobian(*functions("expand", "expand_as", "broadcast_to"))
+@register_jacobian(*functions("expand", "expand_as", "broadcast_to"), secant="linear")
 def expand(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
     """The sum over what was repeated; of another tensor only the shape counts."""
     return lambda: unbroadcast(grad, input), None
 
 
-@register_jacobian(*functions("roll"))
+@register_jacobian(*functions("roll"), secant="linear")
 def roll(input: Tensor, shifts: Any, dims: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
     """The roll the other way round."""
     each = [shifts] if isinstance(shifts, int) else list(shifts)
@@ -88,14 +88,14 @@ def roll(input: Tensor, shifts: Any, dims: Any = None, *, y: Tensor, grad: Tenso
     return grad.roll([-shift for shift in each], [axis % input.dim() + 1 for axis in axes])
 
 
-@register_jacobian(*functions("flip"))
+@register_jacobian(*functions("flip"), secant="linear")
 def flip(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
     """The same flip."""
     axes = options.get("dims", dims[0] if len(dims) == 1 else dims)
     return grad.flip([axis % input.dim() + 1 for axis in ([axes] if isinstance(axes, int) else axes)])
 
 
-@register_jacobian(F.pad)
+@register_jacobian(F.pad, secant="linear")
 def pad(input: Tensor, pad: Any, mode: str = "constant", value: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
     """Grad without what was added."""
     if mode != "constant":
@@ -103,7 +103,7 @@ def pad(input: Tensor, pad: Any, mode: str = "constant", value: Any = None, *, y
     return F.pad(grad, [-size for size in pad])
 
 
-@register_jacobian(torch.Tensor.__getitem__)
+@register_jacobian(torch.Tensor.__getitem__, secant="linear")
 def getitem(input: Tensor, index: Any, *, y: Tensor, grad: Tensor) -> Tensor:
     """Grad where it was taken from, 0 elsewhere."""
     index = index if isinstance(index, tuple) else (index,)
@@ -117,7 +117,7 @@ def getitem(input: Tensor, index: Any, *, y: Tensor, grad: Tensor) -> Tensor:
     return pulled
 
 
-@register_jacobian(*functions("select"))
+@register_jacobian(*functions("select"), secant="linear")
 def select(input: Tensor, dim: int, index: int, *, y: Tensor, grad: Tensor) -> Tensor:
     """Grad where it was taken from, 0 elsewhere."""
     pulled = grad.new_zeros(len(grad), *input.shape)
@@ -125,7 +125,7 @@ def select(input: Tensor, dim: int, index: int, *, y: Tensor, grad: Tensor) -> T
     return pulled
 
 
-@register_jacobian(*functions("narrow"))
+@register_jacobian(*functions("narrow"), secant="linear")
 def narrow(input: Tensor, dim: int, start: int, length: int, *, y: Tensor, grad: Tensor) -> Tensor:
     """Grad where it was taken from, 0 elsewhere."""
     pulled = grad.new_zeros(len(grad), *input.shape)
@@ -133,13 +133,13 @@ def narrow(input: Tensor, dim: int, start: int, length: int, *, y: Tensor, grad:
     return pulled
 
 
-@register_jacobian(*functions("unbind"))
+@register_jacobian(*functions("unbind"), secant="linear")
 def unbind(input: Tensor, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> Tensor:
     """The parts stacked again."""
     return torch.stack(_filled(y, grad), dim % input.dim() + 1)
 
 
-@register_jacobian(*functions("chunk", "split", "tensor_split", "split_with_sizes"))
+@register_jacobian(*functions("chunk", "split", "tensor_split", "split_with_sizes"), secant="linear")
 def split(
     input: Tensor, sizes: Any = None, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...], **_: Any
 ) -> Tensor:
@@ -153,13 +153,13 @@ def _filled(y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> list[Tens
     return [like.new_zeros(len(like), *part.shape) if g is None else g for part, g in zip(y, grad, strict=True)]
 
 
-@register_jacobian(*functions("cat", "concat", "concatenate"))
+@register_jacobian(*functions("cat", "concat", "concatenate"), secant="linear")
 def cat(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
     """Each part gets its own piece."""
     return list(grad.split([part.shape[dim] for part in tensors], dim % y.dim() + 1))
 
 
-@register_jacobian(*functions("stack"))
+@register_jacobian(*functions("stack"), secant="linear")
 def stack(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
     """Each part gets its own piece."""
     return list(grad.unbind(dim % y.dim() + 1))
