@@ -1,7 +1,8 @@
 """Where a CNN, its principal components and two SVMs look on real handwritten digits.
 
 A small CNN is trained on the digits that come with scikit-learn; PCA and an SVM (linear, then RBF) are fitted on its
-second dense layer. The script prints how well each classifies and writes one figure of maps. No download, no GPU:
+second dense layer. The script prints how well each classifies and writes one figure of maps: by the gradient, Grad-CAM,
+and for the SVMs by what every position contributes to the decision. No download, no GPU:
 
     python examples/digits.py
 """
@@ -12,12 +13,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.metrics import f1_score
@@ -30,16 +27,19 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, SignedMaps, extract_features
-
-SIZE = (32, 32)  # of the upscaled images
-COMPONENTS = 3
-FAINT = 0.15  # a map whose largest value is below this share of nu says so
-FEATURE_LAYER = "classifier.4"  # the second dense layer, after its ReLU: 30 features
-HOW_TO_READ = (
-    "$P^+$ raises a component, $P^-$ lowers it; a pair shares its scale, from 0 to $\\nu$.\n"
-    "Grad-CAM and SVM: what speaks for the predicted digit, each stretched to full range."
+from pytorch_grad_cam_pcasvm import (
+    BlankMapWarning,
+    ClosedFormGradCAM,
+    ContributionCAM,
+    PCASVMNet,
+    SignedMaps,
+    extract_features,
 )
+from pytorch_grad_cam_pcasvm.figures import plot_component, plot_decision, plot_maps
+
+SIZE, SHOWN = (32, 32), (96, 96)  # of the upscaled images, and of these in a figure
+COMPONENTS = 3
+FEATURE_LAYER = "classifier.4"  # the second dense layer, after its ReLU: 30 features
 
 
 class DigitCNN(nn.Module):
@@ -116,82 +116,23 @@ def one_image_per_digit(labels: np.ndarray, predictions: Sequence[np.ndarray]) -
     return [int(np.argmax(np.where(labels == digit, right, -1))) for digit in range(10)]
 
 
-def heat_colours() -> ListedColormap:
-    """Return colours from transparent to dark red: the digit shows through where a map is small."""
-    colours = mpl.colormaps["YlOrRd"](np.linspace(0.2, 1, 256))
-    colours[:, 3] = np.linspace(0, 1, 256) ** 0.5 * 0.9
-    return ListedColormap(colours)
+def on_paper(images: Tensor) -> Tensor:
+    """Return digits, (N, 1, 32, 32), as they are drawn, black on white."""
+    return 1 - F.interpolate(images, SHOWN, mode="bilinear", align_corners=False)
 
 
-def draw_digit(axis: Axes, digit: np.ndarray, darkness: float) -> None:
-    """Draw the digit in grey on white."""
-    axis.imshow(digit, cmap="gray_r", vmin=0, vmax=1 / darkness, interpolation="bilinear")
-    axis.set(xticks=[], yticks=[])
-    for spine in axis.spines.values():
-        spine.set_color("0.75")
-
-
-def draw_map(axis: Axes, digit: np.ndarray, heat: Tensor, if_blank: str) -> None:
-    """Draw a map in [0, 1] over the digit, and say why where nothing is to be seen."""
-    draw_digit(axis, digit, darkness=0.4)
-    axis.imshow(heat.cpu().numpy(), cmap=heat_colours(), vmin=0, vmax=1, interpolation="bilinear")
-    strongest = float(heat.max())
-    if strongest < FAINT:
-        note = f"at most\n{np.ceil(100 * strongest):.0f}% of $\\nu$" if strongest > 0 else if_blank
-        axis.text(0.5, 0.5, note, transform=axis.transAxes, ha="center", va="center", fontsize=12)
-
-
-def draw_scale(axis: Axes, nu: float) -> None:
-    """Draw the colours from 0 to nu."""
-    axis.imshow(np.linspace(1, 0, 256)[:, None], cmap=heat_colours(), aspect="auto", extent=(0, 1, 0, 1))
-    axis.set_xticks([])
-    axis.yaxis.tick_right()
-    axis.set_yticks([0, 1], labels=["0", f"{nu:.2g}"], fontsize="small")
-    for label, alignment in zip(axis.get_yticklabels(), ("bottom", "top"), strict=True):
-        label.set_va(alignment)
-
-
-def draw_component(axes: Sequence[Axes], digit: np.ndarray, maps: SignedMaps, row: int, component: int) -> None:
-    """Draw P_b^+ and P_b^- of one image, and the scale that they share."""
-    nu = float(maps.nu[row, component])
-    parts = (maps.positive(SIZE), "all evidence\nnegative"), (maps.negative(SIZE), "all evidence\npositive")
-    for axis, (part, if_blank) in zip(axes, parts, strict=True):
-        draw_map(axis, digit, part[row, component], if_blank if nu > 0 else "no gradient")
-    draw_scale(axes[1].inset_axes((1.06, 0, 0.1, 1)), nu)
-
-
-def draw_decision(axis: Axes, digit: np.ndarray, maps: SignedMaps, row: int, predicted: int) -> None:
-    """Draw what speaks for the predicted digit, stretched to its own maximum as Grad-CAM does."""
-    heat = maps.positive(SIZE)[row, -1]
-    if_blank = "all evidence\nnegative" if maps.nu[row, -1] > 0 else "no gradient"
-    draw_map(axis, digit, heat / heat.max().clamp(min=1e-30), if_blank)
-    if predicted != row:
-        axis.text(0.04, 0.96, f"says {predicted}", transform=axis.transAxes, va="top", fontsize="small", weight="bold")
-
-
-def draw_figure(digits: np.ndarray, maps: dict[str, SignedMaps], predicted: dict[str, np.ndarray]) -> Figure:
-    """Draw one row for each digit 0-9: input, Grad-CAM of the CNN, the components, and both SVMs."""
-    columns = ["input", "Grad-CAM"]
-    for number in range(1, COMPONENTS + 1):
-        columns += [f"$P_{number}^+$", f"$P_{number}^-$", "$\\nu$"]
-    columns += ["linear\nSVM", "RBF\nSVM"]
-    figure = Figure(figsize=(14.5, 13.2), dpi=100)
-    figure.suptitle(HOW_TO_READ, y=0.99, fontsize="large")
-    widths = [0.58 if name == "$\\nu$" else 1.0 for name in columns]
-    edges = {"left": 0.03, "right": 0.995, "top": 0.88, "bottom": 0.01, "wspace": 0.06, "hspace": 0.06}
-    grid = figure.subplots(len(digits), len(columns), width_ratios=widths, gridspec_kw=edges)
-    for axis, name in zip(grid[0], columns, strict=True):
-        axis.set_title(name, fontsize="medium")
-    for row, (axes, digit) in enumerate(zip(grid, digits, strict=True)):
-        draw_digit(axes[0], digit, darkness=1.0)
-        axes[0].set_ylabel(str(row), rotation=0, ha="right", va="center")
-        for axis, name in ((axes[1], "CNN"), (axes[-2], "linear SVM"), (axes[-1], "RBF SVM")):
-            draw_decision(axis, digit, maps[name], row, predicted[name][row])
-        for component in range(COMPONENTS):
-            left = 2 + 3 * component
-            draw_component(axes[left : left + 2], digit, maps["linear SVM"], row, component)  # the same for both SVMs
-            axes[left + 2].set_axis_off()
-    return figure
+def explained(cnn: DigitCNN, nets: dict[str, PCASVMNet], images: Tensor) -> dict[str, SignedMaps]:
+    """Return the maps of the CNN, of the components, and of both SVMs by the gradient and by contributions."""
+    # The ReLU before the last pooling: the weights of the maps are the same behind it, the maps coarser.
+    before, behind = [cnn.features[4]], [cnn.features[2]]
+    maps = {name: ClosedFormGradCAM(net, before).explain(images) for name, net in nets.items()}
+    of_svms = {
+        f"{name}, {method}": made[:, COMPONENTS:]
+        for name, net in nets.items()
+        for method, made in (("Grad-CAM", maps[name]), ("contributions", ContributionCAM(net, behind).explain(images)))
+    }
+    components = maps["linear SVM"][:, :COMPONENTS]  # the same for both SVMs
+    return {"CNN, Grad-CAM": ClosedFormGradCAM(cnn, before).explain(images), "PCA, Grad-CAM": components, **of_svms}
 
 
 def main() -> None:
@@ -202,6 +143,9 @@ def main() -> None:
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="where maps are made (default: cuda if available)",
+    )
+    parser.add_argument(
+        "--more", action="store_true", help="also draw one decision and one component, beside the figure"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the CNN (default: 0)")
     args = parser.parse_args()
@@ -223,21 +167,23 @@ def main() -> None:
     chosen = one_image_per_digit(labels[1], list(on_test.values()))
     images = sets[1].tensors[0][chosen].to(args.device)
 
-    models = {
-        "CNN": cnn,
-        "linear SVM": PCASVMNet(cnn, linear, FEATURE_LAYER),
-        "RBF SVM": PCASVMNet(cnn, rbf, FEATURE_LAYER),
-    }
-    with warnings.catch_warnings(), mpl.rc_context({"font.size": 16}):
+    nets = {name: PCASVMNet(cnn, head, FEATURE_LAYER) for name, head in (("linear SVM", linear), ("RBF SVM", rbf))}
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlankMapWarning)  # the figure says which maps are blank, and why
         before_maps = time.perf_counter()
-        # The ReLU before the last pooling: the weights of the maps are the same behind it, the maps coarser.
-        maps = {name: ClosedFormGradCAM(model, [cnn.features[4]]).explain(images) for name, model in models.items()}
+        maps = explained(cnn, nets, images)
         if images.is_cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - before_maps
-        figure = draw_figure(images[:, 0].cpu().numpy(), maps, {name: test[chosen] for name, test in on_test.items()})
-        figure.savefig(args.out)
+    pictures = on_paper(images)
+    plot_maps(pictures, maps, rows=range(10), classes=range(10), signed=True, size=(18, 17.7)).savefig(args.out)
+    if args.more:
+        cam = ContributionCAM(nets["RBF SVM"], [cnn.features[2]])
+        decision = plot_decision(pictures, cam.explain(images), rbf, row=2)
+        decision.savefig(args.out.with_stem(f"{args.out.stem}-decision"))
+        test, truth = sets[1].tensors
+        component = plot_component(cam.model, 0, test, cam=cam, labels=truth, pictures=on_paper(test))
+        component.savefig(args.out.with_stem(f"{args.out.stem}-component"))
     print(f"{args.out}: {time.perf_counter() - start:.1f} s in all, of which the maps took {seconds:.3f} s")
 
 

@@ -1,19 +1,46 @@
 """PCA- and SVM-Grad-CAM: signed attention maps through fitted scikit-learn heads, for pytorch-grad-cam."""
 
-from pytorch_grad_cam_pcasvm.cam import ClosedFormGradCAM
+from pytorch_grad_cam_pcasvm.baselines import mean_activations
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.features import extract_features
 from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
 from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps
+from pytorch_grad_cam_pcasvm.methods import (
+    LIFTCAM,
+    ClosedFormAblationCAM,
+    ClosedFormGradCAM,
+    ClosedFormGradCAMElementWise,
+    ClosedFormGradCAMPlusPlus,
+    ClosedFormHiResCAM,
+    ClosedFormLayerCAM,
+    ClosedFormScoreCAM,
+    ClosedFormShapleyCAM,
+    ClosedFormXGradCAM,
+    ContributionCAM,
+    RelevanceCAM,
+    ShapCAM,
+)
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.reduction import recombined
 from pytorch_grad_cam_pcasvm.rules import register_jacobian
+from pytorch_grad_cam_pcasvm.smoothing import smoothed
 from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.version import __version__
 
 __all__ = [
+    "LIFTCAM",
     "AutogradFallbackWarning",
     "BlankMapWarning",
+    "ClosedFormAblationCAM",
     "ClosedFormGradCAM",
+    "ClosedFormGradCAMElementWise",
+    "ClosedFormGradCAMPlusPlus",
+    "ClosedFormHiResCAM",
+    "ClosedFormLayerCAM",
+    "ClosedFormScoreCAM",
+    "ClosedFormShapleyCAM",
+    "ClosedFormXGradCAM",
+    "ContributionCAM",
     "Head",
     "HeadOutput",
     "Jacobians",
@@ -21,11 +48,16 @@ __all__ = [
     "PCASVMNet",
     "PCATarget",
     "ProbabilityTarget",
+    "RelevanceCAM",
     "SVMTarget",
+    "ShapCAM",
     "SignedMaps",
     "SupportVectorEffect",
     "__version__",
     "extract_features",
+    "mean_activations",
+    "recombined",
     "register_jacobian",
+    "smoothed",
     "stage_for",
 ]

@@ -1,25 +1,24 @@
-"""ClosedFormGradCAM: the host's GradCAM, from one forward pass and closed-form Jacobians."""
+"""ClosedFormCAM: the host's protocol for every method, from one forward pass and no backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
-from pytorch_grad_cam import GradCAM
+from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError, warn
 from pytorch_grad_cam_pcasvm.features import checked_images, flatten
-from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.maps import (
     Jacobians,
     SignedMaps,
     check_finite,
     largest,
     one_per_image,
-    signed_maps,
+    smoothed_by_svd,
     warn_of_blanks,
 )
 from pytorch_grad_cam_pcasvm.modules import (
@@ -33,7 +32,8 @@ from pytorch_grad_cam_pcasvm.modules import (
 )
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
-from pytorch_grad_cam_pcasvm.seeds import Seeds, seeds_of, seeds_per_image
+from pytorch_grad_cam_pcasvm.run import Run
+from pytorch_grad_cam_pcasvm.seeds import Rowwise
 from pytorch_grad_cam_pcasvm.targets import (
     PCATarget,
     PredictedScore,
@@ -45,17 +45,30 @@ from pytorch_grad_cam_pcasvm.targets import (
 )
 
 
-class ClosedFormGradCAM(GradCAM):
-    """Grad-CAM through PCA and SVM, for a whole batch, from one forward pass and no backward pass.
+@dataclass
+class Explained:
+    """What a method makes of K targets: attributes as of :class:`SignedMaps`."""
+
+    maps: Tensor
+    weights: Tensor
+    values: Tensor
+    log_scale: Tensor
+    opposite: Tensor | None = None
+    baseline_values: Tensor | None = None
+    standard_errors: Tensor | None = None
+
+
+class ClosedFormCAM(BaseCAM):
+    """What all methods share: checks, the run of the network, chunks of targets, scaling, upsampling.
 
     ``cam(input_tensor, targets)`` is the host's call; :meth:`explain` gives every component and decision at once as
-    signed maps, :meth:`jacobians` the full Jacobians. The network's own forward runs in every call, in evaluation mode;
-    its training flags are put back, and its gradients and hooks are left alone. What goes around a target layer, as a
-    skip connection, is a constant, as in the host.
+    signed maps. The network's own forward runs in every call, in evaluation mode; its training flags are put back, and
+    its gradients and hooks are left alone. What goes around a target layer, as a skip connection, is a constant, as in
+    the host.
 
     Args:
-        model: a :class:`PCASVMNet`, or any network with a differentiable end: then the host's Grad-CAM. Of a compiled
-            one, what was compiled: maps need the modules themselves.
+        model: a :class:`PCASVMNet`, or any network with a differentiable end: then the host's maps. Of a compiled one,
+            what was compiled: maps need the modules themselves.
         target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
             (N, T, D, H, W), if need be after ``reshape_transform``.
         reshape_transform: brings activations to (N, T, H, W), as in the host.
@@ -68,6 +81,13 @@ class ClosedFormGradCAM(GradCAM):
         TypeError: the model is not a module, or the target layers are no list of modules or names.
         ValueError: an unknown ``jacobian``, no target layer, one that is not in the network, or a DataParallel.
     """
+
+    # What targets=None explains in a call. The host's methods explain a score, others add up to a margin.
+    _predicted: Target = PredictedScore()
+    # Whether maps are linear in the gradient, or in secants, so that those of decisions are sums of component maps.
+    _linear = False
+    # Whether the weights are sums over positions where the host takes means.
+    _of_means = False
 
     def __init__(
         self,
@@ -103,7 +123,8 @@ class ClosedFormGradCAM(GradCAM):
         self._checked_head: Any = None
         backbone, _, names = self._layers(model)
         with evaluating(model):
-            super().__init__(model, [backbone.get_submodule(name) for name in names], reshape_transform)
+            # The host's classes between add nothing that is needed here.
+            BaseCAM.__init__(self, model, [backbone.get_submodule(name) for name in names], reshape_transform)
             # Nothing here needs the host's hooks, which copy every activation to the CPU.
             self.activations_and_grads.release()
 
@@ -154,25 +175,17 @@ class ClosedFormGradCAM(GradCAM):
         x = self._checked_images(input_tensor)
         self._only_layer()
         with self._running(x) as modules:
-            passed, output = self._run(x, modules)
-            activations = self._activations(passed, 0)
-            targets = self._default_targets(output) if targets is None else _as_list(targets)
-            weights, log_scales, values = [], [], []
-            for chunk in self._chunks(targets, passed, len(x)):
-                seeds = seeds_of(output, len(x), chunk, _precision(passed))
-                weights.append(self._weights(passed, seeds, 0))
-                log_scales.append(seeds.log_scale)
-                values.append(seeds.values)
-            weight = _joined(weights).contiguous()  # not a view of one image's numbers for all of them
-            maps = signed_maps(weight, activations)
-            nu = largest(maps)
-        result = SignedMaps(maps, weight, _joined(values), nu, _joined(log_scales).contiguous(), targets, output)
-        if maps.device.type == "cpu":
+            run = self._run(x, modules)
+            targets = self._default_targets(run.output) if targets is None else _as_list(targets)
+            made = self._explained(run, 0, targets)
+            nu = largest(made.maps, made.opposite)
+        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=run.output, linear=self._linear)
+        if nu.device.type == "cpu":
             check_finite(nu)
             if not bool(nu.all()):
-                warn_of_blanks(maps, maps, lambda image, k: targets[k], output)
-        if isinstance(output, HeadOutput):
-            output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
+                warn_of_blanks(made.maps, nu, lambda image, k: targets[k], run.output)
+        if isinstance(run.output, HeadOutput):
+            run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return result
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
@@ -192,11 +205,11 @@ class ClosedFormGradCAM(GradCAM):
         x = self._checked_images(input_tensor)
         self._only_layer()
         with self._running(x) as modules:
-            passed, output = self._run(x, modules)
-            activations = self._activations(passed, 0)
-            of_components, _ = self._jacobian(passed, output, every_component(output))
-            of_margins, log_scale = self._jacobian(passed, output, every_class(output))
-        return Jacobians(of_components, of_margins, log_scale, activations, output)
+            run = self._run(x, modules)
+            activations = run.activations(0)
+            of_components, _ = self._jacobian(run, every_component(run.output))
+            of_margins, log_scale = self._jacobian(run, every_class(run.output))
+        return Jacobians(of_components, of_margins, log_scale, activations, run.output)
 
     def forward(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
@@ -253,8 +266,26 @@ class ClosedFormGradCAM(GradCAM):
                 raise ValueError("the target layer is the network itself: choose one of its layers")
         return backbone, layer, [str(name) for name in self._names]
 
-    def _run(self, x: Tensor, modules: Sequence[nn.Module]) -> tuple[Pass, Any]:
-        """Run the network once; return the pass and the network's output."""
+    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        """Return the maps of K targets, each for all images or a :class:`Rowwise`, made in chunks."""
+        parts = [self._maps(run, layer, chunk) for chunk in self._chunks(targets, run.passed, len(run))]
+        if len(parts) == 1:
+            return parts[0]
+        columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
+        joined: Any = {name: None if c[0] is None else torch.cat(c, 1) for name, c in columns.items()}
+        return Explained(**joined)
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        """Return the maps of K targets that fit into memory together: this is the method."""
+        raise NotImplementedError(f"{type(self).__name__} is no method by itself: use ClosedFormGradCAM or another")
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        """Return what the maps of a target are sums of, channel by channel, shape (N, T, H, W)."""
+        weights, activations = made.weights[:, 0], run.activations(layer)
+        return weights.unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
+
+    def _run(self, x: Tensor, modules: Sequence[nn.Module]) -> Run:
+        """Run the network once."""
         if isinstance(self.model, PCASVMNet):
             _refuse_what_is_around(self.model)  # hooks may have come since
         layers = self._layers(self.model)
@@ -268,79 +299,49 @@ class ClosedFormGradCAM(GradCAM):
                 warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning)
                 self._by_autograd = True
         passed = AutogradPath(*layers).run(x) if passed is None else passed
-        if isinstance(self.model, PCASVMNet):
-            features = flatten(passed.output)
-            if self._checked_head is not self.model.head:
-                self.model.head.check(features[:2])
-                self._checked_head = self.model.head
-            return passed, self.model.of_features(features)
-        return passed, passed.output
+        run = Run(self.model, x, passed, passed.output, layers[2], self.reshape_transform)
+        if isinstance(self.model, PCASVMNet) and self._checked_head is not self.model.head:
+            self.model.head.check(flatten(passed.output)[:2])
+            self._checked_head = self.model.head
+        run.output = run.output_of(passed.output)
+        return run
 
     def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
         """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
         size = self.get_target_width_height(x)
         with self._running(x) as modules:
-            passed, output = self._run(x, modules)
-            self.outputs = output  # where the host keeps it
-            seeds = seeds_per_image(output, len(x), targets, _precision(passed))
+            run = self._run(x, modules)
+            self.outputs = run.output  # where the host keeps it
             layers = []
-            for layer in range(len(self._given)):
-                activations = self._activations(passed, layer)
+            for layer, name in enumerate(run.layers):
+                activations = run.activations(layer)
                 if eigen_smooth and activations[0, 0].numel() == 1:
                     raise ValueError(
                         "eigen_smooth takes a principal component over positions, and the maps of "
-                        f"{self._name(layer)} have one: choose a layer with more, or eigen_smooth=False"
+                        f"{name!r} have one: choose a layer with more, or eigen_smooth=False"
                     )
-                weights = self._weights(passed, seeds, layer)
-                layers.append(one_per_image(weights, activations, targets, output, x.shape[2:], size, eigen_smooth))
+                shared = Rowwise(list(targets))
+                made = self._explained(run, layer, [shared])
+                maps, nu = made.maps, largest(made.maps, made.opposite)
+                if eigen_smooth:
+                    check_finite(maps)
+                    maps = smoothed_by_svd(self._terms(run, layer, shared, made), maps, targets)
+                    nu = largest(maps)
+                if self._of_means:
+                    # The host's weights are means over positions, and its scaling adds 1e-7: size matters there.
+                    maps, nu = (numbers / activations[0, 0].numel() for numbers in (maps, nu))
+                layers.append(one_per_image(maps, nu, targets, run.output, x.shape[2:], size))
         return layers
 
-    def _name(self, layer: int) -> str:
-        return repr(self._layers(self.model)[2][layer])
-
-    def _activations(self, passed: Pass, layer: int) -> Tensor:
-        """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
-        activations = passed.activations[layer]
-        if self.reshape_transform is not None:
-            activations = self.reshape_transform(activations)
-        if activations.dim() not in (4, 5):
-            raise ValueError(
-                f"the activations of {self._name(layer)} have shape {tuple(activations.shape)}: a map needs "
-                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer or pass a reshape_transform"
-            )
-        return activations
-
-    def _grads(self, passed: Pass, seeds: Seeds) -> list[Tensor | None]:
-        """Return the seeds in the shapes of what the pass gave."""
-        if not isinstance(self.model, PCASVMNet):
-            return seeds.grads
-        (grad,) = seeds.grads
-        return [None if grad is None else grad.reshape(len(grad), *passed.output.shape)]
-
-    def _pullback(self, passed: Pass, seeds: Seeds, layer: int) -> Tensor:
-        """Return the derivative of K targets with respect to the activations, shape (K, N, T, H, W)."""
-        with full_precision(seeds.values.device):
-            pulled = passed.pullback(self._grads(passed, seeds), layer)
-        if self.reshape_transform is None:
-            return pulled
-        return self.reshape_transform(pulled.flatten(0, 1)).unflatten(0, pulled.shape[:2])
-
-    def _weights(self, passed: Pass, seeds: Seeds, layer: int) -> Tensor:
-        """Return the weights of the maps, shape (N, K, T)."""
-        if self.reshape_transform is not None:
-            return self._pullback(passed, seeds, layer).flatten(3).sum(-1).transpose(0, 1)
-        with full_precision(seeds.values.device):
-            return passed.weights(self._grads(passed, seeds), layer).transpose(0, 1)
-
-    def _jacobian(self, passed: Pass, output: Any, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
+    def _jacobian(self, run: Run, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
         if not targets:
             return None, None
         parts, log_scales = [], []
-        for chunk in self._chunks(targets, passed, len(passed.activations[0])):
-            seeds = seeds_of(output, len(passed.activations[0]), chunk, _precision(passed))
-            parts.append(self._pullback(passed, seeds, 0).flatten(3).permute(1, 2, 0, 3))
+        for chunk in self._chunks(targets, run.passed, len(run)):
+            seeds = run.seeds(chunk)
+            parts.append(run.pullback(seeds, 0).flatten(3).transpose(1, 2))
             log_scales.append(seeds.log_scale)
-        return _joined(parts, 2), _joined(log_scales).contiguous()
+        return torch.cat(parts, 2), torch.cat(log_scales, 1)
 
     def _chunks(self, targets: Sequence[Target], passed: Pass, count: int) -> Iterator[Sequence[Target]]:
         size = len(targets)
@@ -361,7 +362,7 @@ class ClosedFormGradCAM(GradCAM):
         if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
             raise ValueError("targets=None needs a head with an SVM, and this one has none: use PCATarget")
         if targets is None:
-            targets = PredictedScore() if isinstance(self.model, PCASVMNet) else ScoreTarget()
+            targets = self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
         if not isinstance(targets, list | tuple):
             return [targets] * len(x)  # type: ignore[list-item]
         targets = _as_list(targets)
@@ -400,15 +401,6 @@ def _is_at(backbone: nn.Module, name: str, given: nn.Module | str) -> bool:
     return name == given if isinstance(given, str) else backbone.get_submodule(name) is given
 
 
-def _precision(passed: Pass) -> torch.dtype:
-    """Return the dtype of gradients: that of what the network gave, float32 at least."""
-    dtype = torch.float32
-    for leaf in tree_leaves(passed.output):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            dtype = torch.promote_types(dtype, leaf.dtype)
-    return dtype
-
-
 def _refuse_what_is_around(model: nn.Module) -> None:
     """Refuse what a PCASVMNet does besides backbone and head: it would not be explained."""
     if isinstance(model, PCASVMNet):
@@ -426,8 +418,3 @@ def _as_list(targets: Sequence[Target] | Target) -> list[Target]:
     if not listed:
         raise ValueError("targets is empty: pass None for the default, or at least one target")
     return listed  # type: ignore[return-value]
-
-
-def _joined(parts: list[Tensor], dim: int = 1) -> Tensor:
-    """Return the parts of all chunks as one tensor, which most often is the only one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

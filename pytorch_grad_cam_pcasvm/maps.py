@@ -28,21 +28,28 @@ FORMAT = "pytorch_grad_cam_pcasvm maps 1"
 class SignedMaps:
     """The signed maps of K targets for each of N images, and what they were made of.
 
-    ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F of the paper). Maps and weights are divided by
-    ``exp(log_scale)``, which differs from 1 only where the gradient is too small for a float, as far from every support
-    vector of an RBF machine.
+    Of Grad-CAM ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F of the paper); for the others see their class
+    in :mod:`~pytorch_grad_cam_pcasvm.methods`. Maps and weights are divided by ``exp(log_scale)``, which differs from 1
+    only where the gradient is too small for a float, as far from every support vector of an RBF machine.
 
     ``len(maps)`` is N. ``maps[images]`` and ``maps[images, targets]`` are the maps of some images and targets, each an
     integer, a slice, a list or a mask; dimensions stay, so ``maps[0]`` has N = 1. Slices share memory with ``maps``.
 
     Attributes:
         maps: raw signed maps at the target layer's resolution, shape (N, K, H, W) or (N, K, D, H, W).
-        weights: gradients summed over positions (e_b, Eq. 11; s, Eq. 16), shape (N, K, T).
+        weights: of the channels, shape (N, K, T): gradients summed over positions (e_b, Eq. 11; s, Eq. 16), or what the
+            method has in their place; of one that weights every position by itself, the sums of these; (N, K, 0) where
+            channels have none.
         values: the targets' values, shape (N, K).
-        nu: the largest absolute value of each map (nu_b of the paper), shape (N, K).
+        nu: the largest value of each map's two signs (nu_b of the paper), shape (N, K).
         log_scale: natural logarithm of the factor taken out of maps, weights and nu, shape (N, K); usually 0.
         targets: the K targets.
         output: the network's output of the same forward pass: a :class:`HeadOutput`, or whatever the network gives.
+        opposite: maps of the negated targets, shape (N, K, H, W), of methods where these are not ``-maps``; else None.
+        baseline_values: of maps that add up, the targets' values at the baseline, shape (N, K):
+            ``maps.sum((2, 3)) * exp(log_scale) + baseline_values == values``; else None.
+        standard_errors: of maps that are means over samples, shape (N, K, H, W); else None.
+        linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
     """
 
     maps: Tensor
@@ -52,6 +59,10 @@ class SignedMaps:
     log_scale: Tensor
     targets: Sequence[Any]
     output: Any
+    opposite: Tensor | None = None
+    baseline_values: Tensor | None = None
+    standard_errors: Tensor | None = None
+    linear: bool = False
 
     def __repr__(self) -> str:
         return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
@@ -65,9 +76,9 @@ class SignedMaps:
         images, chosen = index if isinstance(index, tuple) else (index, slice(None))
         n = _positions(images, len(self), "images")
         k = _positions(chosen, len(self.targets), "targets")
-        tensors = {name: getattr(self, name)[n][:, k] for name in _TENSORS}
+        tensors = {name: tensor[n][:, k] for name, tensor in self._tensors().items()}
         targets = self.targets[k] if isinstance(k, slice) else [self.targets[position] for position in k]
-        return SignedMaps(**tensors, targets=targets, output=_rows(self.output, n, len(self)))
+        return replace(self, **tensors, targets=targets, output=_rows(self.output, n, len(self)))
 
     @staticmethod
     def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
@@ -91,18 +102,20 @@ class SignedMaps:
                     f"maps of different targets cannot be joined, {first.targets} and {part.targets}: give every "
                     "call of explain the same list of targets"
                 )
+            if part._tensors().keys() != first._tensors().keys():
+                raise ValueError("maps of different methods cannot be joined: make all of them by one")
             _check_shapes("maps", first.maps, part.maps)
             _check_shapes("weights", first.weights, part.weights)
             if part.maps.device != first.maps.device:
                 raise ValueError(f"maps on {first.maps.device} and {part.maps.device}: move them, as with .cpu()")
-        tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in _TENSORS}
-        return SignedMaps(**tensors, targets=first.targets, output=_joined([part.output for part in parts]))
+        tensors: Any = {name: torch.cat([getattr(part, name) for part in parts]) for name in first._tensors()}
+        return replace(first, **tensors, output=_joined([part.output for part in parts]))
 
     def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
         """Return the maps on another device, or in another precision; what is there already is not copied.
 
-        To a device all moves, the output too. A floating dtype is for maps, weights and nu: the values, ``log_scale``
-        and the output keep the precision of the head.
+        To a device all moves, the output too. A floating dtype is for maps, their errors, weights and nu: the values,
+        ``log_scale`` and the output keep the precision of the head.
 
         Raises:
             ValueError: the dtype has no signs and fractions.
@@ -110,12 +123,13 @@ class SignedMaps:
         if isinstance(where, torch.dtype):
             if not where.is_floating_point:
                 raise ValueError(f"maps are signed fractions, which {where} cannot hold: use a floating dtype")
-            return replace(self, **{name: getattr(self, name).to(where) for name in ("maps", "weights", "nu")})
+            keep = ("values", "baseline_values", "log_scale")
+            return replace(self, **{n: tensor.to(where) for n, tensor in self._tensors().items() if n not in keep})
 
         def move(tensor: Any) -> Any:
             return tensor.moved(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
 
-        tensors = {name: move(getattr(self, name)) for name in _TENSORS}
+        tensors = {name: move(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **tensors, output=tree_map_only(Tensor, move, self.output))
 
     def cpu(self) -> "SignedMaps":
@@ -134,8 +148,16 @@ class SignedMaps:
             TypeError: a target's label is no string, number or boolean.
             FileNotFoundError: there is no such folder.
         """
-        tensors = {name: getattr(self, name) for name in _TENSORS} | _named(self.output)
-        storage.write(path, tensors, {"format": FORMAT, "targets": json.dumps([_encode(t) for t in self.targets])})
+        tensors = self._tensors() | _named(self.output)
+        storage.write(
+            path,
+            tensors,
+            {
+                "format": FORMAT,
+                "targets": json.dumps([_encode(t) for t in self.targets]),
+                "linear": json.dumps(self.linear),
+            },
+        )
 
     @staticmethod
     def load(path: str | PathLike[str]) -> "SignedMaps":
@@ -154,10 +176,15 @@ class SignedMaps:
         targets = [_decode(target) for target in json.loads(metadata["targets"])]
         numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
         output = tensors.get("output.scores", numbered)
-        return SignedMaps(**{name: tensors[name] for name in _TENSORS}, targets=targets, output=output)
+        named = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
+        return SignedMaps(**named, targets=targets, output=output, linear=json.loads(metadata.get("linear", "false")))
+
+    def _tensors(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in (*_TENSORS, *_OF_SOME_METHODS)}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^+ = relu(P)``, what raises each target, shape (N, K, *size), in [0, 1] unless raw.
+        """Return ``P^+ = relu(maps)``, what raises each target, shape (N, K, *size), in [0, 1] unless raw.
 
         P^+ and P^- share their scale.
 
@@ -172,14 +199,14 @@ class SignedMaps:
         return self._part(1.0, size, scale)
 
     def negative(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^- = relu(-P)``: what lowers each target. Arguments and result as for :meth:`positive`."""
+        """Return ``P^- = relu(-maps)``, or ``relu(opposite)``: what lowers each target; else as :meth:`positive`."""
         return self._part(-1.0, size, scale)
 
     def numpy(self) -> np.ndarray:
         """Return the raw signed maps, which must be finite, as an array, shape (N, K, H, W); waits for the device."""
         if not bool(self.maps.isfinite().all()):
             raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
-        warn_of_blanks(self.maps, self.maps, lambda image, k: self.targets[k], self.output)
+        warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
         return self.maps.cpu().numpy()
 
     def _part(self, sign: float, size: Sequence[int] | None, scale: str) -> Tensor:
@@ -188,10 +215,11 @@ class SignedMaps:
         spatial = self.maps.dim() - 2
         if size is not None and (not isinstance(size, list | tuple) or len(size) != spatial):
             raise ValueError(f"size must have {spatial} numbers for these maps, got {size}")
-        part = torch.relu(self.maps if sign > 0 else -self.maps)
+        negated = -self.maps if self.opposite is None else self.opposite
+        part = torch.relu(self.maps if sign > 0 else negated)
         if self.maps.device.type == "cpu":
             name = "P+" if sign > 0 else "P-"
-            warn_of_blanks(part, self.maps, lambda image, k: self.targets[k], self.output, f"{name} of ")
+            warn_of_blanks(part, self.nu, lambda image, k: self.targets[k], self.output, f"{name} of ")
         if scale != "none":
             part = divided(part, self.nu)
         if scale == "target":
@@ -203,6 +231,7 @@ class SignedMaps:
 
 
 _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
+_OF_SOME_METHODS = ("opposite", "baseline_values", "standard_errors")
 
 
 def _positions(index: Any, count: int, what: str) -> slice | list[int]:
@@ -323,9 +352,11 @@ def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
     return (weights @ activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
 
 
-def largest(maps: Tensor) -> Tensor:
-    """Return nu, the largest absolute value of each map, shape (N, K)."""
-    return maps.flatten(2).abs().amax(-1)
+def largest(maps: Tensor, opposite: Tensor | None = None) -> Tensor:
+    """Return nu, the largest value of a map and its opposite, which is ``-maps`` if none is given, shape (N, K)."""
+    if opposite is None:
+        return maps.flatten(2).abs().amax(-1)
+    return torch.maximum(maps, opposite).relu().flatten(2).amax(-1)
 
 
 def divided(maps: Tensor, nu: Tensor) -> Tensor:
@@ -341,16 +372,16 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def warn_of_blanks(
-    shown: Tensor, maps: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
+    shown: Tensor, nu: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
 ) -> None:
-    """Warn where a part of signed maps (N, K, ...) that is shown is zero everywhere, and say why.
+    """Warn where a part of signed maps (N, K, ...) that is shown is zero everywhere, and say why: nu is (N, K).
 
     ``target_of(n, k)`` is the target of a map; the rows of the network's output tell more.
     """
     blank = ~shown.flatten(2).any(-1)
     if not bool(blank.any()):
         return
-    dead = ~maps.flatten(2).any(-1)
+    dead = nu == 0
     reasons = []
     for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
         for image, k in kind.nonzero().tolist():
@@ -366,36 +397,35 @@ def _per_map(value: Tensor, maps: Tensor) -> Tensor:
     return value.reshape(*value.shape, *[1] * (maps.dim() - 2))
 
 
+def smoothed_by_svd(terms: Tensor, maps: Tensor, targets: Sequence[Any]) -> Tensor:
+    """Return the first principal component of the terms (N, T, H, W) of maps (N, 1, H, W), as the host's eigen_smooth.
+
+    An SVD has no sign of its own, and P^+ and P^- must not come out the same: a PCATarget's is that of its map.
+    """
+    smooth = torch.from_numpy(get_2d_projection(terms.cpu().numpy())).to(maps).unsqueeze(1)
+    along = (smooth * maps).flatten(1).sum(1) >= 0
+    signs = [
+        1.0 if same or not isinstance(t, PCATarget) else -1.0 for same, t in zip(along.tolist(), targets, strict=True)
+    ]
+    return smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
+
+
 def one_per_image(
-    weights: Tensor,
-    activations: Tensor,
+    maps: Tensor,
+    nu: Tensor,
     targets: Sequence[Any],
     output: Any,
     shape: Sequence[int],
     size: tuple[int, ...],
-    eigen_smooth: bool,
 ) -> np.ndarray:
-    """Return each image's map, scaled and upsampled: by nu for a PCATarget, otherwise as the host does."""
-    # The host's weights are means over positions, and its scaling adds 1e-7: the size of the numbers matters there.
-    weights = weights / activations[0, 0].numel()
-    maps = signed_maps(weights, activations)
+    """Return each image's map (N, 1, H, W), scaled and upsampled: by nu for a PCATarget, otherwise as the host does."""
     check_finite(maps)
-    if eigen_smooth:
-        weighted = weights[:, 0].unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
-        smooth = torch.from_numpy(get_2d_projection(weighted.cpu().numpy())).to(maps).unsqueeze(1)
-        # An SVD has no sign of its own, and P^+ and P^- must not come out the same; the host's maps keep the host's.
-        along = (smooth * maps).flatten(1).sum(1) >= 0
-        signs = [
-            1.0 if same or not isinstance(t, PCATarget) else -1.0
-            for same, t in zip(along.tolist(), targets, strict=True)
-        ]
-        maps = smooth * smooth.new_tensor(signs).reshape(-1, *[1] * (maps.dim() - 1))
     positive = maps.relu()
-    warn_of_blanks(positive, maps, lambda image, k: targets[image], output)
+    warn_of_blanks(positive, nu, lambda image, k: targets[image], output)
     result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
     rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
     if rows:
-        by_nu = upsampled(divided(positive[rows], largest(maps[rows])), shape)
+        by_nu = upsampled(divided(positive[rows], nu[rows]), shape)
         result[rows] = by_nu[:, 0].cpu().numpy()
     return result[:, None]
 

@@ -22,85 +22,167 @@ class Seeds:
             gradient divided by ``exp(log_scale)``, of shape (K, *its shape); None where there is none.
         log_scale: shape (N, K).
         values: of the targets, shape (N, K).
+        baseline_values: of the same targets at the baseline, shape (N, K); None without one.
     """
 
     grads: list[Tensor | None]
     log_scale: Tensor
     values: Tensor
+    baseline_values: Tensor | None = None
 
 
-def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype) -> Seeds:
-    """Return the gradients of K targets, each for all images.
-
-    Args:
-        output: a HeadOutput, or what an ordinary network gave.
-        count: number of images N.
-        targets: K targets.
-        dtype: of the gradients.
-
-    Returns:
-        The seeds.
-    """
-    if isinstance(output, HeadOutput):
-        return _of_head(output, targets, dtype)
-    return _stacked([_of_output(output, count, target, dtype) for target in targets])
-
-
-def seeds_per_image(output: Any, count: int, targets: Sequence[Target], dtype: torch.dtype) -> Seeds:
-    """Return the gradient of each image's own target, as of one target: K is 1.
-
-    Args:
-        output: a HeadOutput, or what an ordinary network gave.
-        count: number of images N.
-        targets: N targets.
-        dtype: of the gradients.
-
-    Returns:
-        The seeds.
-    """
-    groups: dict[Any, list[int]] = {}
-    for row, target in enumerate(targets):
-        groups.setdefault(target if isinstance(target, ClosedFormTarget) else None, []).append(row)
-    if not isinstance(output, HeadOutput):
-        shared = targets[0] if len(groups) == 1 and None not in groups else Rowwise(list(targets))
-        return seeds_of(output, count, [shared], dtype)
-    parts: list[tuple[list[int], Seeds]] = []
-    for target, rows in groups.items():
-        part = output if len(groups) == 1 else output.rows(rows)
-        shared = Rowwise([targets[row] for row in rows]) if target is None else target
-        parts.append((rows, _of_head(part, [shared], dtype)))
-    if len(parts) == 1:
-        return parts[0][1]
-    grad = torch.cat([part.grads[0] for _, part in parts], 1)  # type: ignore[misc]
-    log_scale, values = (torch.cat([getattr(part, name) for _, part in parts]) for name in ("log_scale", "values"))
-    order = torch.tensor([row for rows, _ in parts for row in rows], device=grad.device).argsort()
-    return Seeds([grad[:, order]], log_scale[order], values[order])
-
-
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Rowwise:
-    """One target per image."""
+    """One target per image, where one target for all images could stand."""
 
     targets: list[Target]
 
+    def __repr__(self) -> str:
+        return ", ".join(dict.fromkeys(map(repr, self.targets)))
 
-def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype) -> Seeds:
-    count = len(output)
-    parts: list[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = []
-    for members, values, seeds in _grouped(targets, output):
-        grad, log_scale = output.head.pullback(output.head_trace, seeds)
-        parts.append((members, (grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1), values)))
+
+def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None) -> Seeds:
+    """Return the gradients of K targets, or with a baseline their secants from it to the images.
+
+    Args:
+        output: a HeadOutput, or what an ordinary network gave.
+        count: number of images N.
+        targets: K targets, each for all images or a :class:`Rowwise`.
+        dtype: of the gradients.
+        baseline: the output at the baseline, of N rows, or of one for all where it is a HeadOutput.
+
+    Returns:
+        The seeds.
+    """
+    if not isinstance(output, HeadOutput):
+        return _stacked([_of_output(output, count, _shared(target), dtype, baseline) for target in targets])
+    if len(targets) == 1 and isinstance(targets[0], Rowwise):
+        return _per_image(output, targets[0].targets, dtype, baseline)
+    return _of_head(output, targets, dtype, baseline)
+
+
+def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> Tensor:
+    """Return the values of K targets for M changed versions of an image, (M, K): its predicted class stays its own.
+
+    Args:
+        output: a HeadOutput, or the tensor that an ordinary network gave.
+        targets: K targets, each for all images or a :class:`Rowwise`.
+        image: which of the images it is.
+        changed: what the network gives for the changed versions, of the same kind.
+
+    Returns:
+        The values.
+    """
+    columns = []
+    row = output.rows([image]) if isinstance(output, HeadOutput) else output[image : image + 1]
+    for each in targets:
+        target = each.targets[image] if isinstance(each, Rowwise) else each
+        if isinstance(target, ClosedFormTarget):
+            ((position, seed),) = target.seeds(row).items()
+            value = changed.head_trace.values[position] if isinstance(changed, HeadOutput) else changed
+            columns.append((value * seed).sum(-1))
+        else:
+            columns.append(torch.stack([_value(target, part) for part in changed]))
+    return torch.stack(columns, 1)
+
+
+def check_sums(maps: Tensor, log_scale: Tensor, values: Tensor, baseline_values: Tensor | None, targets: Any) -> None:
+    """Refuse targets of a user's own to which maps do not add up: they are not linear.
+
+    Args:
+        maps: shape (N, K, H, W).
+        log_scale: logarithm of the factor taken out of them, shape (N, K).
+        values: of the targets, shape (N, K).
+        baseline_values: of the same at the baseline, shape (N, K).
+        targets: K targets, each for all images or a :class:`Rowwise`.
+
+    Raises:
+        ValueError: there is such a target.
+    """
+    assert baseline_values is not None
+    for k, target in enumerate(targets):
+        if is_closed_form(target):
+            continue
+        rise = values[:, k] - baseline_values[:, k]
+        missing = (maps[:, k].flatten(1).sum(1) * log_scale[:, k].exp() - rise).abs()
+        if bool((missing > 1e-3 * (values[:, k].abs() + baseline_values[:, k].abs() + rise.abs())).any()):
+            raise ValueError(
+                f"{target} is not linear in the network's scores, so that no map adds up to it: use SVMTarget or "
+                "PCATarget, or a method of the gradient as ClosedFormGradCAM"
+            )
+
+
+def is_closed_form(target: Any) -> bool:
+    """Return whether a target, or every target of a Rowwise, knows its own gradient."""
+    return all(isinstance(t, ClosedFormTarget) for t in (target.targets if isinstance(target, Rowwise) else [target]))
+
+
+def _shared(target: Any) -> Any:
+    """Return the target that all images of a Rowwise have, if they do."""
+    if isinstance(target, Rowwise) and isinstance(target.targets[0], ClosedFormTarget):
+        return target.targets[0] if all(other == target.targets[0] for other in target.targets) else target
+    return target
+
+
+def _per_image(output: HeadOutput, targets: Sequence[Target], dtype: torch.dtype, baseline: Any) -> Seeds:
+    """Return the gradient of each image's own target, as of one target: K is 1."""
+    groups: dict[Any, list[int]] = {}
+    for row, target in enumerate(targets):
+        groups.setdefault(target if isinstance(target, ClosedFormTarget) else None, []).append(row)
+    parts: list[tuple[list[int], Seeds]] = []
+    for target, rows in groups.items():
+        part, base = output, baseline
+        if len(groups) > 1:
+            part, base = output.rows(rows), base if base is None or len(base) == 1 else base.rows(rows)
+        shared = Rowwise([targets[row] for row in rows]) if target is None else target
+        parts.append((rows, _of_head(part, [shared], dtype, base)))
     if len(parts) == 1:
-        grad, log_scale, values = parts[0][1]
-        return Seeds([grad.transpose(0, 1)], log_scale, values)
-    grad, log_scale, values = (torch.cat(tensors, 1) for tensors in zip(*(part for _, part in parts), strict=True))
+        return parts[0][1]
+    order = torch.tensor([row for rows, _ in parts for row in rows], device=output.device).argsort()
+
+    def joined(name: str) -> Any:
+        tensors = [getattr(part, name) for _, part in parts]
+        return None if tensors[0] is None else torch.cat(tensors)[order]
+
+    grad = torch.cat([part.grads[0] for _, part in parts], 1)[:, order]  # type: ignore[misc]
+    return Seeds([grad], joined("log_scale"), joined("values"), joined("baseline_values"))
+
+
+def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None) -> Seeds:
+    count = len(output)
+    trace = None if baseline is None else baseline.head_trace
+    parts: list[tuple[list[int], list[Tensor]]] = []
+    for members, values, seeds in _grouped(targets, output):
+        grad, log_scale = output.head.pullback(output.head_trace, seeds, trace)
+        tensors = [grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1), values]
+        if baseline is not None:
+            tensors.append(_at_baseline([targets[k] for k in members], seeds, baseline, count))
+        parts.append((members, tensors))
+    joined = parts[0][1] if len(parts) == 1 else [torch.cat(t, 1) for t in zip(*(t for _, t in parts), strict=True)]
     order = [k for members, _ in parts for k in members]
     if order != sorted(order):
         back = sorted(range(len(order)), key=order.__getitem__)
-        grad, log_scale, values = (
-            torch.stack([columns[k] for k in back], 1) for columns in (t.unbind(1) for t in (grad, log_scale, values))
-        )
-    return Seeds([grad.transpose(0, 1)], log_scale, values)
+        joined = [torch.stack([columns[k] for k in back], 1) for columns in (t.unbind(1) for t in joined)]
+    grad, *others = joined
+    return Seeds([grad.transpose(0, 1)], *others)
+
+
+def _at_baseline(targets: Sequence[Any], seeds: Mapping[int, Any], baseline: HeadOutput, count: int) -> Tensor:
+    """Return the values (N, K) of targets that have the same kind of seeds, at a baseline of one row or N."""
+    position, seed = next(iter(seeds.items()))
+    value = baseline.head_trace.values[position]
+    at = (value if seed is None else (value.unsqueeze(1) * seed).sum(-1)).expand(count, -1)
+    if all(isinstance(target, ClosedFormTarget) for target in targets):
+        return at
+    rows = list(baseline) * (count if len(baseline) == 1 else 1)
+    columns = []
+    for k, each in enumerate(targets):
+        of_rows = each.targets if isinstance(each, Rowwise) else [each] * count
+        if isinstance(each, ClosedFormTarget):
+            columns.append(at[:, k])
+        else:
+            columns.append(torch.stack([_value(target, row) for target, row in zip(of_rows, rows, strict=True)]))
+    return torch.stack(columns, 1)
 
 
 def _grouped(targets: Sequence[Any], output: HeadOutput) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
@@ -131,7 +213,7 @@ def _values_and_seeds(target: Target | Rowwise, output: HeadOutput) -> tuple[Ten
     return values, {position: grad for position, grad in enumerate(grads) if grad is not None}
 
 
-def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.dtype) -> Seeds:
+def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.dtype, baseline: Any = None) -> Seeds:
     """Return the gradient of one target with respect to every tensor that an ordinary network gave."""
     tensors, structure = tree_flatten(output)
     if isinstance(target, ScoreTarget):
@@ -141,8 +223,9 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
                 "say what to explain, as in targets=[SemanticSegmentationTarget(...)]"
             )
         scores = output.reshape(count, -1)
-        values = target(scores)
-        grads: list[Tensor | None] = [target.seeds(scores)[0].reshape(output.shape)]
+        values, seed = target(scores), target.seeds(scores)[0]
+        grads: list[Tensor | None] = [seed.reshape(output.shape)]
+        at_baseline = None if baseline is None else (baseline.reshape(count, -1) * seed).sum(-1, keepdim=True)
     else:
         with torch.inference_mode(False), torch.enable_grad():
             leaves = [
@@ -154,8 +237,14 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
             values, found = _differentiated(target, rows, floating)
         by_leaf = {id(leaf): grad for leaf, grad in zip(floating, found, strict=True)}
         grads = [by_leaf.get(id(leaf)) for leaf in leaves if isinstance(leaf, Tensor)]
+        of_rows = target.targets if isinstance(target, Rowwise) else [target] * count
+        at_baseline = None
+        if baseline is not None:
+            pairs = zip(of_rows, _rows(baseline, count), strict=True)
+            at_baseline = torch.stack([_value(each, row) for each, row in pairs]).unsqueeze(1)
     log_scale = values.new_zeros(count, 1)
-    return Seeds([None if g is None else g.to(dtype).unsqueeze(0) for g in grads], log_scale, values.unsqueeze(1))
+    grads = [None if g is None else g.to(dtype).unsqueeze(0) for g in grads]
+    return Seeds(grads, log_scale, values.unsqueeze(1), at_baseline)
 
 
 def _stacked(parts: Sequence[Seeds]) -> Seeds:
@@ -167,8 +256,12 @@ def _stacked(parts: Sequence[Seeds]) -> Seeds:
         like = next((grad for grad in column if grad is not None), None)
         zeros = None if like is None else torch.zeros_like(like)
         grads.append(None if zeros is None else torch.cat([zeros if grad is None else grad for grad in column]))
-    log_scale, values = (torch.cat([getattr(part, name) for part in parts], 1) for name in ("log_scale", "values"))
-    return Seeds(grads, log_scale, values)
+
+    def joined(name: str) -> Any:
+        tensors = [getattr(part, name) for part in parts]
+        return None if tensors[0] is None else torch.cat(tensors, 1)
+
+    return Seeds(grads, joined("log_scale"), joined("values"), joined("baseline_values"))
 
 
 def _rows(output: Any, count: int) -> list[Any]:
@@ -216,21 +309,23 @@ def _differentiated(
         ValueError: a target gives more than one number, or depends on nothing that the network computed.
     """
     targets = target.targets if isinstance(target, Rowwise) else [target] * len(rows)
-    values = []
-    for each, row in zip(targets, rows, strict=True):
-        if not callable(each):
-            hint = f": use SVMTarget({each!r})" if isinstance(each, str | int) else ""
-            raise TypeError(f"a target must be callable on a row of the network's output, got {each!r}{hint}")
-        value = each(row)
-        if not isinstance(value, Tensor):
-            raise TypeError(f"the target {each!r} must return a tensor, it returned {type(value).__name__}")
-        if value.numel() != 1:
-            raise ValueError(f"the target {each!r} must return one number per image, it returned {value.numel()}")
-        values.append(value.reshape(()))
-    stacked = torch.stack(values)
+    stacked = torch.stack([_value(each, row) for each, row in zip(targets, rows, strict=True)])
     if not stacked.requires_grad:
         return stacked, [torch.zeros_like(leaves[0]), *[None] * (len(leaves) - 1)]
     return stacked.detach(), list(torch.autograd.grad(stacked.sum(), leaves, allow_unused=True))
+
+
+def _value(target: Any, row: Any) -> Tensor:
+    """Return the value of a target for a row of the network's output, a tensor without dimensions."""
+    if not callable(target):
+        hint = f": use SVMTarget({target!r})" if isinstance(target, str | int) else ""
+        raise TypeError(f"a target must be callable on a row of the network's output, got {target!r}{hint}")
+    value = target(row)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the target {target!r} must return a tensor, it returned {type(value).__name__}")
+    if value.numel() != 1:
+        raise ValueError(f"the target {target!r} must return one number per image, it returned {value.numel()}")
+    return value.reshape(())
 
 
 def _stack(seeds: Sequence[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC
+from sklearn.svm import SVC, SVR
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -67,6 +67,29 @@ def test_weights_and_maps_equal_autograd(problem):
     assert relative(maps.values, both(output)) < tolerance
     assert relative(maps.nu, maps.maps.abs().amax((2, 3))) == 0
     assert maps.maps.dtype == problem.dtype
+
+
+def test_jacobians_of_an_ordinary_network_are_those_of_its_scores():
+    torch.manual_seed(0)
+    backbone, x = Backbone(classes=3).double().eval(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    jacobians = ClosedFormGradCAM(backbone, ["features.3"]).jacobians(x)
+    expected = jacobian_by_autograd(backbone, backbone.features[3], x, lambda scores: scores)
+    assert jacobians.components is None
+    assert relative(jacobians.margins, expected.flatten(3).transpose(1, 2)) < 1e-10
+
+
+def test_jacobians_of_heads_without_classes():
+    problem = Problem()
+    scaler, pca, _ = (step for _, step in problem.head.steps)
+    features = problem.backbone.classifier[:5](problem.backbone.features(problem.x).flatten(1)).detach()
+    components = pca.transform(scaler.transform(features))
+    regressor = SVR().fit(components, components[:, 0])
+    for steps, margins in (([scaler, pca], None), ([scaler, pca, regressor], (5, 5, 1, 16))):
+        net = PCASVMNet(problem.backbone, steps, "classifier.4")
+        jacobians = ClosedFormGradCAM(net, ["features.3"]).jacobians(problem.x)
+        expected = jacobian_by_autograd(net, problem.target_layer, problem.x, lambda output: output.components)
+        assert relative(jacobians.components, expected.flatten(3).transpose(1, 2)) < 1e-10
+        assert (None if jacobians.margins is None else jacobians.margins.shape) == margins
 
 
 @pytest.mark.parametrize("problem", TABLE, ids=str)

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 from types import SimpleNamespace
 
 import cv2
@@ -16,13 +17,26 @@ from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
 from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, ProbabilityTarget, SignedMaps, SVMTarget
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ClosedFormLayerCAM,
+    ContributionCAM,
+    PCASVMNet,
+    PCATarget,
+    ProbabilityTarget,
+    SignedMaps,
+    SVMTarget,
+    recombined,
+)
 from pytorch_grad_cam_pcasvm.figures import (
+    plot_component,
     plot_contribution_ratios,
+    plot_decision,
     plot_feature_space,
     plot_jacobian,
     plot_maps,
@@ -31,7 +45,7 @@ from pytorch_grad_cam_pcasvm.figures import (
 )
 from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid
 from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_levels, _gradients
-from pytorch_grad_cam_pcasvm.figures.style import RED, number
+from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, number
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.random((3, 24, 20, 3)).astype(np.float32)
@@ -534,3 +548,303 @@ def test_half_precision_and_row_titles_that_are_numbers(problem, maps):
     assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["3", "1", "4"]
     half = PCASVMNet(copy.deepcopy(problem.backbone).bfloat16(), problem.head, layer="classifier.4").eval()
     plot_jacobian(half, half.backbone.features[-1], problem.x[0].bfloat16())
+
+
+def by_method(problem, x=None, targets=None):
+    x = problem.x if x is None else x
+    methods = {"Grad-CAM": ClosedFormGradCAM, "LayerCAM": ClosedFormLayerCAM, "contributions": ContributionCAM}
+    return {name: cam(problem.net, [problem.target_layer]).explain(x, targets) for name, cam in methods.items()}
+
+
+def bars_of(figure):
+    return [axis.child_axes[0] for axis in figure.axes if axis.child_axes]
+
+
+def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
+    groups = by_method(problem)
+    figure = plot_maps(PICTURES, groups, overlay=False)
+    texts = texts_of(figure)
+    assert texts.count("$P_{1}^+$") == texts.count("margin") == texts.count("input") == 1
+    assert all(texts.count(name) == 3 for name in groups)
+    columns = 2 * problem.components + 1
+    axes = [axis for axis in figure.axes if axis.images]
+    inputs, of_maps = axes[:: 3 * columns + 1], [a for i, a in enumerate(axes) if i % (3 * columns + 1)]
+    assert [relative(a.images[0].get_array(), p) for a, p in zip(inputs, PICTURES, strict=True)] == [0, 0, 0]
+    lines = [of_maps[i : i + columns] for i in range(0, len(of_maps), columns)]
+    lefts = np.array([[axis.get_position().x0 for axis in line] for line in lines])
+    assert np.ptp(lefts, 0).max() < 1e-12
+    for line, (n, made) in zip(lines, itertools.product(range(3), groups.values()), strict=True):
+        for b in range(problem.components):
+            for axis, part in zip(line[2 * b : 2 * b + 2], (made.positive, made.negative), strict=True):
+                expected = part((24, 20))[n, b].numpy()
+                assert np.abs(np.asarray(axis.images[0].get_array()) - expected).max() < 1e-12
+    assert groups["LayerCAM"].opposite is not None
+    ends = iter([bar.get_yticklabels()[1].get_text() for bar in bars_of(figure)])
+    for n, made in itertools.product(range(3), groups.values()):
+        assert next(ends) == written(made.nu[n, 0])
+        list(itertools.islice(ends, problem.components))
+    assert any("less that at the baseline: contributions." in text.replace("\n", " ") for text in texts)
+
+
+def test_methods_that_wrap_have_headings_in_every_line(problem):
+    figure = plot_maps(PICTURES, by_method(problem), size=(9, 60))
+    assert texts_of(figure).count("margin") == 3 * 3
+    assert texts_of(figure).count("input") == 3
+    assert all(axis.get_position().x1 < 1 for axis in figure.axes)
+
+
+def test_maps_of_other_targets_or_images_are_not_compared(problem):
+    groups = by_method(problem)
+    one = {"all": groups["Grad-CAM"], "one": groups["contributions"][:, -1]}
+    assert texts_of(plot_maps(PICTURES, one)).count("all") == 1  # side by side
+    with pytest.raises(ValueError, match="'all' and 'one' are of other targets"):
+        plot_maps(PICTURES, one, compare=True)
+    flipped = {**groups, "other": by_method(problem, problem.x.flip(0))["Grad-CAM"]}
+    with pytest.raises(ValueError, match="'Grad-CAM' and 'other' are of other images"):
+        plot_maps(PICTURES, flipped)
+    flipped = {name: flipped[name][:, [0, 2]] for name in ("Grad-CAM", "other")}
+    assert texts_of(plot_maps(PICTURES, flipped, compare=False)).count("margin") == 2
+    decisions = {name: made[:, -1] for name, made in groups.items()}
+    place = {text.get_text(): text.get_position() for text in plot_maps(PICTURES, decisions).texts}
+    assert place["Grad-CAM"][1] == place["LayerCAM"][1]  # of one target each, side by side
+
+
+def test_a_map_whose_opposite_is_not_blank_has_evidence_of_the_other_sign(problem):
+    maps = by_method(problem)["LayerCAM"][:, -1]
+    changed = copy.copy(maps)
+    object.__setattr__(changed, "maps", torch.zeros_like(maps.maps))
+    texts = texts_of(plot_maps(PICTURES, changed))
+    assert "all evidence\nhas the\nother sign" in texts
+    assert "no gradient" not in texts
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """A problem with six components, and their contributions."""
+    problem = Problem(seed=1, n=3, components=6)
+    return problem, ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x)
+
+
+def steps_of(figure):
+    """Return the axis with steps, and its bars' bottoms and heights."""
+    axis = next(axis for axis in figure.axes if axis.patches)
+    return axis, [bar.get_y() for bar in axis.patches], [bar.get_height() for bar in axis.patches]
+
+
+def test_the_steps_of_a_decision_add_up_to_its_margin(apart):
+    problem, maps = apart
+    figure = plot_decision(PICTURES, maps, problem.net.head, row=1, count=3)
+    axis, bottoms, heights = steps_of(figure)
+    whole = recombined(maps, problem.net.head)
+    value, start = float(whole.values[1]), float(whole.baseline_values[1])
+    assert heights[0] == pytest.approx(start)
+    assert heights[-1] == pytest.approx(value)
+    assert sum(heights[:-1]) == pytest.approx(value)
+    ends = np.cumsum(heights[:-1])
+    assert bottoms[1:-1] == pytest.approx(ends[:-1])
+    # Each is g_b (p_b - p0_b): what the decision loses where the component alone stays out of the sum.
+    parts = []
+    for b in range(6):
+        without = copy.copy(maps)
+        raw = maps.maps.clone()
+        raw[:, b] = 0
+        object.__setattr__(without, "maps", raw)
+        parts.append(float((whole.maps - recombined(without, problem.net.head).maps)[1].sum()))
+    order = np.argsort(-np.abs(parts))
+    assert heights[1:4] == pytest.approx([parts[b] for b in order[:3]])
+    assert heights[4] == pytest.approx(sum(parts[b] for b in order[3:]))
+    labels = [label.get_text() for label in axis.get_xticklabels()]
+    assert labels[0] == "baseline"
+    assert labels[4:] == ["3 others", "margin"]
+    assert f"component {order[0] + 1}" in texts_of(figure)
+    colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
+    assert colours[1:5] == [RED if height > 0 else BLUE for height in heights[1:5]]
+
+
+def test_the_maps_of_a_decision_add_up_on_one_scale(apart):
+    problem, maps = apart
+    target = SVMTarget("ant", versus="bee")
+    pictures = np.stack([PICTURES[0, :4, :4]] * 3)  # at the resolution of the maps
+    figure = plot_decision(pictures, maps, problem.net.head, target, row=2, count=4)
+    drawn = [axis.images[-1].get_array() for axis in figure.axes if axis.images]
+    assert len(drawn) == 1 + 5 + 1
+    assert np.abs(np.sum(drawn[1:-1], 0) - drawn[-1]).max() < 1e-12
+    top = np.abs(np.stack(drawn[1:])).max()
+    assert top == pytest.approx(1)
+    expected = recombined(maps, problem.net.head, target).maps[2, 0].numpy()
+    scale = np.abs(expected).max() / np.abs(drawn[-1]).max()
+    assert relative(drawn[-1] * scale, expected) < 1e-12
+    assert bars_of(figure)[0].get_yticklabels()[1].get_text() == written(scale)
+    (sentence,) = [text for text in texts_of(figure) if "at the baseline" in text and "=" in text]
+    end, start, sign, rise = re.match(r"(\S+) = (\S+) at the baseline (.) (\S+) from", sentence).groups()
+    numbers = [float(text.replace("\N{MINUS SIGN}", "-")) for text in (end, start, sign + rise)]
+    assert numbers[0] == pytest.approx(numbers[1] + numbers[2], abs=0.02 * abs(numbers[2]))
+    assert "decision, ant / bee" in texts_of(figure)
+
+
+def test_a_decision_of_another_head_and_without_others(apart):
+    _, maps = apart
+    p = RNG.normal(size=(40, 6))
+    svm = SVC(kernel="linear").fit(p, p[:, 0] > 0)
+    for count in (5, 6, 20):  # a single other one is drawn itself
+        figure = plot_decision(PICTURES, maps, svm, count=count, classes=["low", "high"])
+        _, _, heights = steps_of(figure)
+        assert len(heights) == 1 + 6 + 1
+        assert sum(heights[:-1]) == pytest.approx(heights[-1])
+    assert {"margin, low", "margin, high"} & set(texts_of(figure))
+
+
+def test_what_cannot_be_taken_apart_is_refused(apart):
+    problem, contributions = apart
+    head = problem.net.head
+    with pytest.raises(ValueError, match="give those of ContributionCAM"):
+        plot_decision(PICTURES, explained(problem, None), head)
+    with pytest.raises(ValueError, match="2 images for maps of shape"):
+        plot_decision(PICTURES[:2], contributions, head)
+    for wrong in ({"row": 3}, {"row": -1}, {"count": 0}):
+        with pytest.raises(ValueError, match="there are 3 images, counted from 0"):
+            plot_decision(PICTURES, contributions, head, **wrong)
+    with pytest.raises(ValueError, match="2 names for 3 classes"):
+        plot_decision(PICTURES, contributions, head, classes=["a", "b"])
+    with pytest.raises(TypeError, match="expected the SignedMaps"):
+        plot_decision(PICTURES, contributions.maps, head)
+    logistic = LogisticRegression().fit(RNG.normal(size=(20, 6)), np.arange(20) % 2)
+    with pytest.raises(ValueError, match="no steps add up to it"):
+        plot_decision(PICTURES, contributions, logistic, ProbabilityTarget(1))
+
+
+@pytest.fixture(scope="module")
+def many():
+    """A problem with 30 images in [0, 1], and its components."""
+    problem = Problem(seed=1, n=30, components=3)
+    low, high = problem.x.min(), problem.x.max()
+    object.__setattr__(problem, "x", (problem.x - low) / (high - low))
+    with torch.no_grad():
+        return problem, problem.net(problem.x).components.numpy()
+
+
+def strip_of(figure):
+    return next(axis for axis in figure.axes if axis.get_xlabel().startswith("$p_"))
+
+
+def test_a_component_is_shown_by_its_two_ends(many):
+    problem, p = many
+    labels = np.arange(30) % 2
+    given = {"target_layer": problem.target_layer, "labels": labels, "classes": ["even", "odd"], "batch_size": 7}
+    figure = plot_component(problem.net, 1, problem.x, count=2, end=5, **given)
+    order = np.argsort(p[:, 1])
+    shown = [order[0], order[1], order[-2], order[-1]]
+    titled = [axis for axis in figure.axes if axis.get_title()]
+    expected = [f"{['even', 'odd'][row % 2]}\n{number(p[row, 1])}" for row in shown]
+    expected[2:2] = ["mean of the\n5 lowest", "mean of the\n5 highest"]
+    assert sorted(axis.get_title() for axis in titled) == sorted(expected)
+    titled.sort(key=lambda axis: axis.get_position().x0)
+    assert [axis.get_title() for axis in titled] == expected
+    pictures = problem.x.permute(0, 2, 3, 1).numpy().astype(np.float32)
+    rows = [shown[0], shown[1], order[:5], order[-5:], shown[2], shown[3]]
+    for axis, row in zip(titled, rows, strict=True):
+        mean = pictures[row].mean(0) if np.ndim(row) else pictures[row]
+        assert relative(axis.images[0].get_array(), mean) < 1e-6
+    maps = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x, [PCATarget(1)])
+    ends = np.concatenate([order[:5], order[-5:]])
+    signed = (maps[ends].positive((12, 12), "target") - maps[ends].negative((12, 12), "target"))[:, 0].numpy()
+    below = sorted((a for a in figure.axes if a.images and not a.get_title()), key=lambda a: a.get_position().x0)
+    of_means = [signed[:5].mean(0), signed[5:].mean(0)]
+    largest = max(np.abs(mean).max() for mean in of_means)
+    expected = [*signed[:2], *(mean / largest for mean in of_means), *signed[-2:]]
+    for axis, values in zip(below, expected, strict=True):
+        assert np.abs(np.asarray(axis.images[-1].get_array()) - values).max() < 1e-12
+    top = float(maps.nu[ends].max())
+    written_ends = {bar.get_yticklabels()[1].get_text() for bar in bars_of(figure)}
+    assert written_ends == {written(top), written(largest * top)}
+
+
+def test_every_image_is_a_point_along_the_component(many):
+    problem, p = many
+    figure = plot_component(problem.net, 0, problem.x, target_layer="features.3", count=3)
+    axis = strip_of(figure)
+    predicted = problem.net.predict(problem.x)
+    names = np.unique(predicted).tolist()
+    assert [label.get_text() for label in axis.get_yticklabels()] == names
+    clouds = [np.asarray(c.get_offsets()) for c in axis.collections]
+    for line, (name, points, circled) in enumerate(zip(names, clouds[::2], clouds[1::2], strict=True)):
+        assert points[:, 0] == pytest.approx(p[predicted == name, 0])
+        assert (np.abs(points[:, 1] - line) < 0.4).all()
+        order = np.argsort(p[:, 0])
+        ends = {*order[:3], *order[-3:]}
+        assert sorted(circled[:, 0]) == pytest.approx(sorted(p[row, 0] for row in ends if predicted[row] == name))
+    # Beside it, what the component gives to the decision.
+    maps = ContributionCAM(problem.net, ["features.3"]).explain(problem.x)
+    without = copy.copy(maps)
+    raw = maps.maps.clone()
+    raw[:, 0] = 0
+    object.__setattr__(without, "maps", raw)
+    parts = (
+        (recombined(maps, problem.net.head).maps - recombined(without, problem.net.head).maps).sum((1, 2, 3)).numpy()
+    )
+    bars = next(axis for axis in figure.axes if axis.patches).patches
+    assert [bar.get_width() for bar in bars] == pytest.approx([parts[predicted == name].mean() for name in names])
+
+
+def test_parts_in_the_decision_keep_the_factor_of_a_machine_that_is_far_away(many):
+    problem, _ = many
+    head = copy.deepcopy(problem.head)
+    # Support vectors at a distance, of which the secants are tiny: they are kept apart from their factor.
+    head[-1].support_vectors_ = head[-1].support_vectors_ + 40.0
+    net = PCASVMNet(problem.backbone, head, layer="classifier.4")
+    maps = ContributionCAM(net, ["features.3"]).explain(problem.x)
+    assert float(maps.log_scale[:, -1].max()) < -100
+    figure = plot_component(net, 0, problem.x, target_layer="features.3", labels=[0] * 30)
+    (bar,) = next(axis for axis in figure.axes if axis.patches).patches
+    assert abs(bar.get_width()) < 1e-40
+    _, _, heights = steps_of(plot_decision(problem.x, maps, net.head))
+    assert heights[0] == pytest.approx(heights[-1])
+
+
+def test_a_component_by_another_method_or_without_a_machine(many):
+    problem, _ = many
+    cam = ClosedFormLayerCAM(problem.net, [problem.target_layer])
+    figure = plot_component(problem.net, 2, problem.x[:4], cam=cam, count=9, labels=np.arange(4))
+    assert not any(axis.patches for axis in figure.axes)  # its maps do not add up
+    assert sum(bool(axis.get_title()) for axis in figure.axes) == 2 + 2 + 2  # of four images, two at each end
+    reduction = PCASVMNet(problem.backbone, problem.head[:-1], layer="classifier.4")
+    figure = plot_component(reduction, 0, problem.x, target_layer="features.3")
+    assert [label.get_text() for label in strip_of(figure).get_yticklabels()] == ["all images"]
+    assert not any(axis.patches for axis in figure.axes)
+
+
+def test_of_many_classes_the_farthest_are_drawn(many):
+    problem, p = many
+    figure = plot_component(problem.net, 0, problem.x, target_layer="features.3", labels=np.arange(30) // 2)
+    drawn = {int(label.get_text()) for label in strip_of(figure).get_yticklabels()}
+    distance = np.abs(p[:, 0].reshape(15, 2).mean(1) - p[:, 0].mean())
+    assert drawn == set(np.argsort(-distance)[:12].tolist())
+    assert any("Of 15 classes" in text.replace("\n", " ") for text in texts_of(figure))
+
+
+def test_components_that_cannot_be_drawn_are_refused(many):
+    problem, _ = many
+    layer, net, x = {"target_layer": problem.target_layer}, problem.net, problem.x
+    with pytest.raises(ValueError, match="say where to look"):
+        plot_component(net, 0, x)
+    with pytest.raises(ValueError, match="say where to look"):
+        plot_component(net, 0, x, cam=ContributionCAM(net, ["features.3"]), **layer)
+    volumes = torch.rand(4, 3, 2, 12, 12, dtype=torch.float64)
+    with pytest.raises(ValueError, match="images must have shape"):
+        plot_component(net, 0, x[:4], pictures=volumes, **layer)
+    with pytest.raises(ValueError, match="another network"):
+        plot_component(net, 0, x, cam=ContributionCAM(copy.deepcopy(net), ["features.3"]))
+    for wrong in (3, -1):
+        with pytest.raises(ValueError, match="the head has 3, numbered from 0"):
+            plot_component(net, wrong, x, **layer)
+    with pytest.raises(ValueError, match="undo the normalisation"):
+        plot_component(net, 0, x - 0.5, **layer)
+    with pytest.raises(ValueError, match=r"labels of shape \(2,\) for 30 images"):
+        plot_component(net, 0, x, labels=[0, 1], **layer)
+    with pytest.raises(ValueError, match="give 2 images at least"):
+        plot_component(net, 0, x[:1], **layer)
+    with pytest.raises(ValueError, match="give 2 images at least"):
+        plot_component(net, 0, x, pictures=PICTURES, **layer)
+    without = PCASVMNet(problem.backbone, SVC().fit(RNG.normal(size=(20, 9)), np.arange(20) % 2), "classifier.4")
+    with pytest.raises(ValueError, match="the head has no components"):
+        plot_component(without, 0, x, **layer)

@@ -12,7 +12,7 @@ from sklearn.svm import SVC, SVR
 
 from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.seeds import seeds_of, seeds_per_image
+from pytorch_grad_cam_pcasvm.seeds import Rowwise, seeds_of
 from pytorch_grad_cam_pcasvm.targets import PredictedScore, ScoreTarget
 
 RNG = np.random.default_rng(0)
@@ -107,7 +107,7 @@ def test_seeds_of_a_head(targets, where):
 def test_seeds_of_each_images_own_target(targets, where):
     x = QUERIES[where]
     with torch.no_grad():
-        seeds = seeds_per_image(given(HEAD, x), 5, targets, torch.float64)
+        seeds = seeds_of(given(HEAD, x), 5, [Rowwise(targets)], torch.float64)
     actual = true(seeds)
     assert actual.shape == (1, 5, 7)
     for n, target in enumerate(targets):
@@ -195,13 +195,13 @@ def test_several_tensors_of_which_targets_read_some():
 def test_each_image_of_an_ordinary_network_has_its_own_target():
     targets = [ScoreTarget(n) for n in range(5)]
     for each in (targets, [lambda row, n=n: row[n] for n in range(5)], [*targets[:2], *[lambda row: row[4]] * 3]):
-        seeds = seeds_per_image(NEAR, 5, each, torch.float64)
+        seeds = seeds_of(NEAR, 5, [Rowwise(each)], torch.float64)
         at = [0, 1, 4, 4, 4] if each[2] is each[3] else range(5)
         wanted = torch.zeros(1, 5, 7).double()
         wanted[0, torch.arange(5), torch.tensor(list(at))] = 1
         assert torch.equal(seeds.grads[0], wanted)
         assert torch.equal(seeds.values[:, 0], NEAR[torch.arange(5), torch.tensor(list(at))])
-    same = seeds_per_image(NEAR, 5, [ScoreTarget(2)] * 5, torch.float64)
+    same = seeds_of(NEAR, 5, [Rowwise([ScoreTarget(2)] * 5)], torch.float64)
     assert torch.equal(same.grads[0], seeds_of(NEAR, 5, [ScoreTarget(2)], torch.float64).grads[0])
 
 

@@ -68,7 +68,9 @@ BAD_TARGETS = [
     (PCATarget(4), ValueError, "the head has 4 components, numbered from 0"),
     (SVMTarget("fox"), ValueError, r"'fox' is not a class of this head: choose one of \['ant', 'bee', 'cat'\]"),
     (SVMTarget("ant", versus="fox"), ValueError, "'fox' is not a class"),
-    ("ant", TypeError, "a target must be callable"),
+    ("ant", TypeError, "a target must be callable on a row of .*, got 'ant': use SVMTarget\\('ant'\\)$"),
+    (2, TypeError, "got 2: use SVMTarget\\(2\\)$"),
+    (None, TypeError, "got None$"),
     (lambda row: 3.0, TypeError, "must return a tensor, it returned float"),
     (lambda row: row, ValueError, "must return one number per image, it returned 3"),
 ]

@@ -4,6 +4,8 @@ Every function returns a :class:`matplotlib.figure.Figure` that belongs to no wi
 ``figure.savefig("maps.png")`` needs no display. Colours can be told apart by the colour-blind, and in grey print.
 """
 
+from pytorch_grad_cam_pcasvm.figures.component import plot_component
+from pytorch_grad_cam_pcasvm.figures.decision import plot_decision
 from pytorch_grad_cam_pcasvm.figures.head import (
     plot_contribution_ratios,
     plot_feature_space,
@@ -14,7 +16,9 @@ from pytorch_grad_cam_pcasvm.figures.jacobian import plot_jacobian
 from pytorch_grad_cam_pcasvm.figures.maps import plot_maps
 
 __all__ = [
+    "plot_component",
     "plot_contribution_ratios",
+    "plot_decision",
     "plot_feature_space",
     "plot_jacobian",
     "plot_maps",

@@ -14,7 +14,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, 
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.figures.style import DIVERGING, HEAT, bare, number
+from pytorch_grad_cam_pcasvm.figures.style import HEAT, bare, draw_bar, draw_signed, number
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, ScoreTarget, SVMTarget
@@ -41,6 +41,7 @@ class Block:
     Attributes:
         title: of the group that it belongs to.
         captions: for each image.
+        longest: so many characters have room beside the scale.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Block:
         self.title, self.group, self.k, self.signed = title, group, k, signed
         self.columns = list(self._columns(size))
         self.captions = [caption(group, k, row, classes) for row in range(len(group.maps))]
+        self.longest = max(len(self.end(row)) for row in range(len(group.maps))) + self.signed
 
     def _columns(self, size: Sequence[int]) -> Iterator[Column]:
         target, k = self.group.targets[self.k], self.k
@@ -68,8 +70,7 @@ class Block:
 
     def width(self, picture: float) -> float:
         """Return its width in inches."""
-        longest = max(len(self.end(row)) for row in range(len(self.group.maps))) + self.signed
-        return len(self.columns) * (picture + GAP) + max(0.7, 0.32 + 0.1 * longest)
+        return len(self.columns) * (picture + GAP) + max(0.7, 0.32 + 0.1 * self.longest)
 
     def end(self, row: int) -> str:
         """Return where the scale of an image ends."""
@@ -77,7 +78,8 @@ class Block:
 
     def is_blank(self, row: int) -> bool:
         """Return whether there is no gradient."""
-        return not (any(c.values[row].any() for c in self.columns) or bool(self.group.maps[row, self.k].any()))
+        both = self.group.maps, self.group.opposite
+        return not any(bool(maps[row, self.k].any()) for maps in both if maps is not None)
 
 
 def draw_map(
@@ -87,9 +89,7 @@ def draw_map(
     top = float(column.top[row])
     values = column.values[row] / (top or 1.0)
     if column.signed:
-        if overlay:
-            axis.imshow(0.35 + 0.65 * picture.mean(-1), cmap="gray", vmin=0, vmax=1)
-        axis.imshow(values, cmap=DIVERGING, vmin=-1, vmax=1, alpha=np.abs(values) ** 0.6 * 0.9 if overlay else None)
+        draw_signed(axis, picture if overlay else None, values)
     elif overlay:
         axis.imshow(overlaid(picture, values))
     else:
@@ -115,22 +115,7 @@ def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
 
 def draw_scale(bar: Axes, block: Block, row: int) -> None:
     """Draw the scale of the pictures to the left, from 0 or -top to top."""
-    column = block.columns[0]
-    bottom = -1 if column.signed else 0
-    bar.imshow(
-        np.linspace(1, bottom, 256)[:, None],
-        cmap=DIVERGING if column.signed else HEAT,
-        aspect="auto",
-        extent=(0, 1, bottom, 1),
-    )
-    bar.set_xticks([])
-    bar.yaxis.tick_right()
-    top = block.end(row)
-    bar.set_yticks([bottom, 1], labels=[f"\N{MINUS SIGN}{top}" if column.signed else "0", top], fontsize="small")
-    lowest, highest = bar.get_yticklabels()
-    lowest.set_verticalalignment("bottom")
-    highest.set_verticalalignment("top")
-    bar.tick_params(length=0, pad=2)
+    draw_bar(bar, block.end(row), block.columns[0].signed)
 
 
 def heading(target: Any, output: Any) -> str:
@@ -150,14 +135,22 @@ def heading(target: Any, output: Any) -> str:
 
 def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
     """Return what a target is for this image, and its value."""
-    target, output = group.targets[k], group.output
+    target = group.targets[k]
     value = number(float(group.values[row, k]))
     if isinstance(target, PCATarget):
         return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}"
+    if labels_of(group.output) is None:
+        return f"\N{MINUS SIGN} {value}" if getattr(target, "sign", "+") == "-" else value
+    words = subject(group, k, row, classes)
+    return f"{words}: {value}" if words else value
+
+
+def subject(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
+    """Return which class a target speaks for in this image, and against which; "" if none is known."""
+    target, output = group.targets[k], group.output
     labels, of_svm = labels_of(output), isinstance(target, SVMTarget | ProbabilityTarget)
-    against = getattr(target, "sign", "+") == "-"
-    if labels is None:
-        return f"\N{MINUS SIGN} {value}" if against else value
+    if labels is None or isinstance(target, PCATarget):
+        return ""
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
     if isinstance(output, HeadOutput) and of_svm:
         category = output.labels()[row] if category is None else category
@@ -167,14 +160,14 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
         category = labels[category]
     category, versus = _plain(category), _plain(versus)
     if not isinstance(category, str | int | float):
-        return value
+        return ""
     names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
     # Maps that were loaded have no head: which of the classes a label is, nobody knows.
     known = dict(zip(labels, names, strict=True)) if isinstance(output, HeadOutput) or not of_svm else {}
-    words = ["against"] * against + [str(known.get(category, _class(category)))]
+    words = ["against"] * (getattr(target, "sign", "+") == "-") + [str(known.get(category, _class(category)))]
     if versus is not None:
         words.append(f"/ {known.get(versus, _class(versus))}")
-    return f"{' '.join(words)}: {value}"
+    return " ".join(words)
 
 
 def labels_of(output: Any) -> list[Any] | None:

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.figures.style import bare, new_figure
 
 FONT = 15  # still readable where the figure is shown at half its size
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
+_NAME = 0.45  # for a name that is written upwards
 _LINE, _CHARACTER = {"medium": 0.3, "small": 0.23}, {"bold": 0.145, "medium": 0.125, "small": 0.1}
 
 
@@ -30,6 +31,7 @@ class Layout:
         notes: below the figure.
         images: how many.
         size: of the figure, or None: as large as it has to be.
+        compared: whether every group has lines of its own, the same blocks below each other.
     """
 
     lines: Sequence[Sequence[Block]]
@@ -38,6 +40,7 @@ class Layout:
     notes: Sequence[str]
     images: int
     size: tuple[float, float] | None
+    compared: bool = False
 
     @staticmethod
     def fitting(
@@ -46,13 +49,16 @@ class Layout:
         titles: Sequence[str],
         notes: Sequence[str],
         size: tuple[float, float] | None,
+        compared: bool = False,
     ) -> "Layout":
         """Return the layout with pictures of the usual size, or else the largest ones that fit."""
         for width in [_PICTURE] if size is None else np.arange(5, 0.3, -0.1):
             picture = (float(width), float(width * shape[1] / shape[2]))
-            filled = [_filled(title, picture[1], "medium", break_long_words=False) for title in titles]
-            room = (_WIDEST if size is None else size[0]) - _left(filled) - width - GAP - _EDGE
-            layout = Layout(_lines(blocks, width, room), picture, filled, notes, shape[0], size)
+            wrapped = [filled(title, picture[1], "medium", break_long_words=False) for title in titles]
+            room = (_WIDEST if size is None else size[0]) - _left(wrapped) - width - GAP - _EDGE - _NAME * compared
+            groups = _runs(blocks) if compared else [blocks]
+            lines = [line for group in groups for line in _lines(group, width, room)]
+            layout = Layout(lines, picture, wrapped, notes, shape[0], size, compared)
             if size is None or (layout.needed[0] <= size[0] and layout.needed[1] <= size[1]):
                 return layout
         raise ValueError(
@@ -63,17 +69,30 @@ class Layout:
     @property
     def needed(self) -> tuple[float, float]:
         """Width and height that everything needs."""
-        width = _left(self.titles) + self.picture[0] + GAP + _EDGE
+        width = self._start + _EDGE
         width += max(sum(block.width(self.picture[0]) for block in line) for line in self.lines)
-        heads = sum(map(self._head, self.lines)) * (self.images if self.wrapped else 1)
+        rows = range(self.images)
+        heads = sum(self._head(line) for row in rows for line in self.lines if self._is_headed(row, line))
         pictures = self.images * sum(self._caption(line) + self.picture[1] + GAP for line in self.lines)
         between = (self.images - 1) * _LINE["medium"] if self.wrapped else 0
         return width, heads + pictures + between + len(self._footer(width)) * _LINE["small"] + 0.15
 
     @property
     def wrapped(self) -> bool:
-        """Whether an image has several lines: each then has its own headings."""
+        """Whether an image has several lines."""
         return len(self.lines) > 1
+
+    @property
+    def _start(self) -> float:
+        """Where the first block begins."""
+        return _left(self.titles) + self.picture[0] + GAP + _NAME * self.compared
+
+    def _is_headed(self, row: int, line: Sequence[Block]) -> bool:
+        """Return whether there are headings above a line: once, unless another line has others."""
+        groups = {block.title for each in self.lines for block in each}
+        if self.compared and len(self.lines) == len(groups):
+            return row == 0 and line is self.lines[0]
+        return row == 0 or self.wrapped
 
     def draw(self, pictures: np.ndarray, overlay: bool) -> Figure:
         """Return the figure."""
@@ -84,7 +103,7 @@ class Layout:
         for row, picture in enumerate(pictures):
             for line in self.lines:
                 is_first = line is self.lines[0]
-                if row == 0 or self.wrapped:
+                if self._is_headed(row, line):
                     top -= self._head(line)
                     self._draw_head(figure, line, top, "input" if is_first else "")
                 bottom = top - self._caption(line) - self.picture[1]
@@ -93,7 +112,11 @@ class Layout:
                     bare(axis).imshow(picture)
                     if self.titles:
                         axis.set_ylabel(self.titles[row])
-                x = left + self.picture[0] + GAP
+                x = self._start
+                if self.compared:
+                    name = filled(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
+                    style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "weight": "bold"}
+                    self._text(figure, x - 0.08, bottom + self.picture[1] / 2, name, **style)
                 for block in line:
                     text = self._captioned(block, row)
                     for column in block.columns:
@@ -113,9 +136,8 @@ class Layout:
 
     def _draw_head(self, figure: Figure, line: Sequence[Block], bottom: float, first: str) -> None:
         """Write the headings of a line above ``bottom``, and the titles of its groups above them."""
-        x = _left(self.titles)
-        self._text(figure, x, bottom, first)
-        x += self.picture[0] + GAP
+        self._text(figure, _left(self.titles), bottom, first)
+        x = self._start
         for run in _runs(line):
             start = x
             for block in run:
@@ -123,7 +145,7 @@ class Layout:
                     self._text(figure, x, bottom, self._heading(block, column))
                     x += self.picture[0] + GAP
                 x += block.width(0) - len(block.columns) * GAP
-            if run[0].title:
+            if run[0].title and not self.compared:
                 y = bottom + self._head(line) - self._group_head(line) + 0.04
                 self._rule(figure, start, x - 0.2, y)
                 self._text(figure, start, y + 0.04, self._group_title(run), weight="bold")
@@ -134,7 +156,7 @@ class Layout:
         return _height(headings, "medium") + self._group_head(line)
 
     def _group_head(self, line: Sequence[Block]) -> float:
-        titles = [self._group_title(run) for run in _runs(line) if run[0].title]
+        titles = [self._group_title(run) for run in _runs(line) if run[0].title and not self.compared]
         return _height(titles, "medium") + 0.12 if titles else 0.0
 
     def _caption(self, line: Sequence[Block]) -> float:
@@ -142,18 +164,19 @@ class Layout:
         return _height([self._captioned(block, row) for block in line for row in range(self.images)], "small") + 0.1
 
     def _group_title(self, run: Sequence[Block]) -> str:
-        return _filled(run[0].title, sum(block.width(self.picture[0]) for block in run) - 0.2, "bold")
+        width = sum(block.width(self.picture[0]) for block in run) - 0.2
+        return filled(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
 
     def _heading(self, block: Block, column: Column) -> str:
         text = column.heading
-        return text if "$" in text else _filled(text, block.width(self.picture[0]), "medium")
+        return text if "$" in text else filled(text, block.width(self.picture[0]), "medium")
 
     def _captioned(self, block: Block, row: int) -> str:
         text = block.captions[row]
-        return text if "$" in text else _filled(text, block.width(self.picture[0]), "small")
+        return text if "$" in text else filled(text, block.width(self.picture[0]), "small")
 
     def _footer(self, width: float) -> list[str]:
-        return [line for note in self.notes for line in _filled(note, width, "small").split("\n")]
+        return [line for note in self.notes for line in filled(note, width, "small").split("\n")]
 
     def _axis(self, figure: Figure, x: float, y: float) -> Axes:
         width, height = figure.get_size_inches()
@@ -200,6 +223,6 @@ def _height(texts: Sequence[str], size: str) -> float:
     return _LINE[size] * max(text.count("\n") + 1 for text in texts)
 
 
-def _filled(text: str, width: float, size: str, **options: Any) -> str:
+def filled(text: str, width: float, size: str, **options: Any) -> str:
     """Return words in lines of so many inches."""
     return textwrap.fill(text, max(5, int(width / _CHARACTER[size])), **options)

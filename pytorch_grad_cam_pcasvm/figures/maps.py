@@ -5,12 +5,14 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
 from pytorch_grad_cam_pcasvm.figures.layout import FONT, Layout
 from pytorch_grad_cam_pcasvm.figures.style import as_pictures
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 
 MOST_COMPONENTS = 8  # of each head, where none are chosen
@@ -23,6 +25,7 @@ def plot_maps(
     rows: Sequence[Any] | None = None,
     classes: Sequence[Any] | None = None,
     components: int | Sequence[int] | None = None,
+    compare: bool | None = None,
     overlay: bool = True,
     signed: bool = False,
     size: tuple[float, float] | None = None,
@@ -35,12 +38,15 @@ def plot_maps(
 
     Args:
         images: what is drawn below the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
-        maps: from ``explain``, or several by title: ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``.
+        maps: from ``explain``, or several by title: of several networks,
+            ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``, or methods, ``{"Grad-CAM": ..., "contributions": ...}``.
         rows: a title for each image, e.g. its true class.
         classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels. Of
             several maps, those with as many classes take them.
         components: which components: their numbers, from 0, or how many; None: at most the first 8. The figure says
             how many there are.
+        compare: a line for each of several maps, with the same target below each other; otherwise all stand side by
+            side. None: where all are of the same targets, two at least. Every picture keeps its own scale.
         overlay: over the image (by the host's ``show_cam_on_image``), otherwise bare.
         signed: one picture per target, from -nu (blue: lowers it) through 0 (white) to nu (red: raises it).
         size: width and height of the figure in inches.
@@ -49,17 +55,29 @@ def plot_maps(
         The figure.
 
     Raises:
-        ValueError: images, maps, titles, classes or components do not belong together, or the size has no room.
+        ValueError: images, maps, titles, classes or components do not belong together, maps that are compared are of
+            other targets or images, or the size has no room.
     """
     groups = maps if isinstance(maps, Mapping) else {"": maps}
     for title, group in groups.items():
-        _check_maps(title, group, len(images))
+        check_maps(title, group, len(images))
     pictures = as_pictures(images)
     if rows is not None and len(rows) != len(pictures):
         raise ValueError(f"{len(rows)} row titles for {len(pictures)} images: give one for each")
-    _check_classes(classes, groups)
+    check_classes(classes, groups)
     _check_components(components, groups)
+    if compare is None:
+        targets = [list(group.targets) for group in groups.values()]
+        compare = all(len(each) > 1 and each == targets[0] for each in targets)
+    compare = compare and len(groups) > 1
     blocks, notes = [], [_how_to_read(groups, signed)]
+    if compare:
+        _check_comparable(groups)
+        notes.append("Every scale ends at the number beside it.")
+    adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
+    if adding_up:
+        which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
+        notes.append(f"Maps that add up to the value above them, less that at the baseline{which}.")
     for title, group in groups.items():
         numbers, known = _selected(group.targets, components)
         blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]
@@ -70,16 +88,22 @@ def plot_maps(
                 notes[-1] += f" components={known} draws all, components=[0, {known - 1}] the first and the last."
     if not blocks:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
-    layout = Layout.fitting(blocks, pictures.shape, [str(title) for title in rows or ()], notes, size)
+    if compare:  # with equal widths they stand below each other
+        for same in zip(*([b for b in blocks if b.title == title] for title in groups), strict=True):
+            longest = max(block.longest for block in same)
+            for block in same:
+                block.longest = longest
+    layout = Layout.fitting(blocks, pictures.shape, [str(title) for title in rows or ()], notes, size, compare)
     with mpl.rc_context({"font.size": FONT}):
         return layout.draw(pictures, overlay)
 
 
-def _check_maps(title: str, group: SignedMaps, images: int) -> None:
+def check_maps(title: str, group: SignedMaps, images: int) -> None:
+    """Refuse maps, with a ValueError, that are of volumes or of another number of images."""
     shape, named = tuple(group.maps.shape), f" ({title})" if title else ""
     if len(shape) == 5:
         raise ValueError(
-            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, and plot_maps draws pictures: choose "
+            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, and pictures are drawn: choose "
             f"one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, :, d]), and give that slice of "
             "the images, shape (N, H, W)"
         )
@@ -90,7 +114,26 @@ def _check_maps(title: str, group: SignedMaps, images: int) -> None:
         )
 
 
-def _check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps]) -> None:
+def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
+    (title, first), *others = groups.items()
+    for other, group in others:
+        if list(group.targets) != list(first.targets):
+            raise ValueError(
+                f"{title!r} and {other!r} are of other targets, {first.targets} and {group.targets}, and cannot be "
+                "compared: give every explain the same targets"
+            )
+        outputs = first.output, group.output
+        if all(isinstance(output, HeadOutput) for output in outputs) and outputs[0].head is outputs[1].head:
+            here, there = (output.features.cpu() for output in outputs)
+            if here.shape != there.shape or not torch.allclose(here, there, 1e-2, 1e-2 * float(here.abs().max())):
+                raise ValueError(
+                    f"{title!r} and {other!r} are of other images, or of a network that has changed: explain the same "
+                    "batch, or draw them side by side, compare=False"
+                )
+
+
+def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps]) -> None:
+    """Refuse names of classes, with a ValueError, that are not as many as any of these maps has classes."""
     known = sorted({len(labels) for group in groups.values() if (labels := labels_of(group.output)) is not None})
     if classes is not None and known and len(classes) not in known:
         raise ValueError(

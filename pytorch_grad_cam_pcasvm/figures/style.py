@@ -5,9 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -16,6 +18,17 @@ RED, BLUE = "#b2182b", "#2166ac"
 # Okabe and Ito's colours, and a marker for each class: either alone tells the classes apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800", "#7F7F7F", "#8C510A")
 MARKERS = "os^vDP*X<>"
+
+
+def _over_pictures() -> ListedColormap:
+    """Return the diverging colours for maps over pictures: clear at 0, where the picture shows, and never whitish."""
+    values = np.linspace(-1, 1, 255)
+    colours = mpl.colormaps[DIVERGING](0.5 + 0.5 * np.sign(values) * (0.4 + 0.6 * np.abs(values)))
+    colours[:, 3] = 0.95 * np.abs(values) ** 0.7
+    return ListedColormap(colours)
+
+
+_OVER_PICTURES = _over_pictures()
 
 
 class NotebookFigure(Figure):
@@ -55,6 +68,27 @@ def bare(axis: Axes) -> Axes:
     for spine in axis.spines.values():
         spine.set_visible(False)
     return axis
+
+
+def draw_signed(axis: Axes, picture: np.ndarray | None, values: np.ndarray) -> None:
+    """Draw a signed map (H, W) in [-1, 1], blue to red, bare or over its picture (H, W, 3) in grey."""
+    if picture is not None:
+        axis.imshow(0.35 + 0.65 * picture.mean(-1), cmap="gray", vmin=0, vmax=1)
+    bare(axis).imshow(values, cmap=DIVERGING if picture is None else _OVER_PICTURES, vmin=-1, vmax=1)
+
+
+def draw_bar(bar: Axes, top: str, signed: bool) -> None:
+    """Draw the colours of a scale from 0 to ``top``, or from minus that if ``signed``."""
+    bottom = -1 if signed else 0
+    colours = np.linspace(1, bottom, 256)[:, None]
+    bar.imshow(colours, cmap=DIVERGING if signed else HEAT, aspect="auto", extent=(0, 1, bottom, 1))
+    bar.set_xticks([])
+    bar.yaxis.tick_right()
+    bar.set_yticks([bottom, 1], labels=[f"\N{MINUS SIGN}{top}" if signed else "0", top], fontsize="small")
+    lowest, highest = bar.get_yticklabels()
+    lowest.set_verticalalignment("bottom")
+    highest.set_verticalalignment("top")
+    bar.tick_params(length=0, pad=2)
 
 
 def number(value: float, log_scale: float = 0.0) -> str:

@@ -1,0 +1,164 @@
+"""Baselines: the activations that contributions begin at, and that stand for what is left out."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.features import checked_images, flatten, output_of
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, uncompiled
+from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.path import Baseline
+from pytorch_grad_cam_pcasvm.run import Run
+
+
+@dataclass
+class AtBaseline:
+    """A run at its baseline.
+
+    Attributes:
+        path: the path's values there.
+        output: the network's output there, of one row or N.
+        difference: activations minus those of the baseline, shape (N, T, H, W).
+    """
+
+    path: Baseline
+    output: Any
+    difference: Tensor
+
+
+class WithBaseline(ClosedFormCAM):
+    """A method with a baseline (see :class:`ContributionCAM`)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target_layers: Sequence[nn.Module | str],
+        reshape_transform: Callable[[Tensor], Tensor] | None = None,
+        *,
+        baseline: str | Tensor = "zero",
+        jacobian: str = "closed_form",
+        max_bytes: int | None = None,
+    ) -> None:
+        if isinstance(baseline, str) and baseline not in ("zero", "mean"):
+            raise ValueError(f"baseline must be 'zero', 'mean', activations or an image, got {baseline!r}")
+        if not isinstance(baseline, str | Tensor):
+            raise TypeError(f"baseline must be 'zero', 'mean' or a tensor, got {type(baseline).__name__}")
+        if isinstance(baseline, Tensor) and not bool(baseline.isfinite().all()):
+            raise ValueError("the baseline has NaN or infinite values")
+        super().__init__(model, target_layers, reshape_transform, jacobian=jacobian, max_bytes=max_bytes)
+        self.baseline = baseline
+        self._kept: tuple[Run, int, AtBaseline] | None = None
+
+    def _difference(self, run: Run, layer: int) -> Tensor:
+        """Return activations minus those of the baseline, in the shape of maps."""
+        return run.activations(layer) - run.shaped(self._start(run, layer))
+
+    def _at_baseline(self, run: Run, layer: int) -> AtBaseline:
+        """Run the path from the baseline, once for all chunks of targets."""
+        if self._kept is None or self._kept[0] is not run or self._kept[1] != layer:
+            start = self._start(run, layer)
+            path = run.passed.baseline(start, layer)
+            features = path.output[: len(start)] if isinstance(run.output, HeadOutput) else path.output
+            difference = run.activations(layer) - run.shaped(start)
+            if difference[0].numel() != start[0].numel():
+                raise ValueError(
+                    "reshape_transform leaves out a part of the activations (class or register tokens?), without which "
+                    "contributions do not add up: use a method of the gradient as ClosedFormGradCAM"
+                )
+            self._kept = run, layer, AtBaseline(path, run.output_of(features), difference)
+        return self._kept[2]
+
+    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Any:
+        try:
+            return super()._explained(run, layer, targets)
+        finally:
+            self._kept = None
+
+    def _start(self, run: Run, layer: int) -> Tensor:
+        """Return the baseline as activations of the target layer, as the network has them, of one row or N."""
+        activations, given = run.passed.activations[layer], self.baseline
+        if isinstance(given, str):
+            zeros = torch.zeros_like(activations[:1])
+            return zeros if given == "zero" else _mean(run, layer, zeros)
+        given = given.to(activations.device)
+        shape, image = activations.shape, run.images.shape
+        as_image = given.shape in (image, image[1:], (1, *image[1:]))
+        as_activations = given.shape in (shape, shape[1:], (1, *shape[1:]), shape[1:2])
+        if as_image and as_activations:
+            raise ValueError(
+                f"a baseline of shape {tuple(given.shape)} can be an image or activations, which have the same shape "
+                "here: give the activations of all images, (N, T, H, W), or take another layer"
+            )
+        if as_image:
+            images = given.reshape(-1, *image[1:]).to(run.images.dtype)
+            return output_of(_backbone(run.model), run.layers[layer], images)
+        if not as_activations:
+            raise ValueError(
+                f"the baseline has shape {tuple(given.shape)}: expected activations, ({shape[1]},), {tuple(shape[1:])} "
+                f"or {tuple(shape)}, or an image, {tuple(image[1:])}"
+            )
+        if given.dim() == 1:
+            given = given.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
+        return given.reshape(-1, *shape[1:]).to(activations.dtype)
+
+
+def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | str, *, progress: bool = True) -> Tensor:
+    """Return the mean activations of a layer over a data set, as a baseline.
+
+    Args:
+        net: a :class:`PCASVMNet` or a backbone.
+        loader: gives ``(images, ...)`` batches, or images alone, of shape (N, ...), all of one size.
+        layer: the layer, or its dotted name.
+        progress: show a progress bar.
+
+    Returns:
+        The mean, (T, H, W), float32 or better, on the network's device.
+
+    Raises:
+        TypeError: the loader gives something else than floating-point tensors, or the layer does.
+        ValueError: the loader is empty, its images differ in size, or the network has no such layer.
+    """
+    backbone = _backbone(net)
+    name = layer_name(backbone, layer)
+    total: Tensor | None = None
+    count = 0
+    with evaluating(net), torch.no_grad():
+        for batch in tqdm(loader, desc="mean activations", unit="batch", disable=not progress):
+            images = checked_images(batch[0] if isinstance(batch, list | tuple) else batch)
+            activations = output_of(backbone, name, images.to(device_of(net)))
+            if not isinstance(activations, Tensor):
+                raise TypeError(f"the layer {name!r} gives a {type(activations).__name__}, not a tensor: name another")
+            if total is not None and total.shape != activations.shape[1:]:
+                raise ValueError(
+                    f"activations of shapes {tuple(total.shape)} and {tuple(activations.shape[1:])} have no mean: "
+                    "resize the images to one size"
+                )
+            total = activations.sum(0, dtype=torch.float64) + (0 if total is None else total)
+            count += len(images)
+    if total is None:
+        raise ValueError("the loader gave no batch: there is nothing to average")
+    return (total / count).to(torch.promote_types(activations.dtype, torch.float32))
+
+
+def _backbone(net: nn.Module) -> nn.Module:
+    return net.feature_layer()[0] if isinstance(net, PCASVMNet) else uncompiled(net)
+
+
+def _mean(run: Run, layer: int, zeros: Tensor) -> Tensor:
+    """Return the mean activations of the training set where the head knows them: features are means over positions."""
+    mean = run.output.head.feature_mean if isinstance(run.output, HeadOutput) else None
+    if mean is not None and len(mean) == zeros.shape[1]:
+        start = mean.to(zeros).reshape(1, -1, *[1] * (zeros.dim() - 2)).expand_as(zeros)
+        features = flatten(run.passed.baseline(start, layer).output)[0].to(mean)
+        if torch.allclose(features, mean, rtol=1e-3, atol=1e-3 * float(mean.abs().max())):
+            return start
+    raise ValueError(
+        "baseline='mean' needs the training set's mean at the target layer, which the head knows only where features "
+        "are means over positions and it begins with a StandardScaler or PCA: pass "
+        f"baseline=mean_activations(net, loader, {run.layers[layer]!r})"
+    )

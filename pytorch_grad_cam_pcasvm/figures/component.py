@@ -1,0 +1,322 @@
+"""The figure of a component: the images at its two ends with their maps, classes along it, its part in decisions."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.features import checked_images
+from pytorch_grad_cam_pcasvm.figures.decision import weights_of
+from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
+from pytorch_grad_cam_pcasvm.figures.maps import check_maps
+from pytorch_grad_cam_pcasvm.figures.style import (
+    BLUE,
+    COLOURS,
+    MARKERS,
+    RED,
+    as_array,
+    as_pictures,
+    bare,
+    class_name,
+    draw_bar,
+    draw_signed,
+    new_figure,
+    number,
+)
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.methods import ContributionCAM
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, uncompiled
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
+
+MOST_CLASSES = 12
+_PICTURE, _GAP, _MIDDLE, _RIGHT, _LEFT = 1.25, 0.06, 1.0, 0.85, 0.1  # in inches
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The images at the two ends of a component, from low to high: their rows, maps and the scale of these.
+
+    Attributes:
+        rows: shape (2 E,).
+        pictures: shape (2 E, H, W, 3).
+        maps: between -1 and 1, shape (2 E, H, W).
+        top: what 1 stands for, times ``exp(log_scale)``.
+        log_scale: see :class:`SignedMaps`.
+    """
+
+    rows: np.ndarray
+    pictures: np.ndarray
+    maps: np.ndarray
+    top: float
+    log_scale: float
+
+    def outermost(self, count: int) -> "Ends":
+        """Return so many images at each end."""
+        chosen = [*range(count), *range(len(self.rows) - count, len(self.rows))]
+        return replace(self, rows=self.rows[chosen], pictures=self.pictures[chosen], maps=self.maps[chosen])
+
+
+@dataclass(frozen=True)
+class Along:
+    """All images along a component.
+
+    Attributes:
+        symbol: of the component.
+        values: of it, shape (R,).
+        classes: by name, which images they have, masks of shape (R,).
+        kind: what they are.
+        parts: of the component in the decision, shape (R,), or None.
+    """
+
+    symbol: str
+    values: np.ndarray
+    classes: Mapping[str, np.ndarray]
+    kind: str
+    parts: np.ndarray | None
+
+
+def plot_component(
+    net: PCASVMNet,
+    component: int,
+    images: Tensor,
+    *,
+    target_layer: nn.Module | str | None = None,
+    cam: ClosedFormCAM | None = None,
+    labels: Any = None,
+    classes: Mapping[Any, str] | Sequence[str] | None = None,
+    pictures: Any = None,
+    count: int = 4,
+    end: int | None = None,
+    target: Target | None = None,
+    batch_size: int = 32,
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw what a component means: the images at its two ends with their maps, and the classes along it.
+
+    Above, from the lowest to the highest value: images, their signed maps on one scale (red raises the component), and
+    the mean image and map of each end. Below: every image as a point, class by class, those shown above circled; and
+    where there is an SVM and maps add up, the part of the component in its decisions, the mean over each class of
+    ``g_b (p_b - p0_b)`` (see :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`) with its standard error.
+
+    Args:
+        net: a network with components.
+        component: its number b, from 0.
+        images: what the network is given, shape (R, C, H, W), R of them 2 at least.
+        target_layer: whose contributions are drawn, :class:`ContributionCAM`.
+        cam: another method, of this network, in its place.
+        labels: the class of every image, shape (R,); None: the predicted ones.
+        classes: names of the labels: by label, or a list in which numbers are looked up; None: the labels.
+        pictures: what is drawn, as for :func:`plot_maps`; None: the images, which then must lie in [0, 1].
+        count: so many images at each end.
+        end: so many images make the mean of each end; None: a tenth of all, ``count`` at least.
+        target: the decision; None: the margin of the class predicted for each image.
+        batch_size: so many images are run at once.
+        size: width and height of the figure in inches.
+
+    Returns:
+        The figure.
+
+    Raises:
+        TypeError: the images are no floating-point tensor.
+        ValueError: no such component, neither or both of ``target_layer`` and ``cam``, a method of another network, or
+            images, pictures and labels that do not belong together.
+    """
+    cam = _method(net, target_layer, cam)
+    x = checked_images(images)
+    source = as_array(x if pictures is None else pictures)
+    p, predicted = _values(net, x, batch_size)
+    if not 0 <= component < p.shape[1]:
+        raise ValueError(f"component {component}: the head has {p.shape[1]}, numbered from 0")
+    if len(x) < 2 or count < 1 or batch_size < 1 or len(source) != len(x):
+        raise ValueError(f"{len(x)} images, {len(source)} pictures, count {count}: give 2 images at least, all drawn")
+    given = predicted if labels is None else as_array(labels)
+    if given.shape != (len(x),):
+        raise ValueError(f"labels of shape {given.shape} for {len(x)} images: give one for each")
+    count = min(count, len(x) // 2)
+    of_mean = min(max(end or len(x) // 10, count), len(x) // 2)
+    values = p[:, component].numpy()
+    labelled: dict[str, np.ndarray] = {}
+    for index, value in enumerate(np.unique(given).tolist()):
+        name = class_name(value, index, classes)
+        labelled[name] = labelled.get(name, False) | (given == value)
+    order = np.argsort(values, kind="stable")
+    rows = np.concatenate([order[:of_mean], order[-of_mean:]])
+    drawn = as_pictures(source[rows])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BlankMapWarning)
+        maps = SignedMaps.cat([
+            cam.explain(x[some].to(device_of(net)), [PCATarget(component)]).cpu()
+            for some in torch.from_numpy(rows).split(batch_size)
+        ])
+        check_maps("", maps, len(drawn))
+        ends = _ends(rows, drawn, maps)
+        parts = _parts(cam, x[:1], p.to(device_of(net)), component, target)
+    kind = "class" if labels is not None else "predicted class" if net.head.classes_ is not None else "set"
+    along = Along(f"p_{{{component + 1}}}", values, labelled, kind, parts)
+    with mpl.rc_context({"font.size": FONT}):
+        return _drawn(ends, along, count, size)
+
+
+def _method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFormCAM:
+    if (layer is None) == (cam is None):
+        raise ValueError("say where to look: target_layer=, for contributions, or cam= for another method")
+    if cam is None:
+        return ContributionCAM(net, [layer])
+    if cam.model is not uncompiled(net):
+        raise ValueError("the cam is that of another network: make it of this net")
+    return cam
+
+
+def _values(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.ndarray]:
+    """Return the components of all images, (R, B), and the predicted classes, (R,), all the same without any."""
+    components, labels = [], []
+    with evaluating(net), torch.no_grad():
+        for batch in x.split(batch_size):
+            output = net(batch.to(device_of(net)))
+            if output.components is None:
+                raise ValueError("the head has no components: plot_component needs one with a PCA")
+            components.append(output.components.cpu())
+            known = output.head.classes_ is not None
+            labels.append(output.labels() if known else np.full(len(batch), "all images"))
+    return torch.cat(components), np.concatenate(labels)
+
+
+def _ends(rows: np.ndarray, pictures: np.ndarray, maps: SignedMaps) -> Ends:
+    """Return images and their maps on one scale."""
+    signed = upsampled(maps.positive(scale="target") - maps.negative(scale="target"), pictures.shape[1:3])
+    largest = int((maps.nu.log() + maps.log_scale).argmax())
+    return Ends(rows, pictures, signed[:, 0].numpy(), float(maps.nu[largest]), float(maps.log_scale[largest]))
+
+
+def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target: Any) -> np.ndarray | None:
+    """Return g_b (p_b - p0_b) of every image, shape (R,); None without an SVM, or where maps do not add up."""
+    if cam.model.head.decision_position is None:
+        return None
+    targets = [PCATarget(b) for b in range(p.shape[1])]
+    start = cam.explain(first.to(p.device), targets)
+    if start.baseline_values is None or not start.linear:
+        return None
+    none = p.new_zeros(len(p), p.shape[1], 0)
+    at_baseline = start.baseline_values.to(p).expand_as(p)
+    zero = torch.zeros_like(p)
+    without_maps = SignedMaps(none.unsqueeze(-1), none, p, zero, zero, targets, None, None, at_baseline, linear=True)
+    decided = SVMTarget() if target is None else target
+    g, log_scale = weights_of(without_maps, cam.model.head, decided, [component])
+    return (g[:, 0] * log_scale.exp() * (p - at_baseline)[:, component]).cpu().numpy()
+
+
+def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | None) -> Figure:
+    """Return the figure, its pictures from the lowest to the highest value."""
+    pitch, high = _PICTURE + _GAP, _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2]
+    names = _most_telling(along)
+    width = _LEFT + (2 * count + 2) * pitch + _MIDDLE + _RIGHT
+    note = filled(_note(along), width - 0.3, "small")
+    bottom, strip = 0.95 + 0.23 * note.count("\n"), max(1.2, 0.36 * len(names))
+    below = bottom + strip + 0.45
+    height = below + 2 * high + _GAP + 0.85
+    figure = new_figure(size or (width, height))
+
+    def x_of(column: int) -> float:
+        return _LEFT + column * pitch + _MIDDLE * (column > count)
+
+    def axis_at(column: int, line: int) -> Axes:
+        y = below + (1 - line) * (high + _GAP)
+        return figure.add_axes((x_of(column) / width, y / height, _PICTURE / width, high / height))
+
+    _draw_ends(axis_at, ends, along, count)
+    for column, word in ((0, "lowest"), (count + 1, "highest")):
+        title = f"{word} ${along.symbol}$"
+        figure.text(x_of(column) / width, 1 - 0.08 / height, title, va="top", weight="bold")
+    left = 0.35 + 0.125 * max(map(len, names))
+    room, share = width - left - 0.25, 1.0 if along.parts is None else 0.62
+    axis = figure.add_axes((left / width, bottom / height, share * room / width, strip / height))
+    _draw_strip(axis, along, names, ends.outermost(count).rows)
+    if along.parts is not None:
+        x = left + (share + 0.03) * room
+        axis = figure.add_axes((x / width, bottom / height, (0.97 - share) * room / width, strip / height))
+        _draw_parts(axis, along, names)
+    figure.text(0.1 / width, 0.08 / height, note, fontsize="small", color="0.3", va="bottom", linespacing=1.2)
+    return figure
+
+
+def _draw_ends(axis_at: Callable[[int, int], Axes], ends: Ends, along: Along, count: int) -> None:
+    """Draw pictures above their maps: the lowest and their mean, the mean of the highest and these."""
+    name_of = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
+    shown = ends.outermost(count)
+    titles = [f"{name_of[row]}\n{number(float(along.values[row]))}" for row in shown.rows]
+    half = len(ends.rows) // 2
+    sides = slice(None, half), slice(half, None)
+    means = [ends.maps[side].mean(0) for side in sides]
+    top = max(float(np.abs(mean).max()) for mean in means)
+    columns = list(zip(titles, shown.pictures, shown.maps, strict=True))
+    columns[count:count] = [
+        (f"mean of the\n{half} {word}", ends.pictures[side].mean(0), mean / (top or 1.0))
+        for word, side, mean in zip(("lowest", "highest"), sides, means, strict=True)
+    ]
+    for column, (title, picture, values) in enumerate(columns):
+        axis = axis_at(column, 0)
+        bare(axis).imshow(picture)
+        axis.set_title(title, fontsize="small", pad=4)
+        axis = axis_at(column, 1)
+        draw_signed(axis, picture, values)
+        if column in (count, len(columns) - 1):
+            share = top if column == count else 1.0
+            draw_bar(axis.inset_axes((1.07, 0, 0.1, 1)), number(share * ends.top, ends.log_scale), signed=True)
+
+
+def _note(along: Along) -> str:
+    note = f"Red raises ${along.symbol}$, blue lowers it: all maps on one scale, the two means on their own. "
+    note += f"Points: all images, those above circled; black: the mean of each {along.kind}."
+    if along.parts is not None:
+        note += " Bars: what the component gives to the decision, the mean of each class and its standard error."
+    if len(along.classes) > MOST_CLASSES:
+        note += f" Of {len(along.classes)} classes, the {MOST_CLASSES} whose means lie farthest out."
+    return note
+
+
+def _most_telling(along: Along) -> list[str]:
+    """Return the names of the classes that are drawn: all, or those whose means lie farthest out."""
+    middle = along.values.mean()
+    by_distance = sorted(along.classes, key=lambda name: -abs(along.values[along.classes[name]].mean() - middle))
+    kept = set(by_distance[:MOST_CLASSES])
+    return [name for name in along.classes if name in kept]
+
+
+def _draw_strip(axis: Axes, along: Along, names: Sequence[str], circled: np.ndarray) -> None:
+    """Draw the values of all images, a line for each class, with its mean."""
+    spread = np.random.default_rng(0).uniform(-0.28, 0.28, len(along.values))
+    for line, name in enumerate(names):
+        mask = along.classes[name]
+        colour = COLOURS[line % len(COLOURS)]
+        style: dict[str, Any] = {"s": 14 if mask.sum() < 500 else 5, "alpha": 0.6, "linewidths": 0, "color": colour}
+        axis.scatter(along.values[mask], line + spread[mask], marker=MARKERS[line % len(MARKERS)], **style)
+        axis.plot([along.values[mask].mean()] * 2, [line - 0.4, line + 0.4], color="black", linewidth=2)
+        rows = circled[mask[circled]]
+        axis.scatter(along.values[rows], line + spread[rows], s=55, facecolors="none", edgecolors="black", linewidths=1)
+    axis.set(ylim=(len(names) - 0.5, -0.5), xlabel=f"${along.symbol}$")
+    axis.set_yticks(range(len(names)), labels=names)
+    axis.tick_params(axis="y", length=0)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _draw_parts(axis: Axes, along: Along, names: Sequence[str]) -> None:
+    """Draw the mean part of the component in the decision, a bar for each class."""
+    assert along.parts is not None
+    groups = [along.parts[along.classes[name]] for name in names]
+    means = np.array([group.mean() for group in groups])
+    errors = [group.std(ddof=1) / math.sqrt(len(group)) if len(group) > 1 else 0.0 for group in groups]
+    axis.barh(range(len(names)), means, 0.7, color=[RED if mean > 0 else BLUE for mean in means], xerr=errors)
+    axis.axvline(0, color="0.4", linewidth=1)
+    axis.set(ylim=(len(names) - 0.5, -0.5), yticks=[], xlabel=f"part in the decision, $g\\,({along.symbol} - p^0)$")
+    axis.spines[["top", "right", "left"]].set_visible(False)

@@ -1,0 +1,218 @@
+"""The figure of a decision: what every component gives to it, as maps and as steps from the baseline to its value."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject
+from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
+from pytorch_grad_cam_pcasvm.figures.maps import check_classes, check_maps
+from pytorch_grad_cam_pcasvm.figures.style import (
+    BLUE,
+    RED,
+    as_pictures,
+    bare,
+    draw_bar,
+    draw_signed,
+    new_figure,
+    number,
+)
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.reduction import recombined
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
+
+GREY = "0.35"
+_PICTURE, _BETWEEN, _BARS = 1.6, 0.32, 2.7  # in inches: a picture, what is between two, the height of the steps
+_LEFT, _RIGHT, _TOP, _MIDDLE = 0.95, 0.85, 1.15, 0.3
+_NOTE = (
+    "Red raises the value, blue lowers it; all maps share one scale. Each bar is the sum of the map above it: the "
+    "steps lead from the value at the baseline, where the image says nothing yet, to the value that decides."
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a part of the decision gives: the sum of its map (H, W), which is drawn below it."""
+
+    name: str
+    formula: str
+    map: Tensor
+    rise: float
+
+
+def plot_decision(
+    images: Any,
+    components: SignedMaps,
+    head: Any,
+    target: Target | None = None,
+    *,
+    row: int = 0,
+    count: int = 4,
+    classes: Sequence[Any] | None = None,
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw a decision taken apart: the map of each component times its weight g_b, and their sums as steps.
+
+    Red raises the decision, blue lowers it; all maps share one scale. The steps ``g_b (p_b - p0_b)``, g_b the secant of
+    the decision from the baseline's components p0 to p, go from the baseline's value to that of the image. The network
+    is not needed, so any head that was fitted on the same components can be asked.
+
+    Args:
+        images: what was explained, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
+        components: contributions of every component, ``ContributionCAM.explain(x)``.
+        head: as for :func:`~pytorch_grad_cam_pcasvm.recombined`: ``net.head``, or another one.
+        target: what is taken apart; None: the margin of the predicted class.
+        row: which of the N images.
+        count: so many components are drawn, those with the largest steps; the others are summed.
+        classes: names of the classes, in the order of ``classes_``; None: the labels.
+        size: width and height of the figure in inches.
+
+    Returns:
+        The figure.
+
+    Raises:
+        TypeError: the maps are something else.
+        ValueError: the maps are no contributions of all components, images or head do not fit, there is no such row,
+            or the target is not linear in the head's values.
+    """
+    pictures = as_pictures(images)
+    target = SVMTarget() if target is None else target
+    if not isinstance(components, SignedMaps):
+        raise TypeError(f"expected the SignedMaps of all components, got {type(components).__name__}")
+    check_maps("", components, len(pictures))
+    if not 0 <= row < len(components) or count < 1:
+        raise ValueError(f"row {row}, count {count}: there are {len(components)} images, counted from 0")
+    whole = recombined(components[row], head, target)
+    if whole.baseline_values is None:
+        raise ValueError(
+            "maps of the gradient do not add up to the decision: give those of ContributionCAM(...).explain(x)"
+        )
+    value, start = float(whole.values), float(whole.baseline_values)
+    steps = _steps(components[row], head, target, whole, count)
+    if abs(start + sum(step.rise for step in steps) - value) > 1e-3 * (abs(value) + abs(start)):
+        raise ValueError(f"{target} is not linear in the head's values, so that no steps add up to it: use SVMTarget")
+    check_classes(classes, {"": whole})
+    last = Step(heading(target, whole.output), "", whole.maps[0, 0], value - start)
+    with mpl.rc_context({"font.size": FONT}):
+        words = subject(whole, 0, 0, classes)
+        return _drawn(pictures[row], [*steps, last], start, words, float(whole.log_scale), size)
+
+
+def weights_of(components: SignedMaps, head: Any, target: Any, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return g_b of some components divided by ``exp(log_scale)``, shape (N, len(chosen)), and log_scale, (N,)."""
+    # What recombined does to maps it does to rows of the identity, too.
+    count = components.values.shape[1]
+    rows = torch.eye(count, dtype=components.values.dtype, device=components.maps.device)[:, list(chosen)]
+    maps = rows.reshape(1, count, 1, -1).expand(len(components), -1, -1, -1)
+    made = recombined(replace(components, maps=maps), head, target)
+    return made.maps[:, 0, 0], made.log_scale[:, 0]
+
+
+def _steps(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, count: int) -> list[Step]:
+    """Return the strongest components of one image, and the others as one step."""
+    known = takewhile(lambda pair: pair[1] == PCATarget(pair[0]), enumerate(components.targets))
+    of_components = components[:, [b for b, _ in known]]
+    g, _ = weights_of(of_components, head, target, range(len(of_components.targets)))
+    maps = g[0].reshape(-1, 1, 1) * of_components.maps[0].to(g.dtype)
+    rises = maps.sum((1, 2)) * whole.log_scale[0, 0].exp()
+    order = rises.abs().argsort(descending=True).tolist()
+    shown = order if len(order) == count + 1 else order[:count]  # nothing is gained by calling a single one "others"
+    formula = "$g_{{{0}}}\\,(p_{{{0}}} - p_{{{0}}}^0)$"
+    steps = [Step(f"component {b + 1}", formula.format(b + 1), maps[b], float(rises[b])) for b in shown]
+    rest = order[len(shown) :]
+    if rest:
+        name = f"{len(rest)} others"
+        steps.append(Step(name, name, maps[rest].sum(0), float(rises[rest].sum())))
+    return steps
+
+
+def _drawn(
+    picture: np.ndarray,
+    steps: Sequence[Step],
+    start: float,
+    subject: str,
+    log_scale: float,
+    size: tuple[float, float] | None,
+) -> Figure:
+    """Return the figure of the steps, of which the last is the decision itself."""
+    high = _PICTURE * picture.shape[0] / picture.shape[1]
+    pitch = _PICTURE + _BETWEEN
+    width = _LEFT + (len(steps) + 1) * pitch - _BETWEEN + _RIGHT
+    note = filled(_NOTE, width - 0.3, "small")
+    bottom = 0.82 + 0.23 * note.count("\n")
+    below = bottom + _BARS + _MIDDLE
+    height = below + high + _TOP
+    figure = new_figure(size or (width, height))
+    maps = upsampled(torch.stack([step.map for step in steps]).unsqueeze(0), picture.shape[:2])[0].cpu().numpy()
+    top = float(np.abs(maps).max())
+
+    def axis_at(column: int) -> Axes:
+        x, y = _LEFT + column * pitch, below
+        return figure.add_axes((x / width, y / height, _PICTURE / width, high / height))
+
+    axis = axis_at(0)
+    bare(axis).imshow(picture)
+    axis.set_title("input", fontsize="medium")
+    for column, (step, values) in enumerate(zip(steps, maps, strict=True), 1):
+        axis = axis_at(column)
+        draw_signed(axis, picture, values / (top or 1.0))
+        axis.set_title(step.name, fontsize="medium")
+        sign = {1: "", len(steps): "="}.get(column, "+")
+        axis.text(
+            -_BETWEEN / _PICTURE / 2, 0.5, sign, transform=axis.transAxes, ha="center", va="center", weight="bold"
+        )
+    draw_bar(axis.inset_axes((1.06, 0, 0.09, 1)), number(top, log_scale), signed=True)
+    wide = (len(steps) + 1) * pitch
+    bars = figure.add_axes(((_LEFT - _BETWEEN / 2) / width, bottom / height, wide / width, _BARS / height))
+    begin, rise, end = _draw_steps(bars, steps, start)
+    title = f"{steps[-1].name}{', ' if subject else ''}{subject}"
+    figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", weight="bold")
+    sentence = f"{end} = {begin} at the baseline {rise} from the components"
+    figure.text(0.1 / width, 1 - 0.4 / height, sentence, va="top")
+    figure.text(0.1 / width, 0.08 / height, note, fontsize="small", color="0.3", va="bottom", linespacing=1.2)
+    return figure
+
+
+def _draw_steps(axis: Axes, steps: Sequence[Step], start: float) -> tuple[str, str, str]:
+    """Draw a bar of each step, from where the last one ended, and return start, rise and end of all, as text."""
+    *parts, last = steps
+    levels = np.cumsum([start, *(step.rise for step in parts)])
+    bottoms = [0.0, *levels[:-1], 0.0]
+    heights = [start, *(step.rise for step in parts), start + last.rise]
+    colours = [GREY, *(RED if step.rise > 0 else BLUE for step in parts), GREY]
+    axis.bar(range(len(heights)), heights, 0.6, bottoms, color=colours, zorder=2)
+    for column, level in enumerate(levels):
+        axis.plot([column - 0.3, column + 1.3], [level, level], color="0.5", linewidth=1, zorder=3)
+    low, high = min(0.0, *levels), max(0.0, *levels)
+    room = 0.14 * (high - low or 1.0)
+    # As many places for all of them as show three digits of the largest: written numbers add up, too.
+    places = max(0, 2 - math.floor(math.log10(max(map(abs, heights)) or 1.0)))
+    for column, (bottom, height) in enumerate(zip(bottoms, heights, strict=True)):
+        up, is_step = height >= 0, 0 < column < len(heights) - 1
+        y = bottom + height + (0.15 if up else -0.15) * room
+        style: dict[str, Any] = {"ha": "center", "va": "bottom" if up else "top", "color": colours[column]}
+        axis.text(column, y, _written(height, places, is_step), weight="bold", **style)
+    axis.axhline(0, color="0.6", linewidth=1, zorder=1)
+    axis.set(xlim=(-0.5, len(heights) - 0.5), ylim=(low - (room if low < 0 else 0), high + room))
+    axis.set_xticks(range(len(heights)), labels=["baseline", *(step.formula for step in parts), last.name])
+    axis.yaxis.set_major_locator(MaxNLocator(4))
+    axis.tick_params(axis="x", length=0)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
+    return _written(start, places), _written(last.rise, places, sign=True, gap=" "), _written(heights[-1], places)
+
+
+def _written(value: float, places: int, sign: bool = False, gap: str = "") -> str:
+    """Return a number with so many places, a sign if asked for and where it is negative."""
+    value = round(value, places)
+    mark = "\N{MINUS SIGN}" if value < 0 else "+" if sign else ""
+    return f"{mark}{gap if mark else ''}{abs(value):.{places}f}"

@@ -1,0 +1,394 @@
+"""The CAM methods: each gives signed maps of every component and decision, from one run of the network.
+
+F are the activations (T channels), d the gradient of a target with respect to them, sums over i run over positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pytorch_grad_cam import (
+    AblationCAM,
+    GradCAM,
+    GradCAMElementWise,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    ScoreCAM,
+    ShapleyCAM,
+    XGradCAM,
+)
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.baselines import WithBaseline
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
+from pytorch_grad_cam_pcasvm.maps import signed_maps
+from pytorch_grad_cam_pcasvm.players import Players, shapley_values
+from pytorch_grad_cam_pcasvm.run import Run
+from pytorch_grad_cam_pcasvm.seeds import Rowwise, check_sums, values_of
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
+
+
+class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
+    """Grad-CAM, ``sum_t (sum_i d_t,i) F_t``: the maps of the paper (Eqs. 11 to 17).
+
+    Selvaraju et al., Grad-CAM, arXiv 1610.02391. Arguments as for :class:`ClosedFormCAM`.
+    """
+
+    _linear = True
+    _of_means = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        weights = run.sums(seeds, layer).contiguous()  # not a view of one image's numbers for all of them
+        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
+
+
+class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
+    """HiResCAM, ``sum_t d_t F_t`` position by position. Behind a mean over positions it is Grad-CAM.
+
+    Draelos and Carin, arXiv 2011.08891. Arguments as for :class:`ClosedFormCAM`.
+    """
+
+    _linear = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        maps = run.products(seeds, layer, activations, "channels")
+        return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return run.pullback(run.seeds([target]), layer)[:, 0] * run.activations(layer)
+
+
+class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
+    """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``; 0 where the sum is.
+
+    Behind a mean over positions it is Grad-CAM. Fu et al., arXiv 2008.02312. Arguments as for :class:`ClosedFormCAM`.
+    """
+
+    _linear = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        products = run.products(seeds, layer, activations, "positions")
+        total = activations.flatten(2).sum(-1).to(products.dtype).unsqueeze(1)
+        weights = torch.where(total == 0, 0.0, products / total)
+        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale)
+
+
+class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
+    """Grad-CAM++, ``sum_t w_t F_t`` with ``w_t = sum_i relu(d_t,i) / (2 + d_t,i sum_j F_t,j)``.
+
+    Its weights are derived for ``exp(score)``: of a component or a margin they are what the formula gives.
+    Chattopadhyay et al., arXiv 1710.11063, Eq. 19. Arguments as for :class:`ClosedFormCAM`.
+    """
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        grads = run.pullback(seeds, layer).flatten(3)
+        total = activations.flatten(2).sum(-1).to(grads.dtype).unsqueeze(1).unsqueeze(-1)
+        size = seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1)
+
+        def weights(signed: Tensor) -> Tensor:
+            alpha = 1 / (2 + signed * size * total)
+            return torch.where(signed > 0, alpha * signed, 0.0).sum(-1)
+
+        of_target, of_opposite = weights(grads), weights(-grads)
+        maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
+        return Explained(maps, of_target, seeds.values, seeds.log_scale, opposite)
+
+
+class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
+    """LayerCAM, ``sum_t relu(d_t) F_t`` position by position.
+
+    Jiang et al., IEEE Transactions on Image Processing 30 (2021). Arguments as for :class:`ClosedFormCAM`.
+    """
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        grads, x = run.pullback(seeds, layer), activations.unsqueeze(1)
+        rising, falling = grads.relu(), (-grads).relu()
+        maps, opposite = (torch.einsum("nkt...,nkt...->nk...", part, x.to(part.dtype)) for part in (rising, falling))
+        return Explained(maps, rising.flatten(3).sum(-1), seeds.values, seeds.log_scale, opposite)
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return run.pullback(run.seeds([target]), layer)[:, 0].relu() * run.activations(layer)
+
+
+class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
+    """Element-wise Grad-CAM, ``sum_t relu(d_t F_t)``, as in the host. Arguments as for :class:`ClosedFormCAM`."""
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        seeds = run.seeds(targets)
+        grads = run.pullback(seeds, layer)
+        terms = grads * run.activations(layer).unsqueeze(1)
+        weights = grads.flatten(3).sum(-1)
+        return Explained(terms.relu().sum(2), weights, seeds.values, seeds.log_scale, (-terms).relu().sum(2))
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return (run.pullback(run.seeds([target]), layer)[:, 0] * run.activations(layer)).relu()
+
+
+class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
+    """ShapleyCAM, ``sum_t w_t F_t`` with ``w_t = sum_i (d - H F / 2)_t,i``, H the Hessian of the target.
+
+    The product H F is the derivative of the closed-form gradient along F; where path and head are linear it is 0, and
+    the map that of Grad-CAM. Cai, arXiv 2501.06261. Arguments as for :class:`ClosedFormCAM`.
+    """
+
+    _of_means = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations = run.activations(layer)
+        with run.along(layer, run.passed.activations[layer]) as moved:
+            seeds = moved.seeds(targets)
+            sums = moved.pullback(seeds, layer).flatten(3).sum(-1)
+            (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
+            weights, product = forward_ad.unpack_dual(sums)
+            if product is not None:
+                weights = weights - product / 2
+            if of_scale is not None:  # of the factor that was taken out
+                weights = weights - forward_ad.unpack_dual(sums).primal * of_scale.unsqueeze(-1).to(sums.dtype) / 2
+        return Explained(signed_maps(weights, activations), weights, values, log_scale)
+
+
+class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
+    """Ablation-CAM, ``sum_t w_t F_t`` with ``w_t`` the target's value minus that without channel t.
+
+    Only what follows the first step that is not linear is evaluated for every channel. The paper divides by the value,
+    which the host does too: of a negative value that turns the map around, so here nothing is divided.
+    Desai and Ramaswamy, WACV 2020. Arguments as for :class:`ClosedFormCAM`.
+
+    Args:
+        baseline: what takes the place of an ablated channel (see :class:`ContributionCAM`).
+    """
+
+    _predicted = SVMTarget()
+
+    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations = run.activations(layer)
+        players = Players(run, layer, self._difference(run, layer), "channels", targets, self.max_bytes)
+        values, weights = [], []
+        for image in range(len(run)):
+            origin, rows = players.of(image)
+            value = players.values(image, origin.unsqueeze(0))
+            values.append(value)
+            weights.append((value - players.values(image, origin - rows)).T)
+        weight = torch.stack(weights).to(run.dtype)
+        return Explained(
+            signed_maps(weight, activations), weight, torch.cat(values), torch.zeros_like(torch.cat(values))
+        )
+
+
+class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
+    """Score-CAM, ``sum_t w_t F_t`` with ``w_t`` the rise of the target when the image is masked by channel t.
+
+    ``w_t = value(image * mask_t) - value(0 * image)``, mask_t the channel upsampled and brought to [0, 1]. All targets
+    share the T runs of the network. Wang et al., arXiv 1910.01279. Arguments as for :class:`ClosedFormCAM`.
+
+    Args:
+        softmax: put the weights through a softmax over the channels, as the host does: of components and margins it
+            saturates, and what lowers a target is lost.
+        channels: mask with this many channels only, those of largest variance over the positions, and give the others
+            no weight: an approximation of the paper's; None: with all.
+        batch_size: of the runs with masks.
+    """
+
+    _predicted = SVMTarget()
+
+    def __init__(
+        self,
+        model: Any,
+        target_layers: Any,
+        reshape_transform: Any = None,
+        *,
+        softmax: bool = False,
+        channels: int | None = None,
+        batch_size: int = 16,
+        jacobian: str = "closed_form",
+        max_bytes: int | None = None,
+    ) -> None:
+        for name, number in (("channels", channels), ("batch_size", batch_size)):
+            if not (number is None and name == "channels") and (not isinstance(number, int) or number < 1):
+                raise ValueError(f"{name} must be a positive integer, got {number!r}")
+        super().__init__(model, target_layers, reshape_transform, jacobian=jacobian, max_bytes=max_bytes)
+        self.softmax, self.channels, self.batch_size = softmax, channels, batch_size
+
+    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations = run.activations(layer)
+        count = min(self.channels or activations.shape[1], activations.shape[1])
+        chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices
+        blank = self.model(torch.zeros_like(run.images[:1]))
+        steps = len(run) * -(-count // self.batch_size)
+        values, weights = [], []
+        with tqdm(total=steps, desc="Score-CAM", disable=None if steps > 20 else True, leave=False) as bar:
+            for image in range(len(run)):
+                scores = []
+                for part in chosen[image].split(self.batch_size):
+                    masked = run.images[image] * _masks(activations[image, part], run.images.shape[2:])
+                    scores.append(values_of(run.output, targets, image, self.model(masked)))
+                    bar.update()
+                rise = torch.cat(scores) - values_of(run.output, targets, image, blank)
+                rise = rise.softmax(0) if self.softmax else rise
+                weights.append(rise.new_zeros(activations.shape[1], rise.shape[1]).index_copy(0, chosen[image], rise).T)
+                values.append(values_of(run.output, targets, image, _row(run.output, image)))
+        weight, value = torch.stack(weights).to(run.dtype), torch.cat(values)
+        maps = signed_maps(weight, activations)
+        return Explained(maps, weight, value, torch.zeros_like(value))
+
+
+def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
+    """Return channels (M, H, W) upsampled to the image and brought to [0, 1], shape (M, 1, *size)."""
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    up = F.interpolate(channels.unsqueeze(1), tuple(size), mode=mode, align_corners=True)  # as the host
+    low, high = up.flatten(1).amin(1), up.flatten(1).amax(1)
+    low, span = (v.reshape(-1, *[1] * (up.dim() - 1)) for v in (low, high - low))
+    return torch.where(span > 0, (up - low) / torch.where(span > 0, span, 1.0), 0.0)
+
+
+def _row(output: Any, image: int) -> Any:
+    return output.rows([image]) if hasattr(output, "rows") else output[image : image + 1]
+
+
+class ContributionCAM(WithBaseline, ClosedFormCAM):
+    """Maps that add up: what every position contributes to the way from a baseline to the image.
+
+    ``c = sum_t (F - F0)_t J_t``, J the product of the secant Jacobians of path and head between F0 and F, so that
+    ``maps.sum((2, 3)) + baseline_values == values`` to rounding (sums times ``exp(log_scale)``). Behind a mean over
+    positions it is the integrated gradient of the whole head, in closed form (Sundararajan et al., arXiv 1703.01365);
+    through ReLU and max pooling the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685). Unlike the gradient
+    it does not fade where a kernel machine is flat. Arguments as for :class:`ClosedFormCAM`.
+
+    Args:
+        baseline: F0, where the way begins. ``"zero"``: no activation at all; ``"mean"``: the mean of the training set,
+            which the head knows where features are means over positions (then the maps of a component sum to its value,
+            and red means positive); activations, shape (T,), (T, H, W) or (N, T, H, W), as from
+            :func:`mean_activations`; or an image, of the shape of those that are explained, which is run.
+    """
+
+    _linear = True
+    _predicted = SVMTarget()
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at = self._at_baseline(run, layer)
+        seeds = run.seeds(targets, at.output)
+        maps = run.products(seeds, layer, at.difference, "channels", at.path)
+        made = Explained(maps, run.sums(seeds, layer, at.path), seeds.values, seeds.log_scale)
+        made.baseline_values = seeds.baseline_values
+        check_sums(maps, made.log_scale, made.values, made.baseline_values, targets)
+        return made
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        at = self._at_baseline(run, layer)
+        return run.pullback(run.seeds([target], at.output), layer, at.path)[:, 0] * at.difference
+
+
+class LIFTCAM(WithBaseline, ClosedFormCAM):
+    """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i`` the contribution of channel t (:class:`ContributionCAM`).
+
+    Jung and Oh, arXiv 2102.05228. Arguments as for :class:`ClosedFormCAM`.
+
+    Args:
+        baseline: where contributions begin, as for :class:`ContributionCAM`.
+    """
+
+    _predicted = SVMTarget()
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at = self._at_baseline(run, layer)
+        seeds = run.seeds(targets, at.output)
+        weights = run.products(seeds, layer, at.difference, "positions", at.path)
+        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+
+
+class RelevanceCAM(WithBaseline, ClosedFormCAM):
+    """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, R the relevance of the activations.
+
+    R is layer-wise relevance propagation on the path (z+ rule). The paper ends in a softmax and knows no PCA or SVM:
+    here the relevance of the features is what they contribute, secants of the head times their difference from the
+    baseline. Lee et al., CVPR 2021. Arguments as for :class:`ClosedFormCAM`.
+
+    Args:
+        baseline: where contributions to the head begin, as for :class:`ContributionCAM`.
+    """
+
+    _predicted = SVMTarget()
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at = self._at_baseline(run, layer)
+        seeds = run.seeds(targets, at.output)
+        weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)
+        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+
+
+class ShapCAM(WithBaseline, ClosedFormCAM):
+    """Shapley values of positions: the mean rise of the target when a position joins the others in random order.
+
+    They add up as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Positions that are not there have
+    the activations of the baseline. Up to 12 positions are exact, over all subsets; more are sampled, each order
+    together with its reverse, with ``standard_errors`` of every position. Zheng et al., arXiv 2208.03608. Arguments as
+    for :class:`ClosedFormCAM`.
+
+    Args:
+        samples: orders that are drawn, an even number.
+        seed: of the orders.
+        baseline: what takes the place of a position, as for :class:`ContributionCAM`.
+    """
+
+    _predicted = SVMTarget()
+
+    def __init__(
+        self,
+        model: Any,
+        target_layers: Any,
+        reshape_transform: Any = None,
+        *,
+        samples: int = 64,
+        seed: int = 0,
+        baseline: Any = "zero",
+        jacobian: str = "closed_form",
+        max_bytes: int | None = None,
+    ) -> None:
+        if not isinstance(samples, int) or samples < 4 or samples % 2:
+            raise ValueError(f"samples must be an even number, 4 at least (orders come in pairs), got {samples!r}")
+        super().__init__(
+            model, target_layers, reshape_transform, baseline=baseline, jacobian=jacobian, max_bytes=max_bytes
+        )
+        self.samples, self.seed = samples, seed
+
+    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        shape = run.activations(layer).shape[2:]
+        players = Players(run, layer, self._difference(run, layer), "positions", targets, self.max_bytes)
+        generator = torch.Generator().manual_seed(self.seed)
+        parts = [shapley_values(players, image, self.samples, generator) for image in range(len(run))]
+        maps, errors, values, baseline_values = (torch.stack(column) for column in zip(*parts, strict=True))
+        maps, errors = (numbers.unflatten(-1, shape).to(run.dtype) for numbers in (maps, errors))
+        weights = maps.new_zeros(*maps.shape[:2], 0)  # channels have none
+        return Explained(maps, weights, values, torch.zeros_like(values), None, baseline_values, errors)
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        raise ValueError(
+            "eigen_smooth takes a principal component over channels, and the players of ShapCAM are positions"
+        )
+
+
+__all__ = [
+    "LIFTCAM",
+    "ClosedFormAblationCAM",
+    "ClosedFormCAM",
+    "ClosedFormGradCAM",
+    "ClosedFormGradCAMElementWise",
+    "ClosedFormGradCAMPlusPlus",
+    "ClosedFormHiResCAM",
+    "ClosedFormLayerCAM",
+    "ClosedFormScoreCAM",
+    "ClosedFormShapleyCAM",
+    "ClosedFormXGradCAM",
+    "ContributionCAM",
+    "RelevanceCAM",
+    "ShapCAM",
+]

@@ -1,0 +1,116 @@
+"""Players: parts of the activations, channels or positions, that take part in a decision or do not.
+
+Up to the first step that is not linear each is a row that is computed once; what a changed image gives is evaluated
+from there on, without the stem.
+"""
+
+from collections.abc import Sequence
+from math import factorial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.run import Run
+from pytorch_grad_cam_pcasvm.seeds import is_closed_form, values_of
+
+EXACT = 12  # players of whom all subsets are evaluated
+_BYTES = 1 << 28
+
+
+class Players:
+    """The players of one target layer, for all images of a run.
+
+    Args:
+        run: the run.
+        layer: position of the target layer.
+        x: what a player brings along, activations or their difference from a baseline, shape (N, T, H, W).
+        over: ``"channels"``: T players; ``"positions"``: H W players.
+        targets: K targets.
+        max_bytes: bound on temporary memory; None: 256 MiB.
+    """
+
+    def __init__(
+        self, run: Run, layer: int, x: Tensor, over: str, targets: Sequence[Any], max_bytes: int | None
+    ) -> None:
+        self._run, self._targets, self._bytes = run, targets, max_bytes or _BYTES
+        self._cut, is_output = run.passed.cut(layer)
+        self._rows = run.passed.rows(layer, x, over)
+        self._origin = run.passed.value(self._cut)
+        self._position: int | None = None
+        if is_output and isinstance(run.output, HeadOutput) and all(map(is_closed_form, targets)):
+            # The head's linear beginning, too, is passed once, by every player's row.
+            head, trace = run.output.head, run.output.head_trace
+            self._position, self._origin = head.linear_until, trace.values[head.linear_until]
+            self._rows = self._rows.flatten(2).to(self._origin.dtype)
+            if self._position:
+                jacobian, _ = head.pullback(trace, {self._position: None})
+                self._rows = self._rows @ jacobian.mT
+
+    def of(self, image: int) -> tuple[Tensor, Tensor]:
+        """Return where an image stands in front of the first step that is not linear, (D,), and its players, (J, D)."""
+        return self._origin[image], self._rows[image]
+
+    def values(self, image: int, rows: Tensor) -> Tensor:
+        """Return the values of the targets for changed versions (M, D) of an image, shape (M, K)."""
+        run, head = self._run, getattr(self._run.output, "head", None)  # type: Run, Any
+        needed = 8 * rows[0].numel() + (0 if head is None else head.bytes_per_target(1))
+        parts = []
+        for part in rows.split(max(1, self._bytes // needed)):
+            if self._position is None:
+                changed = run.output_of(run.passed.rerun_from(self._cut, part, image))
+            else:
+                changed = HeadOutput.of(head, head.resume(self._position, part))
+            parts.append(values_of(run.output, self._targets, image, changed))
+        return torch.cat(parts)
+
+
+def shapley_values(
+    players: Players, image: int, samples: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the Shapley values of an image's players.
+
+    Args:
+        players: J of them.
+        image: which image.
+        samples: orders to draw where there are more than 12 players.
+        generator: draws them.
+
+    Returns:
+        The values (K, J) and their standard errors (K, J), and the value of all players together and of none, (K,).
+    """
+    origin, rows = players.of(image)
+    empty = origin - rows.sum(0)
+    whole, none = players.values(image, torch.stack([origin, empty]))
+    if len(rows) <= EXACT:
+        shares = _over_subsets(players, image, empty, rows)
+        return shares.T, torch.zeros_like(shares.T), whole, none
+    means = []
+    for _ in range(samples // 2):
+        order = torch.randperm(len(rows), generator=generator).to(rows.device)
+        pair = []
+        for each in (order, order.flip(0)):
+            joined = empty + rows[each].cumsum(0)
+            values = torch.cat([none.unsqueeze(0), players.values(image, joined[:-1]), whole.unsqueeze(0)])
+            pair.append(torch.zeros_like(values[1:]).index_copy(0, each, values.diff(dim=0)))
+        means.append((pair[0] + pair[1]) / 2)
+    drawn = torch.stack(means)
+    return drawn.mean(0).T, (drawn.std(0) / len(drawn) ** 0.5).T, whole, none
+
+
+def _over_subsets(players: Players, image: int, empty: Tensor, rows: Tensor) -> Tensor:
+    """Return ``sum_S |S|! (J - |S| - 1)! / J! (value(S + j) - value(S))``, shape (J, K)."""
+    count = len(rows)
+    subsets = torch.arange(1 << count, device=rows.device)
+    member = (subsets.unsqueeze(1) >> torch.arange(count, device=rows.device)) & 1
+    joined = empty + torch.tensordot(member.to(rows.dtype), rows, 1)
+    values = players.values(image, joined)
+    chances = [factorial(size) * factorial(count - size - 1) / factorial(count) for size in range(count)]
+    chance = rows.new_tensor([*chances, 0.0])[member.sum(1)].to(values.dtype)
+    shares = []
+    for player in range(count):
+        without = subsets[member[:, player] == 0]
+        rise = values[without | (1 << player)] - values[without]
+        shares.append((chance[without].unsqueeze(1) * rise).sum(0))
+    return torch.stack(shares)

@@ -1,0 +1,119 @@
+"""The reduction identity: maps of any target of any head, from the maps of components, without the network."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
+from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.seeds import check_sums, seeds_of
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
+
+
+def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
+    """Return what ``explain`` gives for targets behind a reduction: ``S = sum_b g_b P_b``, g_b = d target / d p_b.
+
+    The network is not needed, so heads that were fitted later on the same components can be asked, too. For maps that
+    add up g is the secant from the components of the baseline to those of the image.
+
+    Args:
+        components: maps of every component, in order, as ``cam.explain(x)`` gives them; maps of decisions behind these
+            are left out. Of a method that is linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or contributions.
+        head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the components came from, or
+            one that was fitted on the components themselves.
+        targets: as for ``explain``; None: the predicted class.
+
+    Returns:
+        Signed maps of shape (N, K, H, W). Their output is that of the head behind the components.
+
+    Raises:
+        TypeError: the maps are something else.
+        ValueError: they are not those of all components, of a method that does not allow it, or the head takes another
+            number of components; or a target that it does not know.
+    """
+    if not isinstance(components, SignedMaps):
+        raise TypeError(f"expected the SignedMaps of all components, got {type(components).__name__}")
+    count = next((k for k, target in enumerate(components.targets) if target != PCATarget(k)), len(components.targets))
+    if not count:
+        raise ValueError("the maps are not those of components 0, 1, ...: make them with cam.explain(x)")
+    if not components.linear:
+        raise ValueError(
+            "maps of this method are no sums of component maps: use ClosedFormGradCAM, ClosedFormHiResCAM, "
+            "ClosedFormXGradCAM or ContributionCAM"
+        )
+    components = components[:, :count]
+    tail = _behind_reduction(Head.of(head), count)
+    if tail is not None:
+        tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
+    listed = [SVMTarget()] if targets is None else list(targets) if isinstance(targets, list | tuple) else [targets]
+    if not listed:
+        raise ValueError("targets is empty: pass None for the predicted class, or at least one target")
+    with torch.no_grad():
+        return _recombined(components, tail, listed)
+
+
+def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -> SignedMaps:
+    values, count = components.values, len(components.targets)
+    at_baseline = components.baseline_values
+    output = None if tail is None else HeadOutput.of(tail, tail(values))
+    behind = [k for k, target in enumerate(targets) if not isinstance(target, PCATarget)]
+    grads = values.new_zeros(len(values), len(targets), count)
+    of_targets = values.new_zeros(len(values), len(targets))
+    log_scale, of_baseline = of_targets.clone(), of_targets.clone()
+    for k, target in enumerate(targets):
+        if isinstance(target, PCATarget):
+            if target.component >= count:
+                raise ValueError(f"{target}: there are {count} components, numbered from 0")
+            sign = 1.0 if target.sign == "+" else -1.0
+            grads[:, k, target.component] = sign
+            of_targets[:, k] = sign * values[:, target.component]
+            of_baseline[:, k] = 0.0 if at_baseline is None else sign * at_baseline[:, target.component]
+    if behind and (tail is None or output is None):
+        raise ValueError(f"{targets[behind[0]]} needs a head with an SVM, and this one has none: use PCATarget")
+    if behind:
+        baseline = None if at_baseline is None else HeadOutput.of(tail, tail(at_baseline))  # type: ignore[arg-type, misc]
+        seeds = seeds_of(output, len(values), [targets[k] for k in behind], values.dtype, baseline)
+        (grad,) = seeds.grads
+        assert grad is not None
+        grads[:, behind], of_targets[:, behind] = grad.transpose(0, 1), seeds.values
+        log_scale[:, behind] = seeds.log_scale
+        if seeds.baseline_values is not None:
+            of_baseline[:, behind] = seeds.baseline_values
+    # Factors that were taken out of single components, as behind a KernelPCA.
+    size = torch.where(grads == 0, -torch.inf, components.log_scale.unsqueeze(1))
+    largest_size = size.amax(-1)
+    largest_size = torch.where(largest_size.isfinite(), largest_size, 0.0)
+    grads = grads * (size - largest_size.unsqueeze(-1)).exp()
+
+    def combined(tensor: Tensor) -> Tensor:
+        return (grads.to(tensor.dtype) @ tensor.flatten(2)).unflatten(2, tensor.shape[2:])
+
+    maps = combined(components.maps)
+    if at_baseline is not None:
+        check_sums(maps, log_scale + largest_size, of_targets, of_baseline, targets)
+    return SignedMaps(
+        maps=maps,
+        weights=combined(components.weights),
+        values=of_targets,
+        nu=largest(maps),
+        log_scale=log_scale + largest_size,
+        targets=targets,
+        output=components.output if output is None else output,
+        baseline_values=None if at_baseline is None else of_baseline,
+        linear=True,
+    )
+
+
+def _behind_reduction(head: Head, count: int) -> Head | None:
+    """Return the part of a head behind its components; None if there is nothing."""
+    stages = list(head.stages)[head.component_position or 0 :]
+    if not stages:
+        return None
+    tail = Head(stages)
+    if tail.n_features not in (None, count):
+        raise ValueError(f"the head takes {tail.n_features} components, and there are maps of {count}")
+    return tail

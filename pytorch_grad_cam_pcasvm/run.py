@@ -1,0 +1,137 @@
+"""One run of a network, and what a method may ask of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
+
+from pytorch_grad_cam_pcasvm.features import flatten
+from pytorch_grad_cam_pcasvm.head.stages import full_precision
+from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.path import Baseline, Pass
+from pytorch_grad_cam_pcasvm.seeds import Seeds, seeds_of
+
+
+@dataclass
+class Run:
+    """What a network did with N images.
+
+    Gradients are of shape (N, K, ...) here: those of K targets for every image.
+
+    Attributes:
+        model: the network.
+        images: what it ran on, shape (N, ...).
+        passed: the pass from target layers to features.
+        output: the network's output.
+        layers: names of the target layers.
+        reshape_transform: brings activations to (N, T, H, W), or None.
+    """
+
+    model: nn.Module
+    images: Tensor
+    passed: Pass
+    output: Any
+    layers: Sequence[str]
+    reshape_transform: Callable[[Tensor], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def activations(self, layer: int) -> Tensor:
+        """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
+        activations = self.shaped(self.passed.activations[layer])
+        if activations.dim() not in (4, 5):
+            raise ValueError(
+                f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}: a map needs "
+                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer or pass a reshape_transform"
+            )
+        return activations
+
+    def shaped(self, activations: Tensor) -> Tensor:
+        """Return activations of a target layer, as the network has them, in the shape of maps."""
+        return activations if self.reshape_transform is None else self.reshape_transform(activations)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of gradients: that of what the network gave, float32 at least."""
+        dtype = torch.float32
+        for leaf in tree_leaves(self.passed.output):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                dtype = torch.promote_types(dtype, leaf.dtype)
+        return dtype
+
+    def seeds(self, targets: Sequence[Any], baseline: Any = None) -> Seeds:
+        """Return the gradients of K targets by the features, or their secants from the output at a baseline."""
+        return seeds_of(self.output, len(self), targets, self.dtype, baseline)
+
+    def output_of(self, features: Any) -> Any:
+        """Return the network's output for what the path gave."""
+        return self.model.of_features(flatten(features)) if isinstance(self.model, PCASVMNet) else features
+
+    def pullback(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the derivative of K targets by the activations, or their secants, shape (N, K, T, H, W)."""
+        with full_precision(seeds.values.device):
+            pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
+        if self.reshape_transform is not None:
+            pulled = self.reshape_transform(pulled.flatten(0, 1)).unflatten(0, pulled.shape[:2])
+        return pulled.transpose(0, 1)
+
+    def sums(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
+        if self.reshape_transform is not None:
+            return self.pullback(seeds, layer, baseline).flatten(3).sum(-1)
+        with full_precision(seeds.values.device):
+            return self.passed.weights(self._grads(seeds), layer, baseline).transpose(0, 1)
+
+    def products(self, seeds: Seeds, layer: int, x: Tensor, over: str, baseline: Baseline | None = None) -> Tensor:
+        """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
+
+        Args:
+            seeds: of K targets.
+            layer: position of the target layer.
+            x: what the pullback is multiplied with, in the shape of maps.
+            over: ``"channels"``: the result is (N, K, H, W); ``"positions"``: (N, K, T).
+            baseline: of secants; None: gradients.
+
+        Returns:
+            The sums.
+        """
+        if self.reshape_transform is None:
+            with full_precision(seeds.values.device):
+                return self.passed.products(self._grads(seeds), layer, x, over, baseline).transpose(0, 1)
+        terms = self.pullback(seeds, layer, baseline) * x.unsqueeze(1)
+        return terms.sum(2) if over == "channels" else terms.flatten(3).sum(-1)
+
+    def relevance(self, seeds: Seeds, layer: int, baseline: Baseline) -> Tensor:
+        """Return the relevance of activations for K targets: contributions of features shared out, (N, K, T, H, W)."""
+        with full_precision(seeds.values.device):
+            shared = self.passed.relevance(self._grads(seeds), layer, baseline)
+        if self.reshape_transform is not None:
+            shared = self.reshape_transform(shared.flatten(0, 1)).unflatten(0, shared.shape[:2])
+        return shared.transpose(0, 1)
+
+    @contextmanager
+    def along(self, layer: int, direction: Tensor) -> Iterator["Run"]:
+        """Give the same run as a function of its activations, with the derivative along a direction in its tensors.
+
+        Yields:
+            A run whose tensors are dual numbers.
+        """
+        with forward_ad.dual_level():
+            activations = forward_ad.make_dual(self.passed.activations[layer], direction)
+            passed = self.passed.moved(activations, layer)
+            yield Run(
+                self.model, self.images, passed, self.output_of(passed.output), self.layers, self.reshape_transform
+            )
+
+    def _grads(self, seeds: Seeds) -> list[Tensor | None]:
+        """Return the seeds in the shapes of what the pass gave."""
+        if not isinstance(self.output, HeadOutput):
+            return seeds.grads
+        (grad,) = seeds.grads
+        return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]

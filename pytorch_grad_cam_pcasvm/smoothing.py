@@ -1,0 +1,98 @@
+"""Smoothing: maps averaged over noisy copies of an image."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.features import checked_images
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
+from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
+
+
+def smoothed(
+    cam: ClosedFormCAM,
+    x: Tensor,
+    targets: Sequence[Target] | Target | None = None,
+    samples: int = 25,
+    noise: float = 0.15,
+    seed: int = 0,
+) -> SignedMaps:
+    """Return mean maps over noisy copies of every image, with their standard errors.
+
+    Of Grad-CAM it is SmoothGrad's idea (Smilkov et al., arXiv 1706.03825), of Grad-CAM++ Smooth Grad-CAM++ (Omeiza et
+    al., arXiv 1908.01224). A predicted class or a runner-up is that of the image without noise; values and output are
+    those of the noise-free image, too.
+
+    Args:
+        cam: any method.
+        x: images, shape (N, ...).
+        targets: as for ``explain``.
+        samples: noisy copies of an image, 2 at least.
+        noise: standard deviation of the normal noise, as a share of the image's largest minus smallest value.
+        seed: of the noise.
+
+    Returns:
+        Signed maps, with ``standard_errors``.
+
+    Raises:
+        TypeError: ``cam`` is no method of this package.
+        ValueError: ``samples`` or ``noise`` is out of range; or what ``explain`` refuses.
+    """
+    if not isinstance(cam, ClosedFormCAM):
+        raise TypeError(f"smoothed takes a method of this package, as ClosedFormGradCAM, got {type(cam).__name__}")
+    if not isinstance(samples, int) or samples < 2:
+        raise ValueError(f"samples must be 2 or more, got {samples!r}")
+    if not noise > 0:
+        raise ValueError(f"noise must be positive, a share of the range of the image's values, got {noise!r}")
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for image in checked_images(x):
+        clean = cam.explain(image.unsqueeze(0), targets)
+        fixed = [_fixed(target, clean.output) for target in clean.targets]
+        spread = noise * (image.amax() - image.amin())
+        copies = image + spread * torch.randn((samples, *image.shape), generator=generator).to(image)
+        parts.append(_mean(clean, cam.explain(copies, fixed)))
+    return SignedMaps.cat(parts)
+
+
+def _mean(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
+    # Single maps may be divided by factors of their own.
+    size = noisy.log_scale.amax(0, keepdim=True)
+    factor = (noisy.log_scale - size).exp().to(noisy.maps.dtype)
+
+    def rescaled(tensor: Tensor) -> Tensor:
+        return tensor * factor.reshape(*factor.shape, *[1] * (tensor.dim() - 2))
+
+    maps = rescaled(noisy.maps)
+    mean = maps.mean(0, keepdim=True)
+    opposite = None if noisy.opposite is None else rescaled(noisy.opposite).mean(0, keepdim=True)
+    return replace(
+        clean,
+        maps=mean,
+        weights=rescaled(noisy.weights).mean(0, keepdim=True),
+        nu=largest(mean, opposite),
+        log_scale=size,
+        opposite=opposite,
+        baseline_values=None,
+        standard_errors=maps.std(0, keepdim=True) / len(maps) ** 0.5,
+    )
+
+
+def _fixed(target: Any, output: Any) -> Any:
+    """Return a target that means the same class for every copy of an image."""
+    if not isinstance(target, SVMTarget) or not isinstance(output, HeadOutput) or output.head.classes_ is None:
+        return target
+    labels, voting = output.head.classes_.tolist(), output.head.voting
+    decision: Any = output.decision
+    category, versus = target.category, target.versus
+    if category is None:
+        category = labels[int(voting.predicted(decision)[0])]
+    if versus == "runner-up" and "runner-up" not in labels:
+        order = voting.ranking(decision)[0].argsort(descending=True).tolist()
+        versus = next(labels[index] for index in order if labels[index] != category)
+    return SVMTarget(category, versus, target.sign)
