@@ -89,14 +89,15 @@ class WithBaseline(ClosedFormCAM):
         shape, image = activations.shape, run.images.shape
         as_image = given.shape in (image, image[1:], (1, *image[1:]))
         as_activations = given.shape in (shape, shape[1:], (1, *shape[1:]), shape[1:2])
-        if as_image and as_activations:
-            raise ValueError(
-                f"a baseline of shape {tuple(given.shape)} can be an image or activations, which have the same shape "
-                "here: give the activations of all images, (N, T, H, W), or take another layer"
-            )
         if as_image:
             images = given.reshape(-1, *image[1:]).to(run.images.dtype)
-            return output_of(_backbone(run.model), run.layers[layer], images)
+            start = output_of(_backbone(run.model), run.layers[layer], images)
+            if as_activations and not torch.equal(start.flatten(), given.to(start).flatten()):
+                raise ValueError(
+                    f"a baseline of shape {tuple(given.shape)} can be an image or activations: both have it "
+                    "here; give activations of one number a channel, (T,), or take another layer"
+                )
+            return start
         if not as_activations:
             raise ValueError(
                 f"the baseline has shape {tuple(given.shape)}: expected activations, ({shape[1]},), {tuple(shape[1:])} "

@@ -121,6 +121,8 @@ class ClosedFormCAM(BaseCAM):
         self._by_autograd = jacobian == "autograd"
         self._checked: set[Any] = set()
         self._checked_head: Any = None
+        if next(model.parameters(), None) is None:
+            raise ValueError(f"{type(model).__name__} has no parameters, by which the host finds its device")
         backbone, _, names = self._layers(model)
         with evaluating(model):
             # The host's classes between add nothing that is needed here.

@@ -102,7 +102,7 @@ class SignedMaps:
                     f"maps of different targets cannot be joined, {first.targets} and {part.targets}: give every "
                     "call of explain the same list of targets"
                 )
-            if part._tensors().keys() != first._tensors().keys():
+            if part._tensors().keys() != first._tensors().keys() or part.linear != first.linear:
                 raise ValueError("maps of different methods cannot be joined: make all of them by one")
             _check_shapes("maps", first.maps, part.maps)
             _check_shapes("weights", first.weights, part.weights)

@@ -28,7 +28,7 @@ from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.maps import signed_maps
 from pytorch_grad_cam_pcasvm.players import Players, shapley_values
 from pytorch_grad_cam_pcasvm.run import Run
-from pytorch_grad_cam_pcasvm.seeds import Rowwise, check_sums, values_of
+from pytorch_grad_cam_pcasvm.seeds import Rowwise, check_sums, row_of, values_of
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
@@ -235,7 +235,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
                 rise = torch.cat(scores) - values_of(run.output, targets, image, blank)
                 rise = rise.softmax(0) if self.softmax else rise
                 weights.append(rise.new_zeros(activations.shape[1], rise.shape[1]).index_copy(0, chosen[image], rise).T)
-                values.append(values_of(run.output, targets, image, _row(run.output, image)))
+                values.append(values_of(run.output, targets, image, row_of(run.output, image)))
         weight, value = torch.stack(weights).to(run.dtype), torch.cat(values)
         maps = signed_maps(weight, activations)
         return Explained(maps, weight, value, torch.zeros_like(value))
@@ -248,10 +248,6 @@ def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
     low, high = up.flatten(1).amin(1), up.flatten(1).amax(1)
     low, span = (v.reshape(-1, *[1] * (up.dim() - 1)) for v in (low, high - low))
     return torch.where(span > 0, (up - low) / torch.where(span > 0, span, 1.0), 0.0)
-
-
-def _row(output: Any, image: int) -> Any:
-    return output.rows([image]) if hasattr(output, "rows") else output[image : image + 1]
 
 
 class ContributionCAM(WithBaseline, ClosedFormCAM):

@@ -36,7 +36,9 @@ class Players:
     ) -> None:
         self._run, self._targets, self._bytes = run, targets, max_bytes or _BYTES
         self._cut, is_output = run.passed.cut(layer)
-        self._rows = run.passed.rows(layer, x, over)
+        self._rows = (
+            run.passed.rows(layer, x, over) if run.reshape_transform is None else self._reshaped(layer, x, over)
+        )
         self._origin = run.passed.value(self._cut)
         self._position: int | None = None
         if is_output and isinstance(run.output, HeadOutput) and all(map(is_closed_form, targets)):
@@ -48,16 +50,38 @@ class Players:
                 jacobian, _ = head.pullback(trace, {self._position: None})
                 self._rows = self._rows @ jacobian.mT
 
+    def _reshaped(self, layer: int, x: Tensor, over: str) -> Tensor:
+        """Return the rows of players of activations that were brought to another shape."""
+        run = self._run
+        raw = run.passed.activations[layer]
+        numbers = torch.arange(raw[0].numel(), dtype=torch.float64, device=raw.device).reshape(1, *raw.shape[1:])
+        place = run.shaped(numbers).long().flatten(2)[0]
+        parts = x.flatten(2)
+        found = []
+        for player in range(parts.shape[1 if over == "channels" else 2]):
+            chosen = (slice(None), player) if over == "channels" else (slice(None), slice(None), player)
+            alone = torch.zeros_like(raw).flatten(1)
+            alone[:, place[chosen[1:]]] = parts[chosen]
+            found.append(run.passed.row(layer, alone.reshape(raw.shape)))
+        return torch.stack(found, 1)
+
     def of(self, image: int) -> tuple[Tensor, Tensor]:
         """Return where an image stands in front of the first step that is not linear, (D,), and its players, (J, D)."""
         return self._origin[image], self._rows[image]
 
+    def at_once(self, image: int) -> int:
+        """Return how many changed versions of an image fit into the memory, with who takes part in them."""
+        head = getattr(self._run.output, "head", None)
+        row = 8 * max(self._origin[image].numel(), len(self._rows[image]))
+        if self._position is None:
+            row *= len(self._run)  # what goes around the path may be that of every image
+        return max(1, self._bytes // (row + (0 if head is None else head.bytes_per_target(1))))
+
     def values(self, image: int, rows: Tensor) -> Tensor:
         """Return the values of the targets for changed versions (M, D) of an image, shape (M, K)."""
         run, head = self._run, getattr(self._run.output, "head", None)  # type: Run, Any
-        needed = 8 * rows[0].numel() + (0 if head is None else head.bytes_per_target(1))
         parts = []
-        for part in rows.split(max(1, self._bytes // needed)):
+        for part in rows.split(self.at_once(image)):
             if self._position is None:
                 changed = run.output_of(run.passed.rerun_from(self._cut, part, image))
             else:
@@ -99,18 +123,24 @@ def shapley_values(
     return drawn.mean(0).T, (drawn.std(0) / len(drawn) ** 0.5).T, whole, none
 
 
+def _members(subsets: Tensor, count: int) -> Tensor:
+    return (subsets.unsqueeze(1) >> torch.arange(count, device=subsets.device)) & 1
+
+
 def _over_subsets(players: Players, image: int, empty: Tensor, rows: Tensor) -> Tensor:
     """Return ``sum_S |S|! (J - |S| - 1)! / J! (value(S + j) - value(S))``, shape (J, K)."""
     count = len(rows)
     subsets = torch.arange(1 << count, device=rows.device)
-    member = (subsets.unsqueeze(1) >> torch.arange(count, device=rows.device)) & 1
-    joined = empty + torch.tensordot(member.to(rows.dtype), rows, 1)
-    values = players.values(image, joined)
+    values = torch.cat([
+        players.values(image, empty + torch.tensordot(_members(part, count).to(rows.dtype), rows, 1))
+        for part in subsets.split(players.at_once(image))
+    ])
+    sizes = sum((subsets >> player) & 1 for player in range(count))
     chances = [factorial(size) * factorial(count - size - 1) / factorial(count) for size in range(count)]
-    chance = rows.new_tensor([*chances, 0.0])[member.sum(1)].to(values.dtype)
+    chance = rows.new_tensor([*chances, 0.0])[sizes].to(values.dtype)
     shares = []
     for player in range(count):
-        without = subsets[member[:, player] == 0]
+        without = subsets[(subsets >> player) & 1 == 0]
         rise = values[without | (1 << player)] - values[without]
         shares.append((chance[without].unsqueeze(1) * rise).sum(0))
     return torch.stack(shares)

@@ -46,7 +46,7 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             "ClosedFormXGradCAM or ContributionCAM"
         )
     components = components[:, :count]
-    tail = _behind_reduction(Head.of(head), count)
+    tail = _behind_reduction(Head.of(head), count, components.output)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
     listed = [SVMTarget()] if targets is None else list(targets) if isinstance(targets, list | tuple) else [targets]
@@ -108,9 +108,12 @@ def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -
     )
 
 
-def _behind_reduction(head: Head, count: int) -> Head | None:
+def _behind_reduction(head: Head, count: int, output: Any) -> Head | None:
     """Return the part of a head behind its components; None if there is nothing."""
-    stages = list(head.stages)[head.component_position or 0 :]
+    width = output.features.shape[-1] if isinstance(output, HeadOutput) else None
+    # A head that takes the components may have a reduction of its own.
+    whole = head.n_features == count != width
+    stages = list(head.stages)[0 if whole else head.component_position or 0 :]
     if not stages:
         return None
     tail = Head(stages)

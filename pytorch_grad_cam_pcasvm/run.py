@@ -1,5 +1,6 @@
 """One run of a network, and what a method may ask of it."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,7 +123,8 @@ class Run:
         Yields:
             A run whose tensors are dual numbers.
         """
-        with forward_ad.dual_level():
+        with warnings.catch_warnings(), forward_ad.dual_level():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
             activations = forward_ad.make_dual(self.passed.activations[layer], direction)
             passed = self.passed.moved(activations, layer)
             yield Run(

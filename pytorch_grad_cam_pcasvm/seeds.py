@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
@@ -65,7 +66,7 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
     """Return the values of K targets for M changed versions of an image, (M, K): its predicted class stays its own.
 
     Args:
-        output: a HeadOutput, or the tensor that an ordinary network gave.
+        output: a HeadOutput, or what an ordinary network gave.
         targets: K targets, each for all images or a :class:`Rowwise`.
         image: which of the images it is.
         changed: what the network gives for the changed versions, of the same kind.
@@ -74,7 +75,7 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
         The values.
     """
     columns = []
-    row = output.rows([image]) if isinstance(output, HeadOutput) else output[image : image + 1]
+    row, count = row_of(output, image), len(tree_leaves(changed)[0])
     for each in targets:
         target = each.targets[image] if isinstance(each, Rowwise) else each
         if isinstance(target, ClosedFormTarget):
@@ -82,8 +83,17 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
             value = changed.head_trace.values[position] if isinstance(changed, HeadOutput) else changed
             columns.append((value * seed).sum(-1))
         else:
-            columns.append(torch.stack([_value(target, part) for part in changed]))
+            parts = list(changed) if isinstance(changed, HeadOutput) else _rows(changed, count)
+            columns.append(torch.stack([_value(target, part) for part in parts]))
     return torch.stack(columns, 1)
+
+
+def row_of(output: Any, image: int) -> Any:
+    """Return the output for one image, as of a batch of one."""
+    if isinstance(output, HeadOutput):
+        return output.rows([image])
+    count = len(tree_leaves(output)[0])
+    return tree_map(lambda t: t[image : image + 1] if isinstance(t, Tensor) and t.shape[:1] == (count,) else t, output)
 
 
 def check_sums(maps: Tensor, log_scale: Tensor, values: Tensor, baseline_values: Tensor | None, targets: Any) -> None:
@@ -207,7 +217,7 @@ def _values_and_seeds(target: Target | Rowwise, output: HeadOutput) -> tuple[Ten
         return target(output), target.seeds(output)
     with torch.inference_mode(False), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
-        leaves = [value.detach().clone().requires_grad_() for value in output.head_trace.values]
+        leaves = [_leaf(value) for value in output.head_trace.values]
         rows = list(HeadOutput.of(output.head, HeadTrace(leaves, [])))
         values, grads = _differentiated(target, rows, leaves)
     return values, {position: grad for position, grad in enumerate(grads) if grad is not None}
@@ -228,10 +238,7 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
         at_baseline = None if baseline is None else (baseline.reshape(count, -1) * seed).sum(-1, keepdim=True)
     else:
         with torch.inference_mode(False), torch.enable_grad():
-            leaves = [
-                t.detach().clone().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t
-                for t in tensors
-            ]
+            leaves = [_leaf(t) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
             rows = _rows(tree_unflatten(leaves, structure), count)
             floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
             values, found = _differentiated(target, rows, floating)
@@ -313,6 +320,13 @@ def _differentiated(
     if not stacked.requires_grad:
         return stacked, [torch.zeros_like(leaves[0]), *[None] * (len(leaves) - 1)]
     return stacked.detach(), list(torch.autograd.grad(stacked.sum(), leaves, allow_unused=True))
+
+
+def _leaf(value: Tensor) -> Tensor:
+    """Return a copy to differentiate by; a dual number's derivative along its direction stays with it."""
+    primal, tangent = forward_ad.unpack_dual(value)
+    leaf = primal.detach().clone().requires_grad_()
+    return leaf if tangent is None else forward_ad.make_dual(leaf, tangent)
 
 
 def _value(target: Any, row: Any) -> Tensor:

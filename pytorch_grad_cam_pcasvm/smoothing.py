@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.features import checked_images
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import ProbabilityTarget, ScoreTarget, SVMTarget, Target
 
 
 def smoothed(
@@ -80,11 +80,16 @@ def _mean(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
         opposite=opposite,
         baseline_values=None,
         standard_errors=maps.std(0, keepdim=True) / len(maps) ** 0.5,
+        linear=False,  # every copy has its own derivative by the components
     )
 
 
 def _fixed(target: Any, output: Any) -> Any:
     """Return a target that means the same class for every copy of an image."""
+    if isinstance(target, ScoreTarget) and target.category is None:
+        return ScoreTarget(int(output.reshape(-1).argmax()))
+    if isinstance(target, ProbabilityTarget) and target.category is None:
+        return replace(target, category=output.labels()[0].item())
     if not isinstance(target, SVMTarget) or not isinstance(output, HeadOutput) or output.head.classes_ is None:
         return target
     labels, voting = output.head.classes_.tolist(), output.head.voting

@@ -1,18 +1,20 @@
 """Test problems: small networks of the paper's shape with fitted heads, as data with a readable id."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.decomposition import PCA
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.decomposition import PCA, KernelPCA
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm import PCASVMNet, extract_features
+from pytorch_grad_cam_pcasvm import PCASVMNet, PCATarget, SVMTarget, extract_features
 
 ACTIVATIONS = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 
@@ -89,3 +91,177 @@ class Problem:
 
 # The six rows of the paper's table of closed forms (PCA rows come with each).
 TABLE = [Problem(activation, kernel, classes=2) for activation in ACTIVATIONS for kernel in ("linear", "rbf")]
+
+
+# --- one stem, many paths behind it, many heads -----------------------------------------------------------------------
+
+T = 5  # channels of the target layer, "features"
+# Of images; of the target layer it is half.
+SIZES = {"plane": (6, 8), "small": (4, 6), "square": (8, 8), "volume": (4, 4, 6)}
+
+
+class SqueezeExcite(nn.Module):
+    """Every channel times what a small dense network makes of all their means."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gate = nn.Sequential(nn.Linear(channels, 3), nn.ReLU(), nn.Linear(3, channels), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(x.mean((2, 3)))[..., None, None]
+
+
+class Skip(nn.Module):
+    """A residual block."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+def _dense(act: type[nn.Module], width: int) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(width, 12), act(), nn.Linear(12, 9), act()]
+
+
+def _pooled(*layers: nn.Module) -> list[nn.Module]:
+    return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+
+
+# Tails behind T channels at so many positions.
+PATHS: dict[str, Any] = {
+    "relu": lambda positions: _dense(nn.ReLU, T * positions),
+    "sigmoid": lambda positions: _dense(nn.Sigmoid, T * positions),
+    "gelu": lambda positions: _dense(nn.GELU, T * positions),
+    "pooled": lambda positions: _pooled(),
+    "max pool": lambda positions: [nn.MaxPool2d((3, 2), 1), *_pooled(nn.Conv2d(T, 7, 1), nn.ReLU())],
+    "max pool apart": lambda positions: [nn.MaxPool2d((1, 2)), *_pooled(nn.Conv2d(T, 7, 1), nn.ReLU())],
+    "average pool": lambda positions: [nn.AvgPool2d(2, 1), *_pooled(nn.Conv2d(T, 7, 2), nn.ReLU())],
+    "layer norm": lambda positions: [nn.Flatten(), nn.Linear(T * positions, 12), nn.LayerNorm(12), nn.GELU(),
+                                     nn.Linear(12, 9), nn.LayerNorm(9)],
+    "squeeze-excite": lambda positions: _pooled(SqueezeExcite(T), nn.Conv2d(T, 7, 1), nn.ReLU()),
+    "batch norm": lambda positions: _pooled(nn.Conv2d(T, 7, 3, padding=1), nn.BatchNorm2d(7), nn.Hardswish()),
+    "skip": lambda positions: _pooled(Skip(T), nn.MaxPool2d(2)),
+}  # fmt: skip
+
+
+class Tailed(nn.Module):
+    """A stem, the target layer ``features`` at its end, and one of PATHS behind it; float64."""
+
+    def __init__(self, path: str, size: tuple[int, ...], *, rectified: bool = False) -> None:
+        super().__init__()
+        conv, pool = (nn.Conv3d, nn.MaxPool3d) if len(size) == 3 else (nn.Conv2d, nn.MaxPool2d)
+        last = [nn.ReLU()] if rectified else []
+        self.features = nn.Sequential(conv(3, 6, 3, padding=1), nn.ReLU(), pool(2), conv(6, T, 3, padding=1), *last)
+        positions = int(np.prod(size)) // 2 ** len(size)
+        tail = PATHS[path](positions)
+        if len(size) == 3:
+            tail = [nn.AdaptiveAvgPool3d(1) if isinstance(m, nn.AdaptiveAvgPool2d) else m for m in tail]
+        self.tail = nn.Sequential(*tail)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.features(x))
+
+
+REDUCED = (StandardScaler(), PCA(4))
+HEADS: dict[str, Any] = {
+    "linear": (*REDUCED, SVC(kernel="linear", C=2.0)),
+    "rbf": (*REDUCED, SVC(C=2.0)),
+    "poly": (*REDUCED, SVC(kernel="poly", coef0=0.5)),
+    "sigmoid": (*REDUCED, SVC(kernel="sigmoid", gamma=0.05, coef0=0.2)),
+    "whitened": (PCA(4, whiten=True), SVC(gamma=1.0)),
+    "normalised": (Normalizer(), PCA(4), SVC()),
+    "kernel pca": (StandardScaler(), KernelPCA(4, kernel="rbf", gamma=0.05), SVC()),
+    "calibrated": (*REDUCED, CalibratedClassifierCV(SVC(), cv=3)),
+    "one vs rest": (*REDUCED, LinearSVC()),
+    "regressor": (*REDUCED, SVR()),
+    "one class": (*REDUCED, OneClassSVM(nu=0.3)),
+    "no reduction": (StandardScaler(), SVC()),
+    "no machine": REDUCED,
+    "quadratic": (*REDUCED, SVC(kernel="poly", degree=2, coef0=0.5)),
+}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A network of PATHS with a head of HEADS, fitted on what its features are, and images to explain."""
+
+    path: str = "relu"
+    head: str = "rbf"
+    classes: int = 3
+    dtype: torch.dtype = torch.float64
+    size: str = "plane"
+    rectified: bool = False
+    n: int = 3
+
+    def __str__(self) -> str:
+        rectified = ["rectified"] if self.rectified else []
+        return "-".join([self.path, self.head, f"C{self.classes}", str(self.dtype)[6:], self.size, *rectified])
+
+    def images(self, count: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(count, 3, *SIZES[self.size], generator=generator, dtype=torch.float64)
+        shift = torch.arange(count) % self.classes
+        return (noise + shift.reshape(-1, *[1] * (noise.dim() - 1))).to(self.dtype)
+
+    @cached_property
+    def backbone(self) -> Tailed:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            backbone = Tailed(self.path, SIZES[self.size], rectified=self.rectified)
+        # Random networks are nearly linear: with larger weights the steps along the path count.
+        for parameter in backbone.parameters():
+            parameter.data *= 1.5
+        if self.rectified:
+            backbone.features[3].bias.data[1] = -100.0  # a channel that is 0 everywhere
+        for module in backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean += 0.3
+                module.running_var *= 0.5
+        return backbone.to(self.dtype).eval().requires_grad_(requires_grad=False)
+
+    @property
+    def labels(self) -> list[str]:
+        return ["ant", "bee", "cat", "dog", "elk"][: self.classes]
+
+    @cached_property
+    def fitted(self) -> Any:
+        features = self.backbone(self.images(60, seed=4)).double().numpy()
+        index = np.arange(60) % self.classes
+        known = np.array(self.labels)[index]
+        if self.head in ("regressor", "one class", "no machine"):
+            known = features[:, 0] + index
+        return clone(make_pipeline(*HEADS[self.head])).fit(features, known)
+
+    @cached_property
+    def net(self) -> PCASVMNet:
+        return PCASVMNet(self.backbone, self.fitted).eval()
+
+    @cached_property
+    def x(self) -> Tensor:
+        return self.images(self.n, seed=5)
+
+    @property
+    def layer(self) -> nn.Module:
+        return self.backbone.features
+
+    @property
+    def targets(self) -> list[Any]:
+        """Every kind of target that the head knows and that is linear in what it decides by."""
+        components = [] if self.head == "no reduction" else [PCATarget(0), PCATarget(3), PCATarget(1, "-")]
+        if self.head == "no machine":
+            return components
+        if self.head in ("regressor", "one class"):
+            return [*components, SVMTarget(), SVMTarget(sign="-")]
+        first, second = self.labels[:2]
+        margins = [SVMTarget(label) for label in self.labels]
+        pairs = [SVMTarget(first, versus=second), SVMTarget(second, versus="runner-up"), SVMTarget(versus="runner-up")]
+        return [*components, SVMTarget(), SVMTarget(first, sign="-"), *margins, *pairs]
+
+
+@cache
+def explained(*args: Any, **kwargs: Any) -> Explained:
+    """Return a problem that is fitted once for all tests of a session."""
+    return Explained(*args, **kwargs)

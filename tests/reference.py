@@ -1,6 +1,10 @@
 """The same quantities, slow and obvious: by autograd, and by the paper's formulas with explicit diag matrices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import combinations, product
+from math import factorial
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,3 +136,222 @@ def _df(act: nn.Module, delta: np.ndarray) -> np.ndarray:
     if isinstance(act, nn.ReLU):
         return (delta > 0).astype(np.float64)
     return (1 - _f(act, delta)) * _f(act, delta)
+
+
+# --- methods: their papers' formulas, position by position ------------------------------------------------------------
+
+
+def activations_of(net: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
+    """Return the output of a layer, by a hook."""
+    kept: list[Tensor] = []
+    handle = layer.register_forward_hook(lambda module, args, output: kept.append(output.detach().clone()))
+    with torch.no_grad():
+        net(x)
+    handle.remove()
+    return kept[0]
+
+
+def with_activations(net: nn.Module, layer: nn.Module, x: Tensor, activations: Tensor) -> Any:
+    """Return the output of the whole network, run on x, with other activations in the place of a layer's output."""
+    handle = layer.register_forward_hook(lambda module, args, output: activations.clone())
+    with torch.no_grad():
+        output = net(x)
+    handle.remove()
+    return output
+
+
+def values_of_rows(target: Callable[[Any], Tensor], output: Any) -> Tensor:
+    """Return a target's value for every row of an output, shape (N,)."""
+    return torch.stack([target(row).reshape(()) for row in output]).detach()
+
+
+def gradient_and_hessian_product(
+    net: nn.Module, layer: nn.Module, x: Tensor, target: Callable[[Any], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return activations F, the gradient d of a target by them, and the Hessian's product with F, by autograd twice."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        kept.append(output.detach().clone().requires_grad_())
+        return kept[0].clone()
+
+    handle = layer.register_forward_hook(keep)
+    with torch.enable_grad():
+        total = sum(target(row) for row in net(x))
+        handle.remove()
+        (grad,) = torch.autograd.grad(total, kept[0], create_graph=True)
+        activations, moved = kept[0].detach(), (grad * kept[0].detach()).sum()
+        curved = None
+        if moved.requires_grad:
+            (curved,) = torch.autograd.grad(moved, kept[0], allow_unused=True)
+    return activations, grad.detach(), torch.zeros_like(activations) if curved is None else curved
+
+
+def map_of_paper(method: str, f: np.ndarray, d: np.ndarray, hf: np.ndarray) -> np.ndarray:
+    """Return the map of one image by the formula of a paper, position by position, without the final ReLU.
+
+    Args:
+        method: its name.
+        f: activations, shape (T, *positions).
+        d: gradient of the target by them.
+        hf: the Hessian's product with them.
+    """
+    positions = list(product(*map(range, f.shape[1:])))
+    result = np.zeros(f.shape[1:])
+    for t in range(len(f)):
+        weight = 0.0
+        if method == "GradCAM":
+            weight = sum(d[t][i] for i in positions)
+        elif method == "XGradCAM":
+            total = sum(f[t][i] for i in positions)
+            weight = sum(d[t][i] * f[t][i] / total for i in positions) if total != 0 else 0.0
+        elif method == "GradCAMPlusPlus":
+            for i in positions:
+                if d[t][i] > 0:
+                    alpha = d[t][i] ** 2 / (2 * d[t][i] ** 2 + sum(f[t][a] * d[t][i] ** 3 for a in positions))
+                    weight += alpha * d[t][i]
+        elif method == "ShapleyCAM":
+            weight = sum(d[t][i] - hf[t][i] / 2 for i in positions)
+        for i in positions:
+            if method == "HiResCAM":
+                result[i] += d[t][i] * f[t][i]
+            elif method == "LayerCAM":
+                result[i] += max(d[t][i], 0.0) * f[t][i]
+            elif method == "GradCAMElementWise":
+                result[i] += max(d[t][i] * f[t][i], 0.0)
+            else:
+                result[i] += weight * f[t][i]
+    return result
+
+
+def stretched(channel: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Return a channel (*positions) as a mask of an image's size in [0, 1]: linear between corners, axis by axis."""
+    for axis, count in enumerate(size):
+        have = channel.shape[axis]
+        at = np.linspace(0, have - 1, count)
+        channel = np.apply_along_axis(lambda line, at=at, have=have: np.interp(at, range(have), line), axis, channel)
+    low, high = channel.min(), channel.max()
+    return np.zeros_like(channel) if low == high else (channel - low) / (high - low)
+
+
+def shapley_by_subsets(value: Callable[[np.ndarray], np.ndarray], count: int) -> np.ndarray:
+    """Return Shapley values of ``count`` players: a sum over all subsets of the others.
+
+    Args:
+        value: of coalitions, boolean rows (M, count), to numbers (M,).
+        count: of players.
+    """
+    coalitions = np.array(list(product([False, True], repeat=count)))
+    worth = dict(zip(map(tuple, coalitions.tolist()), value(coalitions).tolist(), strict=True))
+    shares = []
+    for player in range(count):
+        others = [j for j in range(count) if j != player]
+        share = 0.0
+        for size in range(count):
+            chance = factorial(size) * factorial(count - size - 1) / factorial(count)
+            for members in combinations(others, size):
+                without = tuple(j in members for j in range(count))
+                joined = tuple(j in members or j == player for j in range(count))
+                share += chance * (worth[joined] - worth[without])
+        shares.append(share)
+    return np.array(shares)
+
+
+# --- heads: scikit-learn's formulas -----------------------------------------------------------------------------------
+
+
+def pairwise_by_formula(pipeline: Any, features: Tensor) -> Tensor:
+    """Return what the machine that ends a pipeline decides by, shape (N, pairs): one column for two classes.
+
+    Known are StandardScaler, PCA and SVC, SVR or OneClassSVM; two classes: positive for the second.
+    """
+    value = features
+    for _, step in pipeline.steps[:-1]:
+        if type(step).__name__ == "StandardScaler":
+            value = (value - torch.tensor(step.mean_)) / torch.tensor(step.scale_)
+        else:
+            assert type(step).__name__ == "PCA"
+            value = (value - torch.tensor(step.mean_)) @ torch.tensor(step.components_).T
+            if step.whiten:
+                value = value / torch.tensor(step.explained_variance_).sqrt()
+    machine = pipeline.steps[-1][1]
+    vectors, dual = torch.tensor(machine.support_vectors_), torch.tensor(machine.dual_coef_)
+    inner, gamma = value @ vectors.T, machine._gamma
+    kernel = {
+        "linear": lambda: inner,
+        "poly": lambda: (gamma * inner + machine.coef0) ** machine.degree,
+        "sigmoid": lambda: torch.tanh(gamma * inner + machine.coef0),
+        "rbf": lambda: torch.exp(-gamma * ((value.unsqueeze(1) - vectors) ** 2).sum(-1)),
+    }[machine.kernel]()
+    if len(dual) == 1:
+        return kernel @ dual.T + torch.tensor(machine.intercept_)
+    starts = np.concatenate([[0], np.cumsum(machine.n_support_)])
+    columns = []
+    for number, (i, j) in enumerate(combinations(range(len(machine.classes_)), 2)):
+        of_i, of_j = slice(starts[i], starts[i + 1]), slice(starts[j], starts[j + 1])
+        column = kernel[:, of_i] @ dual[j - 1, of_i] + kernel[:, of_j] @ dual[i, of_j]
+        columns.append(column + machine.intercept_[number])
+    return torch.stack(columns, 1)
+
+
+def margins_by_formula(pipeline: Any, features: Tensor) -> Tensor:
+    """Return the margins of all classes, shape (N, C): sums of a class's pairwise decisions; of a regressor, (N, 1)."""
+    pairwise = pairwise_by_formula(pipeline, features)
+    classes = getattr(pipeline.steps[-1][1], "classes_", None)
+    if classes is None or not hasattr(pipeline.steps[-1][1], "n_support_") or len(pipeline.steps[-1][1].n_support_) < 2:
+        return pairwise
+    if len(classes) == 2:
+        return torch.cat([-pairwise, pairwise], 1)
+    columns = []
+    for c in range(len(classes)):
+        column = torch.zeros(len(features), dtype=pairwise.dtype)
+        for number, (i, j) in enumerate(combinations(range(len(classes)), 2)):
+            column = column + pairwise[:, number] * ((i == c) * 1.0 - (j == c) * 1.0)
+        columns.append(column)
+    return torch.stack(columns, 1)
+
+
+def integrated_gradient(value: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, nodes: int = 400) -> Tensor:
+    """Return ``(end - start) * integral of the gradient of value`` on the straight line, by Gauss and Legendre.
+
+    Args:
+        value: of activations (N, ...) to (N,), row by row.
+        start: activations, of shape (N, ...) or one row.
+        end: activations, shape (N, ...).
+        nodes: of the quadrature.
+    """
+    points, weights = (torch.tensor(numbers).to(end) for numbers in _gauss(nodes))
+    share = (1 + points).reshape(-1, *[1] * end.dim()) / 2
+    with torch.enable_grad():
+        at = (start + share * (end - start)).detach().requires_grad_()
+        (grads,) = torch.autograd.grad(value(at.flatten(0, 1)).sum(), at)
+    return (end - start) * torch.tensordot(weights / 2, grads, 1)
+
+
+@cache
+def _gauss(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(nodes)
+
+
+def relevance_of_dense(layers: Sequence[nn.Module], activations: Tensor, of_output: Tensor) -> Tensor:
+    """Return the relevance of one image's activations in front of dense layers and ReLUs by the z+ rule.
+
+    Args:
+        layers: Flatten, Linear and ReLU modules.
+        activations: of one image, any shape.
+        of_output: relevance of the layers' output, shape (D,).
+    """
+    rows = [activations.reshape(-1)]
+    for layer in layers:
+        rows.append(rows[-1] if isinstance(layer, nn.Flatten) else layer(rows[-1].unsqueeze(0))[0])
+    share = of_output
+    for layer, x in zip(reversed(layers), reversed(rows[:-1]), strict=True):
+        if not isinstance(layer, nn.Linear):
+            continue
+        weight, shared = layer.weight, torch.zeros_like(x)
+        for j in range(len(weight)):
+            z = x.clamp(min=0) * weight[j].clamp(min=0) + x.clamp(max=0) * weight[j].clamp(max=0)
+            if z.sum() > 0:
+                shared += z / z.sum() * share[j]
+        share = shared
+    return share.reshape(activations.shape)

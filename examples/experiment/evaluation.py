@@ -84,6 +84,39 @@ def ranks(maps: np.ndarray) -> np.ndarray:
     return (order / (order.shape[1] - 1)).reshape(maps.shape).astype(np.float32)
 
 
+def upsampled(maps: Tensor, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Return maps (N, M, N) in the size of the images; where a map has ties, positions are ordered at random."""
+    jitter = torch.from_numpy(rng.random(maps.shape))
+    maps = maps.double().cpu()
+    span = maps.flatten(1).amax(1) - maps.flatten(1).amin(1)
+    maps = maps + 1e-6 * torch.where(span > 0, span, 1.0)[:, None, None] * jitter
+    return np.stack([cv2.resize(each, size[::-1]) for each in maps.numpy()])
+
+
+def blurred(x: Tensor) -> Tensor:
+    """Return images (N, 3, H, W) blurred over a tenth of their side: what takes the place of removed pixels."""
+    nothing = torch.zeros(x.shape[2:])
+    return torch.stack([Blur()(image, nothing) for image in x])
+
+
+def without(x: Tensor, blur: Tensor, order: np.ndarray, kind: str, fraction: float) -> Tensor:
+    """Return images without their most relevant part (``deletion``), or with that part alone (``insertion``).
+
+    Args:
+        x: images, shape (N, 3, H, W).
+        blur: the same, blurred.
+        order: ranks of their pixels, from 0 to 1, shape (N, H, W) (see :func:`ranks`).
+        kind: ``deletion`` or ``insertion``.
+        fraction: how much of the image that part is, to the pixel.
+
+    Returns:
+        Images, shape (N, 3, H, W).
+    """
+    pixels = order[0].size
+    part = torch.from_numpy(order * (pixels - 1) > pixels - 1 - round(fraction * pixels) + 0.5).unsqueeze(1)
+    return torch.where(part, blur, x) if kind == "deletion" else torch.where(part, x, blur)
+
+
 def curves(net: PCASVMNet, x: Tensor, targets: dict[str, Any], spread: dict[str, float], seed: int) -> dict[str, Any]:
     """Return deletion and insertion curves of targets, for their maps and for maps that know nothing of them.
 

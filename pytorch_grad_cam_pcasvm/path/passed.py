@@ -89,6 +89,10 @@ class Pass:
         """
         self._refuse("players")
 
+    def row(self, target: int, x: Tensor) -> Tensor:
+        """Return what activations x alone bring to the value of ``cut``, shape (N, *value.shape[1:])."""
+        self._refuse("players")
+
     def rerun_from(self, value: int, rows: Tensor, image: int | None = None) -> Any:
         """Return the path's output for M other rows of the value of ``cut``.
 

@@ -120,19 +120,19 @@ def rows(tape: Tape, root: int, value: int, x: Tensor, over: str, chunk: slice) 
     parts = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
     dense = first_dense(tape, root)
     if dense is not None and dense.output in line:
-        return _through(tape, dense.output, value, player_rows(weight_of(tape, dense), parts, over, chunk))
+        return through(tape, dense.output, value, player_rows(weight_of(tape, dense), parts, over, chunk))
     pooled = _first_mean(tape, root)
     if pooled is not None and pooled.output in line:
         mean = parts / parts.shape[2]
         given = mean[:, :, chunk].mT if over == "positions" else torch.diag_embed(mean.sum(2))[:, chunk]
         shape = tape.values[pooled.output].shape[1:]
-        return _through(tape, pooled.output, value, given.reshape(*given.shape[:2], *shape))
+        return through(tape, pooled.output, value, given.reshape(*given.shape[:2], *shape))
     found = []
     for player in range(parts.shape[1 if over == "channels" else 2])[chunk]:
         alone = torch.zeros_like(parts)
         place = (slice(None), player) if over == "channels" else (slice(None), slice(None), player)
         alone[place] = parts[place]
-        found.append(_through(tape, root, value, alone.reshape(len(x), 1, *x.shape[1:])))
+        found.append(through(tape, root, value, alone.reshape(len(x), 1, *x.shape[1:])))
     return torch.cat(found, 1)
 
 
@@ -154,7 +154,7 @@ def _first_mean(tape: Tape, value: int) -> Step | None:
     return None
 
 
-def _through(tape: Tape, start: int, value: int, given: Tensor) -> Tensor:
+def through(tape: Tape, start: int, value: int, given: Tensor) -> Tensor:
     """Return the linear part of the steps between two values for rows (N, J, ...) of the first."""
     for step in tape.line(start, tape.following(start)[0]):
         after = tape.values[step.output].shape

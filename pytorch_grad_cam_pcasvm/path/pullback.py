@@ -134,6 +134,11 @@ class ClosedFormPass(Pass):
         value, _ = self.cut(target)
         return players.rows(self.tape, self._root(target), value, x, over, chunk or slice(None))
 
+    def row(self, target: int, x: Tensor) -> Tensor:
+        """Return what activations x alone bring to the value of ``cut``, shape (N, *value.shape[1:])."""
+        value, _ = self.cut(target)
+        return players.through(self.tape, self._root(target), value, x.unsqueeze(1))[:, 0]
+
     def rerun_from(self, value: int, rows: Tensor, image: int | None = None) -> Any:
         """Return what the path gives for M other rows of the value of ``cut``, of an image or image ``m % N``."""
         if image is not None and value not in self._interchangeable:

@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape
 from pytorch_grad_cam_pcasvm.path.walk import advice, arguments
+from pytorch_grad_cam_pcasvm.rules import shapes
 from pytorch_grad_cam_pcasvm.rules.registry import rule_of
 
 _WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
@@ -18,8 +19,8 @@ def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
     """Share the relevance of a path's output out among the numbers of one of its values.
 
     A dense layer or convolution shares by the z+ rule, ``R_i = sum_j x_i+ w_ij+ / (sum_i x_i+ w_ij+) R_j`` with
-    negative x and w likewise, other linear steps by what their positive inputs give; activations and BatchNorm hand it
-    on as it is, and a maximum to the winner (Montavon et al., Layer-Wise Relevance Propagation: An Overview, 2019).
+    negative x and w likewise, means and sums by what their positive inputs give; new shapes, activations and BatchNorm
+    hand it on as it is, and a maximum to the winner (Montavon et al., Layer-Wise Relevance Propagation, 2019).
 
     Args:
         tape: the path.
@@ -31,12 +32,12 @@ def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
     """
     steps, values = tape.following(root)
     shares: dict[int, Tensor] = {}
-    for index, share in zip(tape.outputs, of_output, strict=True):
-        if index in values and share is not None:
-            shares[index] = share
+    for output, share in zip(tape.outputs, of_output, strict=True):
+        if output in values and share is not None:
+            shares[output] = share
     for step in reversed(steps):
-        share = {index: shares.pop(index) for index in step.outputs if index in shares}
-        for index, part in _shared(tape, step, share, values) if share else ():
+        given = {index: shares.pop(index) for index in step.outputs if index in shares}
+        for index, part in _shared(tape, step, given, values) if given else ():
             shares[index] = shares[index] + part if index in shares else part
     return shares[root]
 
@@ -53,10 +54,12 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         if len(inputs) != 1:
             raise _no_rule(step)
         return [(inputs[0], share)]
-    if "max_pool" in step.name:
-        y = tape.values[step.outputs[0]]  # type: ignore[index]
-        pulled = rule.pull(*tape.resolved(args), **tape.resolved(kwargs), y=y, grad=share)
-        return [(inputs[0], pulled)]
+    if "max_pool" in step.name or rule.pull.__module__ == shapes.__name__:
+        # Numbers are moved, and their relevance moves with them.
+        pulled = rule.pull(*tape.resolved(args), **tape.resolved(kwargs), y=tape.values[step.output], grad=share)
+        parts = zip(args, pulled if isinstance(pulled, tuple) else (pulled,), strict=False)
+        moved = [pair for argument, part in parts for pair in _pairs(argument, part)]
+        return [(index, part() if callable(part) else part) for index, part in moved if index in values]
     if rule.secant != "linear" or isinstance(step.function, type):
         raise _no_rule(step)
     given: list[dict[int, Tensor]] = [{index: tape.values[index].clamp(min=0) for index in inputs}]

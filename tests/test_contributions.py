@@ -1,0 +1,363 @@
+"""Contributions: maps that add up, against integrals, captum, mpmath, and the network run at its baseline."""
+
+from itertools import pairwise
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from problems import HEADS, PATHS, T, explained
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
+from reference import (
+    activations_of,
+    integrated_gradient,
+    margins_by_formula,
+    pairwise_by_formula,
+    relative,
+    relevance_of_dense,
+    values_of_rows,
+    with_activations,
+)
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import (
+    LIFTCAM,
+    ClosedFormGradCAM,
+    ContributionCAM,
+    PCASVMNet,
+    PCATarget,
+    RelevanceCAM,
+    ShapCAM,
+    SVMTarget,
+    mean_activations,
+)
+
+# --- they add up ------------------------------------------------------------------------------------------------------
+
+CASES = [
+    *((path, "rbf", 3, "plane") for path in PATHS if path != "max pool apart"),
+    *((path, "rbf", 2, "plane") for path in ("sigmoid", "max pool", "squeeze-excite")),
+    *(("gelu", head, 3, "plane") for head in HEADS if head != "rbf"),
+    *(("pooled", head, 5, "plane") for head in ("linear", "poly", "sigmoid", "kernel pca")),
+    *((path, "rbf", 3, "volume") for path in ("relu", "pooled")),
+]
+
+
+def named(p: Any, x: torch.Tensor, target: Any) -> list[Any]:
+    """Return a target for each image in which classes are named, so that it means the same elsewhere."""
+    if not isinstance(target, SVMTarget) or getattr(p.fitted[-1], "classes_", None) is None:
+        return [target] * len(x)
+    output, found = p.net(x), []
+    for row, label in zip(output, output.labels(), strict=True):
+        category, versus = label if target.category is None else target.category, target.versus
+        if versus == "runner-up":
+            order = output.head.voting.ranking(row.head_trace.values[-1]).argsort(descending=True).tolist()
+            versus = next(p.labels[i] for i in order if p.labels[i] != category)
+        found.append(SVMTarget(category, versus, target.sign))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_maps_add_up(case: Any, dtype: torch.dtype) -> None:
+    path, head, classes, size = case
+    p = explained(path, head, classes, dtype, size)
+    maps = ContributionCAM(p.net, [p.layer]).explain(p.x, p.targets)
+    sums = maps.maps.double().flatten(2).sum(-1) * maps.log_scale.exp()
+    assert relative(sums + maps.baseline_values, maps.values) < (1e-8 if dtype == torch.float64 else 1e-4)
+    # And to what the whole network says, here and where its activations are zeros.
+    output, zeros = p.net(p.x), torch.zeros_like(activations_of(p.net, p.layer, p.x))
+    at_zeros = with_activations(p.net, p.layer, p.x, zeros)
+    for k, target in enumerate(p.targets):
+        each = named(p, p.x, target)
+        for values, rows in ((maps.values, output), (maps.baseline_values, at_zeros)):
+            expected = torch.stack([t(row).detach() for t, row in zip(each, rows, strict=True)])
+            assert relative(values[:, k], expected) < (1e-10 if dtype == torch.float64 else 1e-5)
+
+
+BASELINES = {
+    "channels": lambda f, x: (f.mean((0, 2, 3)), f.mean((0, 2, 3))[None, :, None, None].expand_as(f)),
+    "one image's activations": lambda f, x: (f[1], f[1:2].expand_as(f)),
+    "one row": lambda f, x: (f[1:2], f[1:2].expand_as(f)),
+    "activations of each": lambda f, x: (f.flip(0), f.flip(0)),
+    "single precision": lambda f, x: (f[1].float(), f[1:2].float().double().expand_as(f)),
+    "image": lambda f, x: (x[2], f[2:3].expand_as(f)),
+    "an image for each": lambda f, x: (x.roll(1, 0), f.roll(1, 0)),
+}
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize(
+    ("kind", "path"), [(ContributionCAM, "gelu"), (ContributionCAM, "squeeze-excite"), (ShapCAM, "pooled")]
+)
+def test_maps_add_up_from_any_baseline(kind: Any, path: str, baseline: str) -> None:
+    p = explained(path, "rbf")
+    given, start = BASELINES[baseline](activations_of(p.net, p.layer, p.x), p.x)
+    targets = [PCATarget(0), SVMTarget("bee"), SVMTarget("ant", versus="cat")]
+    maps = kind(p.net, [p.layer], baseline=given).explain(p.x, targets)
+    assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-8
+    at = with_activations(p.net, p.layer, p.x, start)
+    assert relative(maps.baseline_values, torch.stack([values_of_rows(t, at) for t in targets], 1)) < 1e-10
+
+
+def test_from_itself_there_is_nothing_to_explain() -> None:
+    p = explained("gelu", "rbf")
+    maps = ContributionCAM(p.net, [p.layer], baseline=p.x).explain(p.x, [SVMTarget("bee")])
+    assert not maps.maps.any()
+    assert relative(maps.baseline_values, maps.values) < 1e-12
+
+
+@pytest.mark.parametrize("head", ["linear", "whitened", "rbf"])
+def test_the_mean_of_the_training_set_is_that_of_its_activations(head: str) -> None:
+    p = explained("pooled", head)
+    images = p.images(60, seed=4)
+    loader = [(images[:25], 0), images[25:]]
+    mean = mean_activations(p.net, loader, p.layer, progress=False)
+    assert relative(mean, activations_of(p.net, p.layer, images).mean(0)) < 1e-12
+    maps = ContributionCAM(p.net, [p.layer], baseline="mean").explain(p.x)
+    by_hand = ContributionCAM(p.net, [p.layer], baseline=mean.mean((1, 2))).explain(p.x)
+    assert relative(maps.maps, by_hand.maps) < 1e-9
+    # The mean is the origin of the components.
+    assert (maps.baseline_values[:, :4].abs() < 1e-9).all()
+    assert relative(maps.maps[:, :4].sum((2, 3)), maps.values[:, :4]) < 1e-9
+
+
+def ordinary(p: Any) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(p.backbone, nn.Linear(9, 3).double()).eval()
+
+
+def test_contributions_on_an_ordinary_network() -> None:
+    p = explained("gelu", "rbf")
+    net = ordinary(p)
+    targets = [ClassifierOutputTarget(1), lambda output: output[0] - 2 * output[2]]
+    maps = ContributionCAM(net, [p.layer]).explain(p.x, targets)
+    assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-10
+    scores = with_activations(net, p.layer, p.x, torch.zeros(3, T, 3, 4).double())
+    assert relative(maps.baseline_values, torch.stack([scores[:, 1], scores[:, 0] - 2 * scores[:, 2]], 1)) < 1e-12
+    predicted = ContributionCAM(net, [p.layer]).explain(p.x)
+    assert relative(predicted.maps.sum((2, 3)) + predicted.baseline_values, net(p.x).amax(1, keepdim=True)) < 1e-10
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_callables_add_up_or_are_refused(classes: int) -> None:
+    p = explained("gelu", "rbf", classes)
+    cam = ContributionCAM(p.net, [p.layer])
+    linear = [lambda output: output.components[0] - 2 * output.components[1], lambda output: 3 * output.margins[1]]
+    # The scores of two classes are the margins; those of more have votes in them.
+    linear += [ClassifierOutputTarget(1)] if classes == 2 else []
+    maps = cam.explain(p.x, linear)
+    assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-10
+    for target in [ClassifierOutputSoftmaxTarget(1), *([ClassifierOutputTarget(1)] if classes == 3 else [])]:
+        with pytest.raises(ValueError, match="is not linear in the network's scores"):
+            cam.explain(p.x, [PCATarget(0), target])
+        with pytest.raises(ValueError, match="is not linear in the network's scores"):
+            cam(p.x, [target] * 3)
+
+
+def test_values_are_those_of_scikit_learn() -> None:
+    for head, classes in (("rbf", 3), ("rbf", 2), ("regressor", 3), ("one class", 3)):
+        p = explained("relu", head, classes)
+        maps = ContributionCAM(p.net, [p.layer]).explain(p.x, [SVMTarget(label) for label in p.labels[1:]]
+                                                         if "rbf" in head else [SVMTarget()])  # fmt: skip
+        features = p.backbone(p.x).numpy()
+        if head == "regressor":
+            expected = p.fitted.predict(features)[:, None]
+        elif classes == 2 or head == "one class":
+            expected = p.fitted.decision_function(features)[:, None]
+        else:
+            expected = margins_by_formula(p.fitted, torch.tensor(features))[:, 1:]
+        assert relative(maps.values, expected) < 1e-10
+
+
+# --- integrals --------------------------------------------------------------------------------------------------------
+
+INTEGRALS = [("linear", 3), ("rbf", 2), ("rbf", 3), ("poly", 5), ("sigmoid", 3), ("whitened", 3), ("regressor", 3),
+             ("one class", 3), ("no reduction", 3)]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["plane", "volume"])
+@pytest.mark.parametrize(("head", "classes"), INTEGRALS)
+def test_behind_a_mean_they_are_integrated_gradients(head: str, classes: int, size: str) -> None:
+    p = explained("pooled", head, classes, size=size)
+    f = activations_of(p.net, p.layer, p.x)
+    several = head not in ("regressor", "one class")
+    targets = [SVMTarget("bee"), SVMTarget("ant", versus="bee")] if several else [SVMTarget()]
+    for start in (torch.zeros_like(f[:1]), f[:1].roll(1, 1)):
+        maps = ContributionCAM(p.net, [p.layer], baseline=start).explain(p.x, targets)
+        lift = LIFTCAM(p.net, [p.layer], baseline=start).explain(p.x, targets)
+        for k in range(len(targets)):
+
+            def value(activations: torch.Tensor, k: int = k) -> torch.Tensor:
+                features = activations.flatten(2).mean(-1)
+                if k == 0:
+                    return margins_by_formula(p.fitted, features)[:, 1 if several else 0]
+                pairwise = pairwise_by_formula(p.fitted, features)[:, 0]  # two classes: positive for the second
+                return pairwise if classes > 2 else -pairwise
+
+            expected = integrated_gradient(value, start, f)
+            assert relative(maps.maps[:, k], expected.sum(1)) < 1e-7
+            of_channels = expected.flatten(2).sum(-1)
+            assert relative(lift.weights[:, k], of_channels) < 1e-7
+            assert relative(lift.maps[:, k], torch.einsum("nt,nt...->n...", of_channels, f)) < 1e-7
+
+
+class Margins(nn.Module):
+    """A backbone with scikit-learn's formulas behind it, for captum."""
+
+    def __init__(self, p: Any) -> None:
+        super().__init__()
+        self.backbone, self.fitted = p.backbone, p.fitted
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return margins_by_formula(self.fitted, self.backbone(x))
+
+
+@pytest.mark.parametrize("head", ["rbf", "poly", "sigmoid"])
+def test_captum_integrates_to_the_same(head: str) -> None:
+    p = explained("pooled", head, n=2)
+    captum = pytest.importorskip("captum.attr")
+    black = torch.zeros_like(p.x)
+    integrated = captum.LayerIntegratedGradients(Margins(p), p.layer)
+    maps = ContributionCAM(p.net, [p.layer], baseline=black[0]).explain(p.x, [SVMTarget("bee")])
+    expected = integrated.attribute(p.x, black, target=1, n_steps=1000, method="riemann_middle")
+    assert relative(maps.maps[:, 0], expected.sum(1)) < 1e-3
+
+
+class Linearly(nn.Module):
+    """A backbone with a linear machine behind it, as one layer."""
+
+    def __init__(self, p: Any) -> None:
+        super().__init__()
+        self.backbone = p.backbone
+        width = p.fitted[0].n_features_in_
+        offset = margins_by_formula(p.fitted, torch.zeros(1, width).double())
+        slope = margins_by_formula(p.fitted, torch.eye(width).double()) - offset
+        self.machine = nn.Linear(width, slope.shape[1]).double()
+        self.machine.weight.data, self.machine.bias.data = slope.T.contiguous(), offset[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.machine(self.backbone(x))
+
+
+@pytest.mark.filterwarnings("ignore:Setting (forward|backward)")
+@pytest.mark.parametrize("path", ["relu", "max pool apart", "average pool", "sigmoid"])
+def test_captums_deep_lift_of_a_linear_machine_is_the_same(path: str) -> None:
+    p = explained(path, "linear")
+    captum = pytest.importorskip("captum.attr")
+    black = torch.zeros_like(p.x)
+    lift = captum.LayerDeepLift(Linearly(p), p.layer)
+    expected = lift.attribute(p.x.clone().requires_grad_(), black, target=1).detach()
+    maps = ContributionCAM(p.net, [p.layer], baseline=black).explain(p.x, [SVMTarget("bee")])
+    assert relative(maps.maps[:, 0], expected.sum(1)) < 1e-5
+    of_channels = LIFTCAM(p.net, [p.layer], baseline=black).explain(p.x, [SVMTarget("bee")])
+    assert relative(of_channels.weights[:, 0], expected.sum((2, 3))) < 1e-5
+    f = activations_of(p.net, p.layer, p.x)
+    assert relative(of_channels.maps[:, 0], torch.einsum("nt,nthw->nhw", expected.sum((2, 3)), f)) < 1e-5
+
+
+# --- far from every support vector ------------------------------------------------------------------------------------
+
+
+def mean_direction(p: np.ndarray, p0: np.ndarray, machine: Any) -> torch.Tensor:
+    """Return the integral of da/dp on the straight line from p0 to p, of length 1, by mpmath's quadrature."""
+    with mpmath.workdps(40):
+        start, end = ([mpmath.mpf(float(value)) for value in point] for point in (p0, p))
+        points = [[mpmath.mpf(float(value)) for value in point] for point in machine.support_vectors_]
+        gamma = mpmath.mpf(float(machine._gamma))
+
+        def slope(t: Any) -> list[Any]:
+            at = [a + t * (b - a) for a, b in zip(start, end, strict=True)]
+            total = [mpmath.mpf(0)] * len(at)
+            for coefficient, point in zip(machine.dual_coef_[0], points, strict=True):
+                towards = [b - a for a, b in zip(at, point, strict=True)]
+                size = mpmath.mpf(float(coefficient)) * mpmath.exp(-gamma * sum(s * s for s in towards))
+                total = [s + size * v for s, v in zip(total, towards, strict=True)]
+            return total
+
+        # Where it is not next to nothing: near the end that is nearer to the vectors.
+        nodes, weights = np.polynomial.legendre.leggauss(24)
+        edges = [mpmath.mpf(0), *(mpmath.mpf(2) ** -k for k in range(10, -1, -1))]
+        edges = sorted({*edges, *(1 - edge for edge in edges)})
+        total = [mpmath.mpf(0)] * len(start)
+        for low, high in pairwise(edges):
+            for node, weight in zip(nodes, weights, strict=True):
+                t = low + (1 + mpmath.mpf(float(node))) / 2 * (high - low)
+                part = mpmath.mpf(float(weight)) * (high - low)
+                total = [s + part * v for s, v in zip(total, slope(t), strict=True)]
+        norm = mpmath.sqrt(sum(s * s for s in total))
+        return torch.tensor([float(s / norm) for s in total], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("gamma_d2", [1e3, 1e4, 1e5])
+def test_far_from_every_support_vector_they_keep_their_direction(gamma_d2: float) -> None:
+    p = explained("pooled", "rbf", 2, n=1)
+    features = p.backbone(p.images(60, seed=4)).numpy()
+    head = make_pipeline(StandardScaler(), PCA(4), SVC(C=50.0)).fit(features, np.arange(60) % 2)
+    machine = head[-1]
+    keep = np.sort(np.abs(machine.dual_coef_[0]).argsort()[-6:])  # mpmath is slow
+    machine.support_vectors_, machine.support_ = machine.support_vectors_[keep], machine.support_[keep]
+    machine.dual_coef_ = machine._dual_coef_ = machine.dual_coef_[:, keep]
+    machine._n_support = np.array([3, 3], dtype=np.int32)
+    away = np.array([0.6, 0.0, -0.8, 0.0])
+    machine.support_vectors_ += away * (gamma_d2 / machine._gamma) ** 0.5
+    net = PCASVMNet(p.backbone, head)
+    here = net(p.x).components[0].numpy()
+    there = head[:2].transform(np.zeros((1, T)))[0]
+    for point in (here, there):
+        assert machine._gamma * ((machine.support_vectors_ - point) ** 2).sum(1).min() > 0.5 * gamma_d2
+    maps = ContributionCAM(net, [p.layer]).explain(p.x, [*(PCATarget(b) for b in range(4)), SVMTarget(1), SVMTarget(0)])
+    expected = torch.einsum("b,bhw->hw", mean_direction(here, there, machine), maps.maps[0, :4])
+    actual = maps.maps[0, 4]
+    assert relative(actual / actual.norm(), expected / expected.norm()) < 1e-8
+    assert torch.equal(maps.maps[0, 5], -actual)
+    assert torch.maximum(maps.positive(), maps.negative())[0, 4].max() == 1
+    assert maps.log_scale[0, 4] < -0.5 * gamma_d2
+    assert maps.nu.isfinite().all()
+
+
+def test_where_the_gradient_fades_contributions_do_not() -> None:
+    # A narrow machine around an image: at its peak the gradient is nothing, and what the image has is all of it.
+    p = explained("pooled", "rbf", 2, n=1)
+    features = p.backbone(torch.cat([p.x, p.images(20, seed=4)])).numpy()
+    head = make_pipeline(StandardScaler(), PCA(4), SVC(gamma=1000.0, C=1.0)).fit(features, [0, 1] * 10 + [0])
+    net = PCASVMNet(p.backbone, head)
+    grad, contribution = (kind(net, [p.layer]).explain(p.x, [SVMTarget(0)]) for kind in
+                          (ClosedFormGradCAM, ContributionCAM))  # fmt: skip
+    assert grad.nu * grad.log_scale.exp() < 1e-6
+    assert contribution.nu > 0.05
+    assert relative(contribution.maps.sum((2, 3)) + contribution.baseline_values, contribution.values) < 1e-8
+
+
+# --- relevance --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rectified", [True, False], ids=["rectified", "negative activations"])
+@pytest.mark.parametrize("head", ["linear", "rbf"])
+def test_relevance_is_shared_out_by_the_z_plus_rule(head: str, rectified: bool) -> None:
+    p = explained("relu", head, rectified=rectified)
+    f = activations_of(p.net, p.layer, p.x)
+    features = p.backbone(p.x)
+    at_zeros = with_activations(p.backbone, p.layer, p.x, torch.zeros_like(f))
+    share = integrated_gradient(lambda q: margins_by_formula(p.fitted, q)[:, 1], at_zeros, features, nodes=100)
+    tail = list(p.backbone.tail)
+    expected = torch.stack([relevance_of_dense(tail, *image) for image in zip(f, share, strict=True)])
+    maps = RelevanceCAM(p.net, [p.layer]).explain(p.x, [SVMTarget("bee")])
+    assert relative(maps.weights[:, 0], expected.sum((2, 3))) < 1e-9
+    assert relative(maps.maps[:, 0], torch.einsum("nt,nthw->nhw", expected.sum((2, 3)), f)) < 1e-9
+
+
+def test_relevance_is_kept_on_its_way() -> None:
+    # The z+ rule has nothing to share out to where no input speaks for an output: here all do.
+    p = explained("relu", "linear", rectified=True, n=2)
+    f = activations_of(p.net, p.layer, p.x)
+    at_zeros = with_activations(p.backbone, p.layer, p.x, torch.zeros_like(f))
+    share = integrated_gradient(lambda q: margins_by_formula(p.fitted, q)[:, 1], at_zeros, p.backbone(p.x), nodes=2)
+    weights = RelevanceCAM(p.net, [p.layer]).explain(p.x, [SVMTarget("bee")]).weights[:, 0]
+    assert relative(weights.sum(1), share.sum(1)) < 1e-9
