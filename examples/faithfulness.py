@@ -7,8 +7,8 @@ classifier, PCA(3) and SVMs are fitted on the second, and the predicted class of
 method. Deletion and insertion say how much better than random maps a method finds what the decision depends on. A
 second head (scaler, PCA(3), SVM) is fitted on the pooled convolutions and explains two photos side by side, of
 different classes: how much of the evidence for a class lies on its photo? It prints Markdown, and leaves
-faithfulness.md, .json and .png in --out. What is costly is kept in --cache: a run that was interrupted goes on where it
-stopped. The defaults take about twenty minutes on one core.
+faithfulness.md, .json and .png in --out, and contributions.png: photos with Grad-CAM and contributions. What is costly
+is kept in --cache, so that a run goes on where it stopped. The defaults take about twenty minutes on one core.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from experiment import datasets, evaluation, training
-from experiment.frozen import FrozenFeatures, images, prepared
+from experiment.frozen import FrozenFeatures, images, prepared, shown
 from experiment.network import FEATURE_LAYER, PaperCNN, convolutions
 from experiment.problems import RunError
 from matplotlib.figure import Figure
@@ -57,6 +57,7 @@ from pytorch_grad_cam_pcasvm import (
     RelevanceCAM,
     ShapCAM,
     SVMTarget,
+    figures,
     mean_activations,
 )
 
@@ -665,6 +666,19 @@ def plot(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def picture(problem: Problem, count: int = 4) -> Figure:
+    """Return test photos that an RBF machine is sure of, with Grad-CAM and contributions side by side."""
+    rows = problem.rows(problem.dense.classifier[:5], "training")
+    reduction = PCA(COMPONENTS, svd_solver="covariance_eigh")
+    head = make_pipeline(reduction, SVC(gamma="scale")).fit(rows, problem.labels["training"])
+    net = PCASVMNet(problem.network(problem.conv), head, layer=FEATURE_LAYER).eval()
+    x = problem.x[:count].to(problem.options.device)
+    methods = {"Grad-CAM": ClosedFormGradCAM, "contributions": ContributionCAM}
+    maps = {title: method(net, ["features"]).explain(x, [SVMTarget()]) for title, method in methods.items()}
+    titles = [problem.classes[label] for label in problem.labels["test"][problem.chosen[:count]]]
+    return figures.plot_maps(shown(x), maps, signed=True, rows=titles, classes=problem.classes)
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything and return the results; they are written after each set."""
     for folder in (options.out, options.cache):
@@ -692,6 +706,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         markdown = "\n\n".join(f"### {title}\n\n{text}" for title, text in tables(results).items())
         (options.out / "faithfulness.md").write_text(markdown + "\n")
         plot(results).savefig(options.out / "faithfulness.png", dpi=100)
+        if name == options.sets[0]:
+            picture(problem).savefig(options.out / "contributions.png", dpi=100)
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(markdown)
     return results
