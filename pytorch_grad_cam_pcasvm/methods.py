@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm.baselines import WithBaseline
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.maps import signed_maps
 from pytorch_grad_cam_pcasvm.players import Players, shapley_values
-from pytorch_grad_cam_pcasvm.run import Run
+from pytorch_grad_cam_pcasvm.run import Run, at_one, summed
 from pytorch_grad_cam_pcasvm.seeds import Rowwise, check_sums, row_of, values_of
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -89,13 +89,15 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
-        grads = run.pullback(seeds, layer).flatten(3)
+        pulled = run.pullback(seeds, layer)
+        grads = at_one(pulled).flatten(3)
+        same = pulled[0, 0, 0].numel() // grads.shape[3]
         total = activations.flatten(2).sum(-1).to(grads.dtype).unsqueeze(1).unsqueeze(-1)
         size = seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1)
 
         def weights(signed: Tensor) -> Tensor:
             alpha = 1 / (2 + signed * size * total)
-            return torch.where(signed > 0, alpha * signed, 0.0).sum(-1)
+            return torch.where(signed > 0, alpha * signed, 0.0).sum(-1) * same
 
         of_target, of_opposite = weights(grads), weights(-grads)
         maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
@@ -110,9 +112,8 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
-        grads, x = run.pullback(seeds, layer), activations.unsqueeze(1)
-        rising, falling = grads.relu(), (-grads).relu()
-        maps, opposite = (torch.einsum("nkt...,nkt...->nk...", part, x.to(part.dtype)) for part in (rising, falling))
+        rising, falling = _signs(run.pullback(seeds, layer))
+        maps, opposite = (summed(part, activations, "channels") for part in (rising, falling))
         return Explained(maps, rising.flatten(3).sum(-1), seeds.values, seeds.log_scale, opposite)
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
@@ -123,14 +124,24 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
     """Element-wise Grad-CAM, ``sum_t relu(d_t F_t)``, as in the host. Arguments as for :class:`ClosedFormCAM`."""
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        seeds = run.seeds(targets)
+        activations, seeds = run.activations(layer), run.seeds(targets)
         grads = run.pullback(seeds, layer)
-        terms = grads * run.activations(layer).unsqueeze(1)
-        weights = grads.flatten(3).sum(-1)
-        return Explained(terms.relu().sum(2), weights, seeds.values, seeds.log_scale, (-terms).relu().sum(2))
+        rising, falling = _signs(grads)
+        # relu(d F) = relu(d) relu(F) + relu(-d) relu(-F)
+        plus, minus = activations.relu(), (-activations).relu()
+        maps, opposite = (
+            summed(one, plus, "channels") + summed(other, minus, "channels")
+            for one, other in ((rising, falling), (falling, rising))
+        )
+        return Explained(maps, grads.flatten(3).sum(-1), seeds.values, seeds.log_scale, opposite)
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         return (run.pullback(run.seeds([target]), layer)[:, 0] * run.activations(layer)).relu()
+
+
+def _signs(grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``relu(d)`` and ``relu(-d)``, which stay unexpanded where d is the same at all positions."""
+    return at_one(grads).relu().expand_as(grads), (-at_one(grads)).relu().expand_as(grads)
 
 
 class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
@@ -146,7 +157,7 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
         activations = run.activations(layer)
         with run.along(layer, run.passed.activations[layer]) as moved:
             seeds = moved.seeds(targets)
-            sums = moved.pullback(seeds, layer).flatten(3).sum(-1)
+            sums = moved.sums(seeds, layer)
             (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
             weights, product = forward_ad.unpack_dual(sums)
             if product is not None:

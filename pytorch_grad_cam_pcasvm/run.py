@@ -15,6 +15,7 @@ from pytorch_grad_cam_pcasvm.features import flatten
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import Baseline, Pass
+from pytorch_grad_cam_pcasvm.path.sums import multiplied
 from pytorch_grad_cam_pcasvm.seeds import Seeds, seeds_of
 
 
@@ -105,8 +106,7 @@ class Run:
         if self.reshape_transform is None:
             with full_precision(seeds.values.device):
                 return self.passed.products(self._grads(seeds), layer, x, over, baseline).transpose(0, 1)
-        terms = self.pullback(seeds, layer, baseline) * x.unsqueeze(1)
-        return terms.sum(2) if over == "channels" else terms.flatten(3).sum(-1)
+        return summed(self.pullback(seeds, layer, baseline), x, over)
 
     def relevance(self, seeds: Seeds, layer: int, baseline: Baseline) -> Tensor:
         """Return the relevance of activations for K targets: contributions of features shared out, (N, K, T, H, W)."""
@@ -137,3 +137,14 @@ class Run:
             return seeds.grads
         (grad,) = seeds.grads
         return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]
+
+
+def summed(coefficients: Tensor, x: Tensor, over: str) -> Tensor:
+    """Return coefficients (N, K, T, H, W) times x (N, T, H, W), summed as :meth:`Run.products` does."""
+    return multiplied(coefficients.transpose(0, 1), x, over).transpose(0, 1)
+
+
+def at_one(coefficients: Tensor) -> Tensor:
+    """Return coefficients (N, K, T, H, W), at a single position where they are the same at all: (N, K, T, 1, 1)."""
+    same = [slice(0, 1) if stride == 0 else slice(None) for stride in coefficients.stride()[3:]]
+    return coefficients[(..., *same)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _FEW = 8  # targets: up to here the pulled gradient itself costs no more than what saves it
 _LARGE = 1 << 20  # elements: below this nothing is worth a thought
@@ -31,6 +32,8 @@ def through_sums(grad: Tensor, weight: Tensor, channels: int) -> Tensor:
         return (grad @ weight.to(grad.dtype)).unflatten(-1, (channels, -1)).sum(-1)
     if weight.numel() < _LARGE or weight.device.type != "cpu" or weight.dtype != grad.dtype:
         return grad @ weight.unflatten(1, (channels, -1)).sum(-1, dtype=grad.dtype)
+    if forward_ad.unpack_dual(grad).tangent is not None:  # which need not be 0 where the gradient is
+        return grad @ weight.unflatten(1, (channels, -1)).sum(-1)
     active = grad.flatten(0, 1).any(0).nonzero()[:, 0]
     if len(active) > 0.8 * len(weight):
         return grad @ _summed(weight, channels)

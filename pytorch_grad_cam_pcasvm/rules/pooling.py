@@ -51,12 +51,17 @@ def _average(grad: Tensor, axis: int, start: Tensor, end: Tensor, divisor: Tenso
 def _adaptive_average(spatial: int) -> Callable[..., Tensor]:
     def rule(input: Tensor, output_size: Any, *, y: Tensor, grad: Tensor) -> Tensor:
         """Average pooling is separable: one small averaging matrix per axis, and the pullback multiplies by each."""
+        # Of a mean over an axis the gradient is the same along it, and stays unexpanded in memory.
+        grad = grad / math.prod(size for size, count in zip(input.shape[-spatial:], y.shape[-spatial:], strict=True)
+                                if count == 1)  # fmt: skip
         for axis in range(-spatial, 0):
             size, count = input.shape[axis], y.shape[axis]
+            if count == 1:
+                continue
             i = torch.arange(count, device=grad.device)
             start, end = i * size // count, -(-(i + 1) * size // count)
             grad = _average(grad, axis, start, end, end - start, size)
-        return grad
+        return grad.expand(len(grad), *input.shape)
 
     return rule
 
