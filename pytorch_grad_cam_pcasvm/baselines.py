@@ -22,7 +22,7 @@ class AtBaseline:
 
     Attributes:
         path: the path's values there.
-        output: the network's output there, of one row or N.
+        output: the network's output there, of N rows.
         difference: activations minus those of the baseline, shape (N, T, H, W).
     """
 
@@ -44,40 +44,45 @@ class WithBaseline(ClosedFormCAM):
         jacobian: str = "closed_form",
         max_bytes: int | None = None,
     ) -> None:
-        if isinstance(baseline, str) and baseline not in ("zero", "mean"):
-            raise ValueError(f"baseline must be 'zero', 'mean', activations or an image, got {baseline!r}")
-        if not isinstance(baseline, str | Tensor):
-            raise TypeError(f"baseline must be 'zero', 'mean' or a tensor, got {type(baseline).__name__}")
-        if isinstance(baseline, Tensor) and not bool(baseline.isfinite().all()):
-            raise ValueError("the baseline has NaN or infinite values")
         super().__init__(model, target_layers, reshape_transform, jacobian=jacobian, max_bytes=max_bytes)
         self.baseline = baseline
-        self._kept: tuple[Run, int, AtBaseline] | None = None
+
+    @property
+    def baseline(self) -> str | Tensor:
+        """The baseline, which may be set to another one."""
+        return self._baseline
+
+    @baseline.setter
+    def baseline(self, given: str | Tensor) -> None:
+        if isinstance(given, str) and given not in ("zero", "mean"):
+            raise ValueError(f"baseline must be 'zero', 'mean', activations or an image, got {given!r}")
+        if not isinstance(given, str | Tensor):
+            raise TypeError(f"baseline must be 'zero', 'mean' or a tensor, got {type(given).__name__}")
+        if isinstance(given, Tensor) and not bool(given.isfinite().all()):
+            raise ValueError("the baseline has NaN or infinite values")
+        self._baseline = given
+        # What the network does there has to be looked at anew.
+        self._checked -= {kind for kind in self._checked if kind[0] in ("baseline", "secant")}
 
     def _difference(self, run: Run, layer: int) -> Tensor:
-        """Return activations minus those of the baseline, in the shape of maps."""
-        return run.activations(layer) - run.shaped(self._start(run, layer))
+        """Return activations minus those of the baseline, in the shape of maps; the network is checked there."""
+        start = self._start(run, layer)
+        run.passed.baseline(start, layer)
+        return run.activations(layer) - run.shaped(start)
 
     def _at_baseline(self, run: Run, layer: int) -> AtBaseline:
         """Run the path from the baseline, once for all chunks of targets."""
-        if self._kept is None or self._kept[0] is not run or self._kept[1] != layer:
+        if layer not in run.kept:
             start = self._start(run, layer)
             path = run.passed.baseline(start, layer)
-            features = path.output[: len(start)] if isinstance(run.output, HeadOutput) else path.output
             difference = run.activations(layer) - run.shaped(start)
             if difference[0].numel() != start[0].numel():
                 raise ValueError(
                     "reshape_transform leaves out a part of the activations (class or register tokens?), without which "
                     "contributions do not add up: use a method of the gradient as ClosedFormGradCAM"
                 )
-            self._kept = run, layer, AtBaseline(path, run.output_of(features), difference)
-        return self._kept[2]
-
-    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Any:
-        try:
-            return super()._explained(run, layer, targets)
-        finally:
-            self._kept = None
+            run.kept[layer] = AtBaseline(path, run.output_of(path.output), difference)
+        return run.kept[layer]
 
     def _start(self, run: Run, layer: int) -> Tensor:
         """Return the baseline as activations of the target layer, as the network has them, of one row or N."""
@@ -154,10 +159,12 @@ def _mean(run: Run, layer: int, zeros: Tensor) -> Tensor:
     """Return the mean activations of the training set where the head knows them: features are means over positions."""
     mean = run.output.head.feature_mean if isinstance(run.output, HeadOutput) else None
     if mean is not None and len(mean) == zeros.shape[1]:
-        start = mean.to(zeros).reshape(1, -1, *[1] * (zeros.dim() - 2)).expand_as(zeros)
-        features = flatten(run.passed.baseline(start, layer).output)[0].to(mean)
-        if torch.allclose(features, mean, rtol=1e-3, atol=1e-3 * float(mean.abs().max())):
-            return start
+        features = flatten(run.passed.output).to(mean)
+        means = run.passed.activations[layer].flatten(2).to(mean.dtype).mean(-1)
+        if features.shape == means.shape and torch.allclose(
+            features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max())
+        ):
+            return mean.to(zeros).reshape(1, -1, *[1] * (zeros.dim() - 2)).expand_as(zeros)
     raise ValueError(
         "baseline='mean' needs the training set's mean at the target layer, which the head knows only where features "
         "are means over positions and it begins with a StandardScaler or PCA: pass "

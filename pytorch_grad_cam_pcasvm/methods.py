@@ -75,7 +75,7 @@ class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
         products = run.products(seeds, layer, activations, "positions")
-        total = activations.flatten(2).sum(-1).to(products.dtype).unsqueeze(1)
+        total = activations.flatten(2).sum(-1, dtype=products.dtype).unsqueeze(1)
         weights = torch.where(total == 0, 0.0, products / total)
         return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale)
 
@@ -92,7 +92,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
         pulled = run.pullback(seeds, layer)
         grads = at_one(pulled).flatten(3)
         same = pulled[0, 0, 0].numel() // grads.shape[3]
-        total = activations.flatten(2).sum(-1).to(grads.dtype).unsqueeze(1).unsqueeze(-1)
+        total = activations.flatten(2).sum(-1, dtype=grads.dtype).unsqueeze(1).unsqueeze(-1)
         size = seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1)
 
         def weights(signed: Tensor) -> Tensor:
@@ -244,12 +244,15 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
                     scores.append(values_of(run.output, targets, image, self.model(masked)))
                     bar.update()
                 rise = torch.cat(scores) - values_of(run.output, targets, image, blank)
-                rise = rise.softmax(0) if self.softmax else rise
-                weights.append(rise.new_zeros(activations.shape[1], rise.shape[1]).index_copy(0, chosen[image], rise).T)
+                # A softmax of the falls is not the opposite of one of the rises.
+                signs = (rise.softmax(0), (-rise).softmax(0)) if self.softmax else (rise,)
+                weights.append([torch.zeros(activations.shape[1], rise.shape[1], dtype=rise.dtype, device=rise.device)
+                                .index_copy(0, chosen[image], each).T for each in signs])  # fmt: skip
                 values.append(values_of(run.output, targets, image, row_of(run.output, image)))
-        weight, value = torch.stack(weights).to(run.dtype), torch.cat(values)
-        maps = signed_maps(weight, activations)
-        return Explained(maps, weight, value, torch.zeros_like(value))
+        of_signs = [torch.stack(each).to(run.dtype) for each in zip(*weights, strict=True)]
+        maps, *opposite = (signed_maps(weight, activations) for weight in of_signs)
+        value = torch.cat(values)
+        return Explained(maps, of_signs[0], value, torch.zeros_like(value), *opposite)
 
 
 def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
@@ -309,6 +312,7 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
         weights = run.products(seeds, layer, at.difference, "positions", at.path)
+        check_sums(weights, seeds.log_scale, seeds.values, seeds.baseline_values, targets)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 
@@ -328,6 +332,8 @@ class RelevanceCAM(WithBaseline, ClosedFormCAM):
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
+        rise = run.products(seeds, layer, at.difference, "positions", at.path)
+        check_sums(rise, seeds.log_scale, seeds.values, seeds.baseline_values, targets)
         weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
@@ -362,6 +368,8 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
     ) -> None:
         if not isinstance(samples, int) or samples < 4 or samples % 2:
             raise ValueError(f"samples must be an even number, 4 at least (orders come in pairs), got {samples!r}")
+        if not isinstance(seed, int):
+            raise TypeError(f"seed must be an integer, got {seed!r}")
         super().__init__(
             model, target_layers, reshape_transform, baseline=baseline, jacobian=jacobian, max_bytes=max_bytes
         )
@@ -370,8 +378,11 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         shape = run.activations(layer).shape[2:]
         players = Players(run, layer, self._difference(run, layer), "positions", targets, self.max_bytes)
-        generator = torch.Generator().manual_seed(self.seed)
-        parts = [shapley_values(players, image, self.samples, generator) for image in range(len(run))]
+        # The same orders for every image: its map does not depend on the others.
+        parts = [
+            shapley_values(players, image, self.samples, torch.Generator().manual_seed(self.seed))
+            for image in range(len(run))
+        ]
         maps, errors, values, baseline_values = (torch.stack(column) for column in zip(*parts, strict=True))
         maps, errors = (numbers.unflatten(-1, shape).to(run.dtype) for numbers in (maps, errors))
         weights = maps.new_zeros(*maps.shape[:2], 0)  # channels have none

@@ -28,7 +28,8 @@ class Players:
         x: what a player brings along, activations or their difference from a baseline, shape (N, T, H, W).
         over: ``"channels"``: T players; ``"positions"``: H W players.
         targets: K targets.
-        max_bytes: bound on temporary memory; None: 256 MiB.
+        max_bytes: bound on the memory of what is evaluated at once; None: 256 MiB. The rows of all players are kept
+            besides.
     """
 
     def __init__(
@@ -56,6 +57,11 @@ class Players:
         raw = run.passed.activations[layer]
         numbers = torch.arange(raw[0].numel(), dtype=torch.float64, device=raw.device).reshape(1, *raw.shape[1:])
         place = run.shaped(numbers).long().flatten(2)[0]
+        moved = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]
+        if not torch.equal(moved, run.activations(layer).flatten(1)):
+            raise ValueError(
+                "reshape_transform changes numbers, which players cannot be put back through: it may only move them"
+            )
         parts = x.flatten(2)
         found = []
         for player in range(parts.shape[1 if over == "channels" else 2]):

@@ -1,22 +1,27 @@
 """One run of a network, and what a method may ask of it."""
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.features import flatten
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import Baseline, Pass
 from pytorch_grad_cam_pcasvm.path.sums import multiplied
 from pytorch_grad_cam_pcasvm.seeds import Seeds, seeds_of
+
+_dual = threading.RLock()
 
 
 @dataclass
@@ -32,6 +37,7 @@ class Run:
         output: the network's output.
         layers: names of the target layers.
         reshape_transform: brings activations to (N, T, H, W), or None.
+        kept: what a method keeps from chunk to chunk of targets, by position of the target layer.
     """
 
     model: nn.Module
@@ -40,6 +46,7 @@ class Run:
     output: Any
     layers: Sequence[str]
     reshape_transform: Callable[[Tensor], Tensor] | None = None
+    kept: dict[int, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -122,8 +129,14 @@ class Run:
 
         Yields:
             A run whose tensors are dual numbers.
+
+        Raises:
+            NoClosedFormError: it is called under autocast.
         """
-        with warnings.catch_warnings(), forward_ad.dual_level():
+        if torch.is_autocast_enabled(self.images.device.type):
+            raise NoClosedFormError("the second order has no autocast", "call it outside of torch.autocast")
+        # Of attention only this kernel has a forward derivative; and there is one dual level in all threads.
+        with _dual, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
             activations = forward_ad.make_dual(self.passed.activations[layer], direction)
             passed = self.passed.moved(activations, layer)

@@ -79,8 +79,11 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
     for each in targets:
         target = each.targets[image] if isinstance(each, Rowwise) else each
         if isinstance(target, ClosedFormTarget):
-            ((position, seed),) = target.seeds(row).items()
-            value = changed.head_trace.values[position] if isinstance(changed, HeadOutput) else changed
+            isolated = row if isinstance(row, HeadOutput) else row.reshape(1, -1)
+            ((position, seed),) = target.seeds(isolated).items()
+            value = (
+                changed.head_trace.values[position] if isinstance(changed, HeadOutput) else changed.reshape(count, -1)
+            )
             columns.append((value * seed).sum(-1))
         else:
             parts = list(changed) if isinstance(changed, HeadOutput) else _rows(changed, count)
@@ -115,7 +118,8 @@ def check_sums(maps: Tensor, log_scale: Tensor, values: Tensor, baseline_values:
             continue
         rise = values[:, k] - baseline_values[:, k]
         missing = (maps[:, k].flatten(1).sum(1) * log_scale[:, k].exp() - rise).abs()
-        if bool((missing > 1e-3 * (values[:, k].abs() + baseline_values[:, k].abs() + rise.abs())).any()):
+        tolerance = max(1e-3, torch.finfo(maps.dtype).eps ** 0.5, torch.finfo(values.dtype).eps ** 0.5)
+        if bool((missing > tolerance * (values[:, k].abs() + baseline_values[:, k].abs() + rise.abs())).any()):
             raise ValueError(
                 f"{target} is not linear in the network's scores, so that no map adds up to it: use SVMTarget or "
                 "PCATarget, or a method of the gradient as ClosedFormGradCAM"

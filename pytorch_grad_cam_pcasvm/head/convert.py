@@ -190,11 +190,11 @@ def _function_transformer(estimator: Any) -> Stage:
 # --- reductions: most are V^T (x - u) with a matrix of their own ----------------------------------------------------
 
 
-def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None) -> Stage:
+def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, *, weighted: bool = False) -> Stage:
     components = tensor(components)
     mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
     divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
-    return Projection(components, mean, divisor)
+    return Projection(components, mean, divisor, weighted)
 
 
 @stage_for.register(decomposition.PCA)
@@ -231,7 +231,8 @@ def _discriminants(estimator: LinearDiscriminantAnalysis) -> Stage:
     if estimator.solver == "lsqr":
         raise NoClosedFormError("LinearDiscriminantAnalysis(solver='lsqr') transforms nothing: use 'svd' or 'eigen'.")
     mean = estimator.xbar_ if estimator.solver == "svd" else None
-    return _projection(tensor(estimator.scalings_).T[: estimator._max_components], mean)
+    components = tensor(estimator.scalings_).T[: estimator._max_components]
+    return _projection(components, mean, weighted=estimator.priors is not None)
 
 
 @stage_for.register(decomposition.KernelPCA)

@@ -189,13 +189,15 @@ class Projection(Stage):
         components: V^T, shape (B, D).
         mean: u, shape (D,).
         divisor: square roots of the explained variances where PCA whitens, otherwise ones, shape (B,).
+        weighted: whether u is another mean than that of the training set, as with an LDA's priors.
     """
 
     reduces = True
     linear = True
 
-    def __init__(self, components: Tensor, mean: Tensor, divisor: Tensor) -> None:
+    def __init__(self, components: Tensor, mean: Tensor, divisor: Tensor, weighted: bool = False) -> None:
         super().__init__()
+        self.weighted = weighted
         self.n_outputs, self.n_inputs = components.shape
         self.keep(components=components, mean=mean, divisor=divisor)
 

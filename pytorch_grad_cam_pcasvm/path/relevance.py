@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.path.secants import precise
 from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape
 from pytorch_grad_cam_pcasvm.path.walk import advice, arguments
-from pytorch_grad_cam_pcasvm.rules import shapes
+from pytorch_grad_cam_pcasvm.rules import arithmetic, dense, shapes
 from pytorch_grad_cam_pcasvm.rules.registry import rule_of
 
 _WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
@@ -62,19 +63,24 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         return [(index, part() if callable(part) else part) for index, part in moved if index in values]
     if rule.secant != "linear" or isinstance(step.function, type):
         raise _no_rule(step)
-    given: list[dict[int, Tensor]] = [{index: tape.values[index].clamp(min=0) for index in inputs}]
+    if rule.pull in (arithmetic.mul, dense.matmul):
+        share = share / sum(
+            isinstance(item, Ref) and item.index in values for item in args
+        )  # each factor gets its part
+    now = {index: tape.values[index].to(share.dtype) for index in inputs}
+    given = [{index: x.clamp(min=0) for index, x in now.items()}]
     if step.function in _WEIGHTED:
-        given.append({index: tape.values[index].clamp(max=0) for index in inputs})
+        given.append({index: x.clamp(max=0) for index, x in now.items()})
     calls = []
     for sign, changed in zip((1, -1), given, strict=False):
-        resolved = list(tape.resolved(args, changed))
+        resolved = list(precise(tape.resolved(args, changed), share.dtype))
         if step.function in _WEIGHTED:
             if isinstance(args[1], Ref):
                 raise _no_rule(step)
             resolved[1] = (resolved[1] * sign).clamp(min=0) * sign
             resolved[2:3] = [None]  # a bias takes no share
         calls.append((changed, resolved))
-    named = tape.resolved(kwargs)
+    named = {name: precise(item, share.dtype) for name, item in tape.resolved(kwargs).items()}
     with torch.no_grad():
         total = torch.stack([_called(step, resolved, named) for _, resolved in calls]).sum(0)
     share = torch.where(total == 0, 0.0, share / torch.where(total == 0, 1.0, total))
