@@ -709,7 +709,7 @@ def test_what_cannot_be_taken_apart_is_refused(apart):
     with pytest.raises(TypeError, match="expected the SignedMaps"):
         plot_decision(PICTURES, contributions.maps, head)
     logistic = LogisticRegression().fit(RNG.normal(size=(20, 6)), np.arange(20) % 2)
-    with pytest.raises(ValueError, match="no steps add up to it"):
+    with pytest.raises(ValueError, match="no map adds up to it"):
         plot_decision(PICTURES, contributions, logistic, ProbabilityTarget(1))
 
 
