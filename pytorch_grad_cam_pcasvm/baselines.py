@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, u
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import Baseline
 from pytorch_grad_cam_pcasvm.run import Run
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
 @dataclass
@@ -33,6 +34,8 @@ class AtBaseline:
 
 class WithBaseline(ClosedFormCAM):
     """A method with a baseline (see :class:`ContributionCAM`)."""
+
+    _predicted = SVMTarget()
 
     def __init__(
         self,
@@ -93,7 +96,8 @@ class WithBaseline(ClosedFormCAM):
         given = given.to(activations.device)
         shape, image = activations.shape, run.images.shape
         as_image = given.shape in (image, image[1:], (1, *image[1:]))
-        as_activations = given.shape in (shape, shape[1:], (1, *shape[1:]), shape[1:2])
+        of_channels = given.dim() == 1 and run.reshape_transform is None and len(given) == shape[1]
+        as_activations = of_channels or given.shape in (shape, shape[1:], (1, *shape[1:]))
         if as_image:
             images = given.reshape(-1, *image[1:]).to(run.images.dtype)
             start = output_of(_backbone(run.model), run.layers[layer], images)
@@ -108,7 +112,7 @@ class WithBaseline(ClosedFormCAM):
                 f"the baseline has shape {tuple(given.shape)}: expected activations, ({shape[1]},), {tuple(shape[1:])} "
                 f"or {tuple(shape)}, or an image, {tuple(image[1:])}"
             )
-        if given.dim() == 1:
+        if of_channels:
             given = given.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
         return given.reshape(-1, *shape[1:]).to(activations.dtype)
 

@@ -28,7 +28,7 @@ from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.maps import signed_maps
 from pytorch_grad_cam_pcasvm.players import Players, shapley_values
 from pytorch_grad_cam_pcasvm.run import Run, at_one, summed
-from pytorch_grad_cam_pcasvm.seeds import Rowwise, check_sums, row_of, values_of
+from pytorch_grad_cam_pcasvm.seeds import Rowwise, row_of, values_of
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
@@ -178,8 +178,6 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
         baseline: what takes the place of an ablated channel (see :class:`ContributionCAM`).
     """
 
-    _predicted = SVMTarget()
-
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations = run.activations(layer)
         players = Players(run, layer, self._difference(run, layer), "channels", targets, self.max_bytes)
@@ -190,9 +188,8 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
             values.append(value)
             weights.append((value - players.values(image, origin - rows)).T)
         weight = torch.stack(weights).to(run.dtype)
-        return Explained(
-            signed_maps(weight, activations), weight, torch.cat(values), torch.zeros_like(torch.cat(values))
-        )
+        value = torch.cat(values)
+        return Explained(signed_maps(weight, activations), weight, value, torch.zeros_like(value))
 
 
 class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
@@ -207,6 +204,9 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         channels: mask with this many channels only, those of largest variance over the positions, and give the others
             no weight: an approximation of the paper's; None: with all.
         batch_size: of the runs with masks.
+
+    Raises:
+        ValueError: ``channels`` or ``batch_size`` is no positive integer, or as for :class:`ClosedFormCAM`.
     """
 
     _predicted = SVMTarget()
@@ -246,8 +246,8 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
                 rise = torch.cat(scores) - values_of(run.output, targets, image, blank)
                 # A softmax of the falls is not the opposite of one of the rises.
                 signs = (rise.softmax(0), (-rise).softmax(0)) if self.softmax else (rise,)
-                weights.append([torch.zeros(activations.shape[1], rise.shape[1], dtype=rise.dtype, device=rise.device)
-                                .index_copy(0, chosen[image], each).T for each in signs])  # fmt: skip
+                none = rise.new_zeros(activations.shape[1], rise.shape[1])
+                weights.append([none.index_copy(0, chosen[image], each).T for each in signs])
                 values.append(values_of(run.output, targets, image, row_of(run.output, image)))
         of_signs = [torch.stack(each).to(run.dtype) for each in zip(*weights, strict=True)]
         maps, *opposite = (signed_maps(weight, activations) for weight in of_signs)
@@ -278,19 +278,21 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
             which the head knows where features are means over positions (then the maps of a component sum to its value,
             and red means positive); activations, shape (T,), (T, H, W) or (N, T, H, W), as from
             :func:`mean_activations`; or an image, of the shape of those that are explained, which is run.
+
+    Raises:
+        TypeError: the baseline is neither one of these names nor a tensor.
+        ValueError: it is another name, or has NaN or infinite values; when a map is asked for: it has another shape, or
+            its mean is not known.
     """
 
     _linear = True
-    _predicted = SVMTarget()
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
         maps = run.products(seeds, layer, at.difference, "channels", at.path)
-        made = Explained(maps, run.sums(seeds, layer, at.path), seeds.values, seeds.log_scale)
-        made.baseline_values = seeds.baseline_values
-        check_sums(maps, made.log_scale, made.values, made.baseline_values, targets)
-        return made
+        weights = run.sums(seeds, layer, at.path)
+        return Explained(maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values)
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)
@@ -306,13 +308,10 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
         baseline: where contributions begin, as for :class:`ContributionCAM`.
     """
 
-    _predicted = SVMTarget()
-
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
         weights = run.products(seeds, layer, at.difference, "positions", at.path)
-        check_sums(weights, seeds.log_scale, seeds.values, seeds.baseline_values, targets)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 
@@ -327,13 +326,9 @@ class RelevanceCAM(WithBaseline, ClosedFormCAM):
         baseline: where contributions to the head begin, as for :class:`ContributionCAM`.
     """
 
-    _predicted = SVMTarget()
-
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
-        rise = run.products(seeds, layer, at.difference, "positions", at.path)
-        check_sums(rise, seeds.log_scale, seeds.values, seeds.baseline_values, targets)
         weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
@@ -350,9 +345,11 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         samples: orders that are drawn, an even number.
         seed: of the orders.
         baseline: what takes the place of a position, as for :class:`ContributionCAM`.
-    """
 
-    _predicted = SVMTarget()
+    Raises:
+        TypeError: ``seed`` is no integer.
+        ValueError: ``samples`` is no even number of 4 at least.
+    """
 
     def __init__(
         self,
@@ -392,21 +389,3 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         raise ValueError(
             "eigen_smooth takes a principal component over channels, and the players of ShapCAM are positions"
         )
-
-
-__all__ = [
-    "LIFTCAM",
-    "ClosedFormAblationCAM",
-    "ClosedFormCAM",
-    "ClosedFormGradCAM",
-    "ClosedFormGradCAMElementWise",
-    "ClosedFormGradCAMPlusPlus",
-    "ClosedFormHiResCAM",
-    "ClosedFormLayerCAM",
-    "ClosedFormScoreCAM",
-    "ClosedFormShapleyCAM",
-    "ClosedFormXGradCAM",
-    "ContributionCAM",
-    "RelevanceCAM",
-    "ShapCAM",
-]

@@ -10,7 +10,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.seeds import check_sums, seeds_of
+from pytorch_grad_cam_pcasvm.seeds import seeds_of
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 
@@ -93,8 +93,6 @@ def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -
         return (grads.to(tensor.dtype) @ tensor.flatten(2)).unflatten(2, tensor.shape[2:])
 
     maps = combined(components.maps)
-    if at_baseline is not None:
-        check_sums(maps, log_scale + largest_size, of_targets, of_baseline, targets)
     return SignedMaps(
         maps=maps,
         weights=combined(components.weights),

@@ -86,9 +86,7 @@ class Run:
         """Return the derivative of K targets by the activations, or their secants, shape (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
             pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
-        if self.reshape_transform is not None:
-            pulled = self.reshape_transform(pulled.flatten(0, 1)).unflatten(0, pulled.shape[:2])
-        return pulled.transpose(0, 1)
+        return self._in_shape(pulled)
 
     def sums(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
@@ -119,9 +117,7 @@ class Run:
         """Return the relevance of activations for K targets: contributions of features shared out, (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
             shared = self.passed.relevance(self._grads(seeds), layer, baseline)
-        if self.reshape_transform is not None:
-            shared = self.reshape_transform(shared.flatten(0, 1)).unflatten(0, shared.shape[:2])
-        return shared.transpose(0, 1)
+        return self._in_shape(shared)
 
     @contextmanager
     def along(self, layer: int, direction: Tensor) -> Iterator["Run"]:
@@ -143,6 +139,10 @@ class Run:
             yield Run(
                 self.model, self.images, passed, self.output_of(passed.output), self.layers, self.reshape_transform
             )
+
+    def _in_shape(self, pulled: Tensor) -> Tensor:
+        """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (N, K, T, H, W)."""
+        return self.shaped(pulled.flatten(0, 1)).unflatten(0, pulled.shape[:2]).transpose(0, 1)
 
     def _grads(self, seeds: Seeds) -> list[Tensor | None]:
         """Return the seeds in the shapes of what the pass gave."""

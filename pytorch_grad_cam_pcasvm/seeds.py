@@ -50,7 +50,7 @@ def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype
         count: number of images N.
         targets: K targets, each for all images or a :class:`Rowwise`.
         dtype: of the gradients.
-        baseline: the output at the baseline, of N rows, or of one for all where it is a HeadOutput.
+        baseline: the output at the baseline, of N rows.
 
     Returns:
         The seeds.
@@ -99,33 +99,6 @@ def row_of(output: Any, image: int) -> Any:
     return tree_map(lambda t: t[image : image + 1] if isinstance(t, Tensor) and t.shape[:1] == (count,) else t, output)
 
 
-def check_sums(maps: Tensor, log_scale: Tensor, values: Tensor, baseline_values: Tensor | None, targets: Any) -> None:
-    """Refuse targets of a user's own to which maps do not add up: they are not linear.
-
-    Args:
-        maps: shape (N, K, H, W).
-        log_scale: logarithm of the factor taken out of them, shape (N, K).
-        values: of the targets, shape (N, K).
-        baseline_values: of the same at the baseline, shape (N, K).
-        targets: K targets, each for all images or a :class:`Rowwise`.
-
-    Raises:
-        ValueError: there is such a target.
-    """
-    assert baseline_values is not None
-    for k, target in enumerate(targets):
-        if is_closed_form(target):
-            continue
-        rise = values[:, k] - baseline_values[:, k]
-        missing = (maps[:, k].flatten(1).sum(1) * log_scale[:, k].exp() - rise).abs()
-        tolerance = max(1e-3, torch.finfo(maps.dtype).eps ** 0.5, torch.finfo(values.dtype).eps ** 0.5)
-        if bool((missing > tolerance * (values[:, k].abs() + baseline_values[:, k].abs() + rise.abs())).any()):
-            raise ValueError(
-                f"{target} is not linear in the network's scores, so that no map adds up to it: use SVMTarget or "
-                "PCATarget, or a method of the gradient as ClosedFormGradCAM"
-            )
-
-
 def is_closed_form(target: Any) -> bool:
     """Return whether a target, or every target of a Rowwise, knows its own gradient."""
     return all(isinstance(t, ClosedFormTarget) for t in (target.targets if isinstance(target, Rowwise) else [target]))
@@ -147,7 +120,7 @@ def _per_image(output: HeadOutput, targets: Sequence[Target], dtype: torch.dtype
     for target, rows in groups.items():
         part, base = output, baseline
         if len(groups) > 1:
-            part, base = output.rows(rows), base if base is None or len(base) == 1 else base.rows(rows)
+            part, base = output.rows(rows), None if base is None else base.rows(rows)
         shared = Rowwise([targets[row] for row in rows]) if target is None else target
         parts.append((rows, _of_head(part, [shared], dtype, base)))
     if len(parts) == 1:
@@ -170,7 +143,7 @@ def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, bas
         grad, log_scale = output.head.pullback(output.head_trace, seeds, trace)
         tensors = [grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1), values]
         if baseline is not None:
-            tensors.append(_at_baseline([targets[k] for k in members], seeds, baseline, count))
+            tensors.append(_at_baseline([targets[k] for k in members], seeds, values, output, baseline))
         parts.append((members, tensors))
     joined = parts[0][1] if len(parts) == 1 else [torch.cat(t, 1) for t in zip(*(t for _, t in parts), strict=True)]
     order = [k for members, _ in parts for k in members]
@@ -181,22 +154,33 @@ def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, bas
     return Seeds([grad.transpose(0, 1)], *others)
 
 
-def _at_baseline(targets: Sequence[Any], seeds: Mapping[int, Any], baseline: HeadOutput, count: int) -> Tensor:
-    """Return the values (N, K) of targets that have the same kind of seeds, at a baseline of one row or N."""
-    position, seed = next(iter(seeds.items()))
-    value = baseline.head_trace.values[position]
-    at = (value if seed is None else (value.unsqueeze(1) * seed).sum(-1)).expand(count, -1)
-    if all(isinstance(target, ClosedFormTarget) for target in targets):
-        return at
-    rows = list(baseline) * (count if len(baseline) == 1 else 1)
-    columns = []
-    for k, each in enumerate(targets):
-        of_rows = each.targets if isinstance(each, Rowwise) else [each] * count
-        if isinstance(each, ClosedFormTarget):
-            columns.append(at[:, k])
-        else:
-            columns.append(torch.stack([_value(target, row) for target, row in zip(of_rows, rows, strict=True)]))
-    return torch.stack(columns, 1)
+def _at_baseline(
+    targets: Sequence[Any], seeds: Mapping[int, Any], values: Tensor, output: HeadOutput, baseline: HeadOutput
+) -> Tensor:
+    """Return the values of targets at the baseline, shape (N, K), by their values (N, K) and gradients at the image."""
+    now, then = output.head_trace.values, baseline.head_trace.values
+    at = values
+    for position, seed in seeds.items():
+        change = now[position] - then[position]
+        at = at - (change if seed is None else (change.unsqueeze(1) * seed).sum(-1))
+    for k, target in enumerate(targets):
+        if not is_closed_form(target):
+            at[:, k] = _called_at_baseline(target, list(baseline), values[:, k], at[:, k])
+    return at
+
+
+def _called_at_baseline(target: Any, rows: Sequence[Any], values: Tensor, expected: Tensor) -> Tensor:
+    """Return the values of a user's own target at the baseline, (N,); refuse one that is not linear, as expected."""
+    each = target.targets if isinstance(target, Rowwise) else [target] * len(rows)
+    found = torch.stack([_value(one, row) for one, row in zip(each, rows, strict=True)])
+    tolerance = max(1e-3, torch.finfo(found.dtype).eps ** 0.5)
+    wrong = (found - expected).abs() > tolerance * (values.abs() + found.abs() + (values - found).abs())
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{each[int(wrong.nonzero()[0])]} is not linear in the network's scores, so that no map adds up to it: use "
+            "SVMTarget or PCATarget, or a method of the gradient as ClosedFormGradCAM"
+        )
+    return found
 
 
 def _grouped(targets: Sequence[Any], output: HeadOutput) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
@@ -239,7 +223,7 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
         scores = output.reshape(count, -1)
         values, seed = target(scores), target.seeds(scores)[0]
         grads: list[Tensor | None] = [seed.reshape(output.shape)]
-        at_baseline = None if baseline is None else (baseline.reshape(count, -1) * seed).sum(-1, keepdim=True)
+        at_baseline = None if baseline is None else (baseline.reshape(count, -1) * seed).sum(-1)
     else:
         with torch.inference_mode(False), torch.enable_grad():
             leaves = [_leaf(t) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
@@ -248,14 +232,14 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
             values, found = _differentiated(target, rows, floating)
         by_leaf = {id(leaf): grad for leaf, grad in zip(floating, found, strict=True)}
         grads = [by_leaf.get(id(leaf)) for leaf in leaves if isinstance(leaf, Tensor)]
-        of_rows = target.targets if isinstance(target, Rowwise) else [target] * count
         at_baseline = None
         if baseline is not None:
-            pairs = zip(of_rows, _rows(baseline, count), strict=True)
-            at_baseline = torch.stack([_value(each, row) for each, row in pairs]).unsqueeze(1)
+            changes = zip(grads, tensors, tree_leaves(baseline), strict=True)
+            rises = [(g * (t - t0)).reshape(count, -1).sum(-1) for g, t, t0 in changes if g is not None]
+            at_baseline = _called_at_baseline(target, _rows(baseline, count), values, values - sum(rises))
     log_scale = values.new_zeros(count, 1)
     grads = [None if g is None else g.to(dtype).unsqueeze(0) for g in grads]
-    return Seeds(grads, log_scale, values.unsqueeze(1), at_baseline)
+    return Seeds(grads, log_scale, values.unsqueeze(1), None if at_baseline is None else at_baseline.unsqueeze(1))
 
 
 def _stacked(parts: Sequence[Seeds]) -> Seeds:

@@ -1,7 +1,11 @@
-"""For every test: threads, and which warnings are errors."""
+"""For every test: threads, which warnings are errors, and what several files need."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 
 # Networks this small are slower on several threads, and ten times slower on a busy machine.
 torch.set_num_threads(1)
@@ -12,3 +16,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error::pytorch_grad_cam_pcasvm.AutogradFallbackWarning")
     # pytest.warns sees it all the same.
     config.addinivalue_line("filterwarnings", "ignore::pytorch_grad_cam_pcasvm.BlankMapWarning")
+
+
+@pytest.fixture
+def rules() -> Iterator[None]:
+    """Forget, at the end, the rules that a test registers."""
+    # Here, not above: the package is imported after its coverage is measured.
+    from pytorch_grad_cam_pcasvm.rules import registry
+
+    before = dict(registry._rules)
+    yield
+    registry._rules.clear()
+    registry._rules.update(before)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the weights of a small network of torchvision."""
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("weights") / "squeezenet.pth"
+    torch.save(torchvision.models.squeezenet1_1(weights=None).state_dict(), file)
+    return file

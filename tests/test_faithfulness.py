@@ -7,7 +7,6 @@ import faithfulness
 import numpy as np
 import pytest
 import torch
-import torchvision
 from experiment import evaluation
 from PIL import Image
 from pytorch_grad_cam.metrics.perturbation_confidence import PerturbationConfidenceMetric
@@ -21,14 +20,6 @@ def _same_threads():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    torch.manual_seed(0)
-    file = tmp_path_factory.mktemp("weights") / "squeezenet.pth"
-    torch.save(torchvision.models.squeezenet1_1(weights=None).state_dict(), file)
-    return file
 
 
 @pytest.fixture

@@ -33,14 +33,6 @@ def picture(rng, label):
     return Image.fromarray(pixels)
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    torch.manual_seed(0)
-    file = tmp_path_factory.mktemp("weights") / "squeezenet.pth"
-    torch.save(torchvision.models.squeezenet1_1(weights=None).state_dict(), file)
-    return file
-
-
 @pytest.fixture
 def root(tmp_path):
     rng = np.random.default_rng(0)

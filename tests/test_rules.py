@@ -358,14 +358,6 @@ def test_what_has_no_closed_form_is_refused_by_name(function, message):
         pull()
 
 
-@pytest.fixture
-def rules():
-    before = dict(registry._rules)
-    yield
-    registry._rules.clear()
-    registry._rules.update(before)
-
-
 class Swish(nn.Module):
     """The worked example of the README."""
 

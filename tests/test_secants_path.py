@@ -142,14 +142,6 @@ def test_what_has_no_secant_is_refused_by_name(case, rules):
     assert "jacobian='auto'" not in str(raised.value), "autograd has no secants"
 
 
-@pytest.fixture
-def rules():
-    before = dict(registry._rules)
-    yield
-    registry._rules.clear()
-    registry._rules.update(before)
-
-
 class Gate(nn.Module):
     """Squeeze and excite."""
 

@@ -52,8 +52,7 @@ def _adaptive_average(spatial: int) -> Callable[..., Tensor]:
     def rule(input: Tensor, output_size: Any, *, y: Tensor, grad: Tensor) -> Tensor:
         """Average pooling is separable: one small averaging matrix per axis, and the pullback multiplies by each."""
         # Of a mean over an axis the gradient is the same along it, and stays unexpanded in memory.
-        grad = grad / math.prod(size for size, count in zip(input.shape[-spatial:], y.shape[-spatial:], strict=True)
-                                if count == 1)  # fmt: skip
+        grad = grad / math.prod(input.shape[axis] for axis in range(-spatial, 0) if y.shape[axis] == 1)
         for axis in range(-spatial, 0):
             size, count = input.shape[axis], y.shape[axis]
             if count == 1:
