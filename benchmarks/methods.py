@@ -1,6 +1,6 @@
 """Time of every method's signed maps, of all components and the SVM, against the same method elsewhere.
 
-    python benchmarks/methods.py [--device cuda] [--batch 8] [--rounds 7] [--json FILE] [--method NAME]
+    python benchmarks/methods.py [--device cuda] [--batch 8] [--rounds 7] [--json FILE] [--method NAME] [--own]
 
 All contestants work on the same network, in turns, in one process; what is printed is the median over rounds of the
 ratio within a round, with quartiles. *floor* is the bare forward pass up to the features, in inference mode. The host
@@ -33,6 +33,7 @@ from pytorch_grad_cam_pcasvm import PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.features import features_of
 
 TOLERANCE = 2e-3  # float32, of maps scaled to [0, 1]
+PATIENCE = 10.0  # seconds: a slower contestant runs in one round only
 GRADIENT = [
     "ClosedFormGradCAM",
     "ClosedFormHiResCAM",
@@ -102,14 +103,16 @@ def peers(name: str, net: PCASVMNet, layer: nn.Module, x: Tensor, maps: int) -> 
 
 def ratios(rounds: list[dict[str, float]], above: str, below: str, factor: float = 1.0) -> list[float]:
     """Return the median and quartiles of a ratio within rounds."""
-    each = sorted(factor * seconds[above] / seconds[below] for seconds in rounds)
+    each = sorted(factor * seconds[above] / seconds[below] for seconds in rounds if above in seconds)
     if len(each) < 2:
-        return each * 3
+        return each * 3  # no quartiles
     low, middle, high = statistics.quantiles(each, n=4)
     return [middle, low, high]
 
 
-def run(network: str, components: int, names: list[str], batch: int, rounds: int, device: torch.device) -> list[Any]:
+def run(
+    network: str, components: int, names: list[str], batch: int, rounds: int, device: torch.device, *, own_only: bool
+) -> list[Any]:
     """Measure the methods on one network."""
     build, target, layer, goal = NETWORKS[network]
     torch.manual_seed(0)
@@ -131,7 +134,7 @@ def run(network: str, components: int, names: list[str], batch: int, rounds: int
         }
         host, per_map = of_host(name), 2 * components + 1
         difference = None
-        if host is not None:
+        if host is not None and not (own_only and name in SLOW):
             of_peer = host(net, [target_layer])
             mine = getattr(package, name)(net, [target_layer], softmax=True) if "Score" in name else cam
             once = lambda of_peer=of_peer, own=own: of_peer(own, [SVMTarget(first)] * len(own))  # noqa: E731
@@ -139,11 +142,14 @@ def run(network: str, components: int, names: list[str], batch: int, rounds: int
             if difference > TOLERANCE and name not in OTHER_FORMULA:
                 raise SystemExit(f"{name} on {network}: maps differ from the host's by {difference:.2g}")
             contestants["host"] = once
-        for peer, make in peers(name, net, target_layer, own, len(targets)).items():
-            contestants[peer] = make
-        seconds = []
+        contestants |= peers(name, net, target_layer, own, len(targets))
+        if own_only:
+            contestants = {key: contestants[key] for key in ("floor", "ours")}
+        seconds: list[dict[str, float]] = []
         for index in range(2 if name in SLOW else rounds):
             order = list(contestants) if index % 2 else list(contestants)[::-1]
+            if index:
+                order = [key for key in order if seconds[0][key] < PATIENCE]
             with torch.inference_mode(False):
                 seconds.append({key: timed(_without_graph(key, contestants[key]), device) for key in order})
         factor = {"host": per_map, "captum": len(targets), "torchcam": 1}
@@ -188,6 +194,7 @@ def main() -> None:
     parser.add_argument("--components", nargs="+", type=int, default=[3, 64])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--own", action="store_true", help="time no peers, which take long for many maps")
     parser.add_argument("--json", type=Path, help="write every row to this file, too")
     arguments = parser.parse_args()
     device, machine = prepare(arguments.device, ["grad-cam", "captum", "torchcam", "scikit-learn"])
@@ -199,7 +206,7 @@ def main() -> None:
             # Score-CAM is asked for 7 targets, and the slow methods for one network.
             slow = components == 3 and network == next(iter(NETWORKS))
             names = [name for name in arguments.method if slow or name not in SLOW]
-            rows += run(network, components, names, arguments.batch, arguments.rounds, device)
+            rows += run(network, components, names, arguments.batch, arguments.rounds, device, own_only=arguments.own)
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
 

@@ -7,7 +7,7 @@ import faithfulness
 import numpy as np
 import pytest
 import torch
-from experiment import evaluation
+from experiment import comparison, evaluation
 from PIL import Image
 from pytorch_grad_cam.metrics.perturbation_confidence import PerturbationConfidenceMetric
 from sklearn.svm import SVC
@@ -56,13 +56,13 @@ def test_a_run_leaves_tables_numbers_and_a_figure_and_goes_on_from_what_it_kept(
     assert json.loads((out / "faithfulness.json").read_text()) == results
     text = (out / "faithfulness.md").read_text()
     assert text in capsys.readouterr().out
-    for row in faithfulness.ROWS:
+    for row in comparison.ROWS:
         assert text.count(f"| {row} |") == 3  # all sets, deletion and insertion, side by side
     assert (out / "faithfulness.png").read_bytes().startswith(b"\x89PNG")
     of_set = results["sets"]["folder"]
     for row in of_set["faithfulness"]["RBF"]["methods"].values():
-        assert all(len(row[kind]) == 2 for kind in faithfulness.KINDS)
-    blind = of_set["side by side"]["RBF"]["methods"][faithfulness.BLIND]["share"]
+        assert all(len(row[kind]) == 2 for kind in comparison.KINDS)
+    blind = of_set["side by side"]["RBF"]["methods"][comparison.BLIND]["share"]
     assert blind == pytest.approx([0.5, 0.5])
 
 
@@ -72,7 +72,7 @@ def test_a_set_that_is_not_there_is_said_so(weights, tmp_path, capsys):
     assert "name the data with --root" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", faithfulness.KINDS)
+@pytest.mark.parametrize("kind", comparison.KINDS)
 @pytest.mark.parametrize("fraction", faithfulness.FRACTIONS)
 def test_what_is_taken_away_is_what_the_host_takes_away(kind, fraction):
     rng = np.random.default_rng(1)
@@ -100,5 +100,5 @@ def test_maps_that_say_nothing_are_ordered_at_random_and_others_as_they_are():
 @pytest.mark.skipif(not (DOCS / "faithfulness").is_dir(), reason="there is no run")
 def test_the_tables_of_the_page_are_those_of_the_numbers():
     text = (DOCS / "faithfulness.md").read_text()
-    for table in faithfulness.tables(json.loads((DOCS / "faithfulness" / "faithfulness.json").read_text())).values():
+    for table in comparison.tables(json.loads((DOCS / "faithfulness" / "faithfulness.json").read_text())).values():
         assert table in text

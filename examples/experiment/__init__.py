@@ -1,1 +1,1 @@
-"""The parts of ``examples/paper.py``: data sets, frozen features, training, evaluation, report."""
+"""The parts of ``examples/paper.py`` and ``examples/faithfulness.py``: data, frozen features, training, reports."""
