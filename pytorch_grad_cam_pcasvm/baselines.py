@@ -24,7 +24,7 @@ class AtBaseline:
     Attributes:
         path: the path's values there.
         output: the network's output there, of N rows.
-        difference: activations minus those of the baseline, shape (N, T, H, W).
+        difference: activations minus those of the baseline, as the network has them.
     """
 
     path: Baseline
@@ -41,13 +41,16 @@ class WithBaseline(ClosedFormCAM):
         self,
         model: nn.Module,
         target_layers: Sequence[nn.Module | str],
-        reshape_transform: Callable[[Tensor], Tensor] | None = None,
+        reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         baseline: str | Tensor = "zero",
         jacobian: str = "closed_form",
+        attention: str = "exact",
         max_bytes: int | None = None,
     ) -> None:
-        super().__init__(model, target_layers, reshape_transform, jacobian=jacobian, max_bytes=max_bytes)
+        super().__init__(
+            model, target_layers, reshape_transform, jacobian=jacobian, attention=attention, max_bytes=max_bytes
+        )
         self.baseline = baseline
 
     @property
@@ -71,20 +74,14 @@ class WithBaseline(ClosedFormCAM):
         """Return activations minus those of the baseline, in the shape of maps; the network is checked there."""
         start = self._start(run, layer)
         run.passed.baseline(start, layer)
-        return run.activations(layer) - run.shaped(start)
+        return run.activations(layer) - run.shaped(start, layer)
 
     def _at_baseline(self, run: Run, layer: int) -> AtBaseline:
         """Run the path from the baseline, once for all chunks of targets."""
         if layer not in run.kept:
             start = self._start(run, layer)
             path = run.passed.baseline(start, layer)
-            difference = run.activations(layer) - run.shaped(start)
-            if difference[0].numel() != start[0].numel():
-                raise ValueError(
-                    "reshape_transform leaves out a part of the activations (class or register tokens?), without which "
-                    "contributions do not add up: use a method of the gradient as ClosedFormGradCAM"
-                )
-            run.kept[layer] = AtBaseline(path, run.output_of(path.output), difference)
+            run.kept[layer] = AtBaseline(path, run.output_of(path.output), run.passed.activations[layer] - start)
         return run.kept[layer]
 
     def _start(self, run: Run, layer: int) -> Tensor:
@@ -96,7 +93,7 @@ class WithBaseline(ClosedFormCAM):
         given = given.to(activations.device)
         shape, image = activations.shape, run.images.shape
         as_image = given.shape in (image, image[1:], (1, *image[1:]))
-        of_channels = given.dim() == 1 and run.reshape_transform is None and len(given) == shape[1]
+        of_channels = given.dim() == 1 and run.transforms[layer] is None and len(given) == shape[1]
         as_activations = of_channels or given.shape in (shape, shape[1:], (1, *shape[1:]))
         if as_image:
             images = given.reshape(-1, *image[1:]).to(run.images.dtype)
@@ -156,7 +153,7 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
 
 
 def _backbone(net: nn.Module) -> nn.Module:
-    return net.feature_layer()[0] if isinstance(net, PCASVMNet) else uncompiled(net)
+    return net.feature_source()[0] if isinstance(net, PCASVMNet) else uncompiled(net)
 
 
 def _mean(run: Run, layer: int, zeros: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, NoClosedFormError, warn
-from pytorch_grad_cam_pcasvm.features import checked_images, flatten
+from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
+from pytorch_grad_cam_pcasvm.features import checked_images, flatten, output_of
+from pytorch_grad_cam_pcasvm.layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.maps import (
     Jacobians,
     SignedMaps,
@@ -25,6 +26,7 @@ from pytorch_grad_cam_pcasvm.modules import (
     device_of,
     eager,
     evaluating,
+    last_norm,
     layer_name,
     modules_of,
     refuse_parallel,
@@ -55,6 +57,7 @@ class Explained:
     log_scale: Tensor
     opposite: Tensor | None = None
     baseline_values: Tensor | None = None
+    remainder: Tensor | None = None
     standard_errors: Tensor | None = None
 
 
@@ -71,15 +74,21 @@ class ClosedFormCAM(BaseCAM):
             what was compiled: maps need the modules themselves.
         target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
             (N, T, D, H, W), if need be after ``reshape_transform``.
-        reshape_transform: brings activations to (N, T, H, W), as in the host.
+        reshape_transform: brings activations to (N, T, H, W), as in the host; ``"tokens"``: the grid, and the tokens
+            that belong to no patch (class, registers), are found by running the network on a few images of noise; also
+            for channels that come last.
         jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path
             alone, with one warning; ``"autograd"``: always do that.
+        attention: ``"frozen"``: the weights of attention, and of every other softmax, are taken for constants, as in
+            attention rollout and decompositions by head: how tokens move is explained, not why; ``"exact"``: they are
+            functions of the activations, as they are for autograd.
         max_bytes: bound on the temporary memory of a call besides the network's own; targets are taken in chunks, of
             one at least. None: all at once.
 
     Raises:
         TypeError: the model is not a module, or the target layers are no list of modules or names.
-        ValueError: an unknown ``jacobian``, no target layer, one that is not in the network, or a DataParallel.
+        ValueError: an unknown ``jacobian``, ``attention`` or ``reshape_transform``, no target layer, one that is not in
+            the network, or a DataParallel.
     """
 
     # What targets=None explains in a call. The host's methods explain a score, others add up to a margin.
@@ -93,15 +102,22 @@ class ClosedFormCAM(BaseCAM):
         self,
         model: nn.Module,
         target_layers: Sequence[nn.Module | str],
-        reshape_transform: Callable[[Tensor], Tensor] | None = None,
+        reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         jacobian: str = "closed_form",
+        attention: str = "exact",
         max_bytes: int | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         if jacobian not in ("closed_form", "auto", "autograd"):
             raise ValueError(f"jacobian must be 'closed_form', 'auto' or 'autograd', got {jacobian!r}")
+        if attention not in ("exact", "frozen"):
+            raise ValueError(f"attention must be 'exact' or 'frozen', got {attention!r}")
+        if attention == "frozen" and jacobian != "closed_form":
+            raise ValueError("autograd knows no frozen attention: use jacobian='closed_form'")
+        if not (reshape_transform is None or reshape_transform == "tokens" or callable(reshape_transform)):
+            raise ValueError(f"reshape_transform must be 'tokens', a function or None, got {reshape_transform!r:.80}")
         if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes <= 0):
             raise ValueError(f"max_bytes must be a positive integer or None, got {max_bytes!r}")
         if not isinstance(target_layers, list | tuple) or not all(
@@ -115,6 +131,7 @@ class ClosedFormCAM(BaseCAM):
         refuse_parallel(model)
         _refuse_what_is_around(model)
         self.jacobian = jacobian
+        self.attention = attention
         self.max_bytes = max_bytes
         self._given = list(target_layers)
         self._names: list[str | None] = [None] * len(self._given)
@@ -181,6 +198,7 @@ class ClosedFormCAM(BaseCAM):
             targets = self._default_targets(run.output) if targets is None else _as_list(targets)
             made = self._explained(run, 0, targets)
             nu = largest(made.maps, made.opposite)
+            self._warn_of_blind_tokens(run, 0, nu)
         result = SignedMaps(**vars(made), nu=nu, targets=targets, output=run.output, linear=self._linear)
         if nu.device.type == "cpu":
             check_finite(nu)
@@ -258,15 +276,15 @@ class ClosedFormCAM(BaseCAM):
     def __del__(self) -> None:
         """Do nothing: there are no hooks to release."""
 
-    def _layers(self, model: nn.Module) -> tuple[nn.Module, str | None, list[str]]:
-        """Return the backbone, the name of its feature layer, and those of the target layers, as they are now."""
-        backbone, layer = model.feature_layer() if isinstance(model, PCASVMNet) else (model, None)
+    def _layers(self, model: nn.Module, x: Tensor | None = None) -> tuple[nn.Module, Any, list[str]]:
+        """Return the backbone, where its features come from, and the names of the target layers, as they are now."""
+        backbone, source = model.feature_source(x) if isinstance(model, PCASVMNet) else (model, None)
         pairs = zip(self._names, self._given, strict=True)
         if any(name is None or not _is_at(backbone, name, given) for name, given in pairs):
             self._names = [layer_name(backbone, given) for given in self._given]
             if None in self._names:
                 raise ValueError("the target layer is the network itself: choose one of its layers")
-        return backbone, layer, [str(name) for name in self._names]
+        return backbone, source, [str(name) for name in self._names]
 
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         """Return the maps of K targets, each for all images or a :class:`Rowwise`, made in chunks."""
@@ -290,23 +308,48 @@ class ClosedFormCAM(BaseCAM):
         """Run the network once."""
         if isinstance(self.model, PCASVMNet):
             _refuse_what_is_around(self.model)  # hooks may have come since
-        layers = self._layers(self.model)
+        layers = self._layers(self.model, x)
         passed: Pass | None = None
         if not self._by_autograd:
             try:
-                passed = Path(*layers, self._checked, modules).run(x)
+                passed = Path(*layers, self._checked, modules, self.attention).run(x)
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form":
                     raise
                 warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning)
                 self._by_autograd = True
         passed = AutogradPath(*layers).run(x) if passed is None else passed
-        run = Run(self.model, x, passed, passed.output, layers[2], self.reshape_transform)
+        pairs = zip(layers[2], passed.activations, strict=True)
+        transforms = [self._transform(layers[0], name, x, activations) for name, activations in pairs]
+        run = Run(self.model, x, passed, passed.output, layers[2], transforms)
         if isinstance(self.model, PCASVMNet) and self._checked_head is not self.model.head:
             self.model.head.check(flatten(passed.output)[:2])
             self._checked_head = self.model.head
         run.output = run.output_of(passed.output)
         return run
+
+    def _transform(self, backbone: nn.Module, name: str, x: Tensor, activations: Tensor) -> Any:
+        """Return what brings the activations of a target layer to (N, T, H, W), or None."""
+        if self.reshape_transform == "tokens":
+            return layout_of(backbone, lambda images: output_of(backbone, name, images), name, x, activations)
+        if self.reshape_transform is None and looks_channels_last(activations.shape, x.shape):
+            raise ValueError(
+                f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last: pass "
+                "reshape_transform='tokens', or lambda t: t if they come first"
+            )
+        return self.reshape_transform
+
+    def _warn_of_blind_tokens(self, run: Run, layer: int, nu: Tensor) -> None:
+        """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
+        if run.transforms[layer] is None or nu.device.type != "cpu" or bool(nu.any()):
+            return
+        norm = last_norm(self._layers(self.model)[0])
+        fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
+        warn(
+            f"no map of {run.layers[layer]!r} has a gradient: behind it the features look at other tokens only, as at "
+            f"a class token; {fix}the last layer in front of an attention",
+            BlankMapWarning,
+        )
 
     def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
         """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
@@ -325,6 +368,7 @@ class ClosedFormCAM(BaseCAM):
                 shared = Rowwise(list(targets))
                 made = self._explained(run, layer, [shared])
                 maps, nu = made.maps, largest(made.maps, made.opposite)
+                self._warn_of_blind_tokens(run, layer, nu)
                 if eigen_smooth:
                     check_finite(maps)
                     maps = smoothed_by_svd(self._terms(run, layer, shared, made), maps, targets)

@@ -3,8 +3,9 @@
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pytorch_grad_cam_pcasvm.layout import layout_of
 from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, uncompiled
+from pytorch_grad_cam_pcasvm.pools import check_pool, pool_of
 
 
 def extract_features(
@@ -21,6 +24,7 @@ def extract_features(
     loader: Iterable[Any],
     layer: str | nn.Module | None = None,
     *,
+    pool: Any = None,
     as_numpy: bool = True,
     progress: bool = True,
 ) -> tuple[Any, Any]:
@@ -32,7 +36,11 @@ def extract_features(
     Args:
         backbone: the network.
         loader: gives ``(images, labels)`` batches, or ``images`` alone; images of shape (N, ...).
-        layer: dotted name of a module of the backbone, or the module itself; None: the backbone's own output.
+        layer: dotted name of a module of the backbone, or the module itself; None: the backbone's own output. Of an
+            output that is no tensor also the name of one of its fields, as ``"last_hidden_state"``.
+        pool: how positions or tokens become one row: None: all of them, one behind the other; ``"mean"``, ``"max"`` or
+            ``"gem"`` (or ``("gem", power)``) over positions, or over the tokens of patches; ``"cls"``, the class
+            token; ``"cls+mean"``, both; or a function of the output.
         as_numpy: numpy arrays; otherwise tensors on the backbone's device.
         progress: show a progress bar.
 
@@ -42,12 +50,13 @@ def extract_features(
         are no tensors, as names, are an array in any case.
 
     Raises:
-        TypeError: the loader gives something else than tensors as images, or of another dtype than the backbone's.
+        TypeError: the loader gives something else than tensors as images, or of another dtype than the backbone's; or
+            the features are no tensor.
         ValueError: the loader is empty, its labels are not one per image, the backbone has no such layer, or the images
-            another number of channels than it takes.
+            another number of channels than it takes; an unknown pool, or one that the output has no tokens for.
     """
     backbone = backbone if layer is None else uncompiled(backbone)
-    name = layer_name(backbone, layer)
+    source = FeatureSource.of(backbone, layer, pool)
     device = device_of(backbone)
     features: list[Tensor] = []
     labels: list[Any] = []
@@ -62,7 +71,8 @@ def extract_features(
                     "the loader must give one label for every image, or no labels at all; a data set of single images "
                     "is no loader yet: use DataLoader(data_set, batch_size=32)"
                 )
-            output = features_of(backbone, name, images.to(device))
+            images = images.to(device)
+            output = features_of(backbone, source.at(backbone, images), images)
             output = output.to(torch.promote_types(output.dtype, torch.float32))
             features.append(output.cpu() if as_numpy else output)
     if not features:
@@ -80,13 +90,64 @@ def _column(labels: Any) -> Any:
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
-def features_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Tensor:
+@dataclass(frozen=True, repr=False)
+class FeatureSource:
+    """Where the features come from, and how they are pooled.
+
+    Attributes:
+        layer: dotted name of a module; None: the backbone's own output.
+        field: of the output, where that is no tensor.
+        pool: as for :func:`extract_features`, or a function of the output.
+    """
+
+    layer: str | None = None
+    field: str | None = None
+    pool: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self.field or self.layer or "its output")
+
+    @staticmethod
+    def of(backbone: nn.Module, layer: str | nn.Module | None, pool: Any = None) -> "FeatureSource":
+        """Return what a user means by a layer, or a field of the output, and a pool."""
+        check_pool(pool)
+        if hasattr(backbone, "config"):  # as those have whose outputs have fields
+            if layer is None and isinstance(pool, str | tuple):
+                layer = "last_hidden_state"
+            if isinstance(layer, str) and layer.isidentifier() and layer not in dict(backbone.named_modules()):
+                return FeatureSource(None, layer, pool)
+        return FeatureSource(layer_name(backbone, layer), None, pool)
+
+    def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
+        """Return the same with a pool that is a function, for images of the shape of x."""
+        if self.pool is None or callable(self.pool):
+            return self
+        whole = replace(self, pool=None)
+        layout = layout_of(backbone, lambda images: output_of(backbone, whole, images), repr(self)[1:-1], x)
+        return replace(self, pool=pool_of(self.pool, layout))
+
+    def of_output(self, output: Any) -> Any:
+        """Return the features (N, ...) for what the layer gives."""
+        if self.field is not None:
+            found = output.get(self.field) if isinstance(output, Mapping) else getattr(output, self.field, None)
+            if found is None:
+                has = list(output) if isinstance(output, Mapping) else type(output).__name__
+                raise ValueError(
+                    f"the backbone has no layer {self.field!r}, and its output no such field: it has {has}"
+                )
+            output = found
+        return output if self.pool is None else self.pool(output)
+
+
+def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
     """Return the output of ``layer`` for a batch, shape (N, D): :func:`flatten` of :func:`output_of`."""
     return flatten(output_of(backbone, layer, x))
 
 
-def output_of(backbone: nn.Module, layer: str | None, x: Tensor) -> Any:
+def output_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Any:
     """Return what ``layer`` (None: the backbone) gives at its first call for a batch; what follows it is not run."""
+    if isinstance(layer, FeatureSource):
+        return layer.of_output(output_of(backbone, layer.layer, x))
     if layer is None:
         with explained(backbone, x):
             return backbone(x)
@@ -167,7 +228,8 @@ def flatten(output: Any) -> Tensor:
     """Return a layer's output, shape (N, ...), as rows of features, shape (N, D)."""
     if not isinstance(output, Tensor):
         raise TypeError(
-            f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer"
+            f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer, or one "
+            "of the output's fields, as layer='last_hidden_state', or pass pool=lambda output: output.pooler_output"
         )
     if output.dim() < 2:
         raise ValueError(f"features must be rows (N, ...), but the layer gives the shape {tuple(output.shape)}")

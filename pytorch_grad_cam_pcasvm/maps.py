@@ -47,7 +47,9 @@ class SignedMaps:
         output: the network's output of the same forward pass: a :class:`HeadOutput`, or whatever the network gives.
         opposite: maps of the negated targets, shape (N, K, H, W), of methods where these are not ``-maps``; else None.
         baseline_values: of maps that add up, the targets' values at the baseline, shape (N, K):
-            ``maps.sum((2, 3)) * exp(log_scale) + baseline_values == values``; else None.
+            ``(maps.sum((2, 3)) + remainder) * exp(log_scale) + baseline_values == values``; else None.
+        remainder: of maps that add up, what is contributed by numbers that are not on the map, as those of a class
+            token and of registers, shape (N, K); else None.
         standard_errors: of maps that are means over samples, shape (N, K, H, W); else None.
         linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
     """
@@ -61,6 +63,7 @@ class SignedMaps:
     output: Any
     opposite: Tensor | None = None
     baseline_values: Tensor | None = None
+    remainder: Tensor | None = None
     standard_errors: Tensor | None = None
     linear: bool = False
 
@@ -114,8 +117,8 @@ class SignedMaps:
     def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
         """Return the maps on another device, or in another precision; what is there already is not copied.
 
-        To a device all moves, the output too. A floating dtype is for maps, their errors, weights and nu: the values,
-        ``log_scale`` and the output keep the precision of the head.
+        To a device all moves, the output too. A floating dtype is for maps, remainders, errors, weights and nu: the
+        values, ``log_scale`` and the output keep the precision of the head.
 
         Raises:
             ValueError: the dtype has no signs and fractions.
@@ -231,7 +234,7 @@ class SignedMaps:
 
 
 _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
-_OF_SOME_METHODS = ("opposite", "baseline_values", "standard_errors")
+_OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors")
 
 
 def _positions(index: Any, count: int, what: str) -> slice | list[int]:

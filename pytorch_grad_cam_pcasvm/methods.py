@@ -290,13 +290,15 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
-        maps = run.products(seeds, layer, at.difference, "channels", at.path)
+        maps, remainder = run.contributions(seeds, layer, at.difference, at.path)
         weights = run.sums(seeds, layer, at.path)
-        return Explained(maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values)
+        return Explained(
+            maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
+        )
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)
-        return run.pullback(run.seeds([target], at.output), layer, at.path)[:, 0] * at.difference
+        return run.pullback(run.seeds([target], at.output), layer, at.path)[:, 0] * run.shaped(at.difference, layer)
 
 
 class LIFTCAM(WithBaseline, ClosedFormCAM):
@@ -311,7 +313,7 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
-        weights = run.products(seeds, layer, at.difference, "positions", at.path)
+        weights = run.products(seeds, layer, run.shaped(at.difference, layer), "positions", at.path)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 
@@ -361,6 +363,7 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         seed: int = 0,
         baseline: Any = "zero",
         jacobian: str = "closed_form",
+        attention: str = "exact",
         max_bytes: int | None = None,
     ) -> None:
         if not isinstance(samples, int) or samples < 4 or samples % 2:
@@ -368,7 +371,13 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         if not isinstance(seed, int):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         super().__init__(
-            model, target_layers, reshape_transform, baseline=baseline, jacobian=jacobian, max_bytes=max_bytes
+            model,
+            target_layers,
+            reshape_transform,
+            baseline=baseline,
+            jacobian=jacobian,
+            attention=attention,
+            max_bytes=max_bytes,
         )
         self.samples, self.seed = samples, seed
 
@@ -383,7 +392,10 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         maps, errors, values, baseline_values = (torch.stack(column) for column in zip(*parts, strict=True))
         maps, errors = (numbers.unflatten(-1, shape).to(run.dtype) for numbers in (maps, errors))
         weights = maps.new_zeros(*maps.shape[:2], 0)  # channels have none
-        return Explained(maps, weights, values, torch.zeros_like(values), None, baseline_values, errors)
+        none = torch.zeros_like(values)  # tokens of no patch stay as they are, also at the baseline
+        return Explained(
+            maps, weights, values, none, None, baseline_values, remainder=none.to(maps), standard_errors=errors
+        )
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         raise ValueError(

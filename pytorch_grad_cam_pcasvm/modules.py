@@ -1,12 +1,13 @@
 """Modules: what is asked of a network as such: its device, its names, its evaluation mode, and to leave no traces."""
 
+import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -49,6 +50,17 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
         hint = f"did you mean {near[0]!r}? Its" if near else "its"
         last = ", ".join(list(names.values())[-8:])
         raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; {hint} last layers are: {last}") from None
+
+
+def last_norm(backbone: nn.Module) -> str | None:
+    """Return the name of the last norm in front of an attention, or None."""
+    found = None
+    for name, module in backbone.named_modules():
+        children = list(module.named_children())
+        for (norm, _), (following, attention) in pairwise(children):
+            if re.search("norm|ln", norm) and "att" in following and next(attention.parameters(), None) is not None:
+                found = f"{name}.{norm}".lstrip(".")
+    return found
 
 
 def device_of(module: nn.Module) -> torch.device:

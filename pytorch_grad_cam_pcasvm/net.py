@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.errors import warn
-from pytorch_grad_cam_pcasvm.features import checked_images, features_of
+from pytorch_grad_cam_pcasvm.features import FeatureSource, checked_images, features_of
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
-from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, refuse_parallel, uncompiled
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, refuse_parallel, uncompiled
 
 
 class HeadOutput(Tensor):
@@ -138,23 +138,29 @@ class PCASVMNet(nn.Module):
         head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted
             estimators in order, or a :class:`Head`.
         layer: dotted name of a module of the backbone, or the module itself, whose output, flattened from dim 1, is
-            what the head was fitted on; None: the backbone's own output.
+            what the head was fitted on; None: the backbone's own output. Of an output that is no tensor also the name
+            of one of its fields, as ``"last_hidden_state"``.
+        pool: how positions or tokens become one row of features, as for :func:`extract_features`.
 
     Raises:
         TypeError: the backbone is not a module, or the head not made of estimators.
-        ValueError: the backbone has no such layer, or is a DataParallel, or the head is empty.
+        ValueError: the backbone has no such layer, or is a DataParallel, the head is empty, or the pool unknown.
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian.
     """
 
-    def __init__(self, backbone: nn.Module, head: Any, layer: str | nn.Module | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, head: Any, layer: str | nn.Module | None = None, *, pool: Any = None
+    ) -> None:
         super().__init__()
         if not isinstance(backbone, nn.Module):
             raise TypeError(f"the backbone must be a torch.nn.Module, got {type(backbone).__name__}")
         refuse_parallel(backbone)
         self.backbone = uncompiled(backbone)
         self.head = Head.of(head).to(device_of(backbone))
-        self.layer: Any = layer_name(self.backbone, layer)
+        source = FeatureSource.of(self.backbone, layer, pool)
+        self.layer: Any = source.field or source.layer
+        self.pool = pool
         self._warned_of_training = False
 
     def forward(self, x: Tensor) -> HeadOutput:
@@ -168,13 +174,14 @@ class PCASVMNet(nn.Module):
             head without a classifier, the output of its last stage: the components, shape (N, B).
         """
         self._warn_of_training()
-        backbone, layer = self.feature_layer()
-        return self.of_features(features_of(backbone, layer, x))
+        backbone, source = self.feature_source(x)
+        return self.of_features(features_of(backbone, source, x))
 
-    def feature_layer(self) -> tuple[nn.Module, str | None]:
-        """Return the backbone and the name of the layer that the head was fitted on, as they are now."""
-        backbone, layer = uncompiled(self.backbone), self.layer
-        return backbone, layer if layer is None or isinstance(layer, str) else layer_name(backbone, layer)
+    def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
+        """Return the backbone, and where the features come from, as they are now; with a pool for images like x."""
+        backbone = uncompiled(self.backbone)
+        source = FeatureSource.of(backbone, self.layer, self.pool)
+        return backbone, source if x is None else source.at(backbone, x)
 
     def of_features(self, features: Tensor) -> HeadOutput:
         """Return the scores for features, shape (N, D)."""

@@ -38,7 +38,7 @@ class Players:
         self._run, self._targets, self._bytes = run, targets, max_bytes or _BYTES
         self._cut, is_output = run.passed.cut(layer)
         self._rows = (
-            run.passed.rows(layer, x, over) if run.reshape_transform is None else self._reshaped(layer, x, over)
+            run.passed.rows(layer, x, over) if run.transforms[layer] is None else self._reshaped(layer, x, over)
         )
         self._origin = run.passed.value(self._cut)
         self._position: int | None = None
@@ -56,7 +56,7 @@ class Players:
         run = self._run
         raw = run.passed.activations[layer]
         numbers = torch.arange(raw[0].numel(), dtype=torch.float64, device=raw.device).reshape(1, *raw.shape[1:])
-        place = run.shaped(numbers).long().flatten(2)[0]
+        place = run.shaped(numbers, layer).long().flatten(2)[0]
         moved = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]
         if not torch.equal(moved, run.activations(layer).flatten(1)):
             raise ValueError(

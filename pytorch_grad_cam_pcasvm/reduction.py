@@ -92,7 +92,7 @@ def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -
     def combined(tensor: Tensor) -> Tensor:
         return (grads.to(tensor.dtype) @ tensor.flatten(2)).unflatten(2, tensor.shape[2:])
 
-    maps = combined(components.maps)
+    maps, remainder = combined(components.maps), components.remainder
     return SignedMaps(
         maps=maps,
         weights=combined(components.weights),
@@ -102,6 +102,7 @@ def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -
         targets=targets,
         output=components.output if output is None else output,
         baseline_values=None if at_baseline is None else of_baseline,
+        remainder=None if remainder is None else combined(remainder.unsqueeze(-1))[..., 0],
         linear=True,
     )
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.features import flatten
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
+from pytorch_grad_cam_pcasvm.layout import Layout
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import Baseline, Pass
 from pytorch_grad_cam_pcasvm.path.sums import multiplied
@@ -36,7 +37,7 @@ class Run:
         passed: the pass from target layers to features.
         output: the network's output.
         layers: names of the target layers.
-        reshape_transform: brings activations to (N, T, H, W), or None.
+        transforms: what brings the activations of each target layer to (N, T, H, W), or None.
         kept: what a method keeps from chunk to chunk of targets, by position of the target layer.
     """
 
@@ -45,7 +46,7 @@ class Run:
     passed: Pass
     output: Any
     layers: Sequence[str]
-    reshape_transform: Callable[[Tensor], Tensor] | None = None
+    transforms: Sequence[Callable[[Tensor], Tensor] | None]
     kept: dict[int, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -53,17 +54,19 @@ class Run:
 
     def activations(self, layer: int) -> Tensor:
         """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
-        activations = self.shaped(self.passed.activations[layer])
+        activations = self.shaped(self.passed.activations[layer], layer)
         if activations.dim() not in (4, 5):
             raise ValueError(
                 f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}: a map needs "
-                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer or pass a reshape_transform"
+                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer, or pass reshape_transform='tokens' (a "
+                "transformer's) or a function"
             )
         return activations
 
-    def shaped(self, activations: Tensor) -> Tensor:
+    def shaped(self, activations: Tensor, layer: int) -> Tensor:
         """Return activations of a target layer, as the network has them, in the shape of maps."""
-        return activations if self.reshape_transform is None else self.reshape_transform(activations)
+        transform = self.transforms[layer]
+        return activations if transform is None else transform(activations)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,11 +89,16 @@ class Run:
         """Return the derivative of K targets by the activations, or their secants, shape (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
             pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
-        return self._in_shape(pulled)
+        return self._in_shape(pulled, layer)
 
     def sums(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
-        if self.reshape_transform is not None:
+        transform = self.transforms[layer]
+        if isinstance(transform, Layout) and transform.tokens is not None:
+            with full_precision(seeds.values.device):
+                sums = self.passed.token_sums(self._grads(seeds), layer, transform.tokens, baseline)
+            return sums.squeeze(transform.tokens[0] + 1).transpose(0, 1)
+        if transform is not None:
             return self.pullback(seeds, layer, baseline).flatten(3).sum(-1)
         with full_precision(seeds.values.device):
             return self.passed.weights(self._grads(seeds), layer, baseline).transpose(0, 1)
@@ -108,16 +116,45 @@ class Run:
         Returns:
             The sums.
         """
-        if self.reshape_transform is None:
+        if self.transforms[layer] is None:
             with full_precision(seeds.values.device):
                 return self.passed.products(self._grads(seeds), layer, x, over, baseline).transpose(0, 1)
         return summed(self.pullback(seeds, layer, baseline), x, over)
+
+    def contributions(self, seeds: Seeds, layer: int, x: Tensor, baseline: Baseline) -> tuple[Tensor, Tensor]:
+        """Return secants times x, summed over channels, and what is not on the map.
+
+        Args:
+            seeds: of K targets.
+            layer: position of the target layer.
+            x: activations minus those of the baseline, as the network has them.
+            baseline: of the secants.
+
+        Returns:
+            The maps, shape (N, K, H, W), and what positions that are not on them contribute, (N, K).
+        """
+        transform = self.transforms[layer]
+        if transform is None or (isinstance(transform, Layout) and not transform.before + transform.after):
+            maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
+            return maps, maps.new_zeros(maps.shape[:2])
+        with full_precision(seeds.values.device):
+            if isinstance(transform, Layout) and transform.tokens is not None:
+                tokens, start, length = transform.tokens
+                dims = (transform.batch, tokens)
+                every = self.passed.token_contributions(self._grads(seeds), layer, dims, baseline).transpose(0, 1)
+                maps = every.narrow(2, start, length)
+                return maps.unflatten(2, transform.grid), every.sum(-1) - maps.sum(-1)
+            pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
+        maps = summed(self._in_shape(pulled, layer), self.shaped(x, layer), "channels")
+        given = x.to(pulled.dtype)
+        every = torch.stack([self._by_image(part * given, layer) for part in pulled], 1)
+        return maps, every - maps.flatten(2).sum(-1)
 
     def relevance(self, seeds: Seeds, layer: int, baseline: Baseline) -> Tensor:
         """Return the relevance of activations for K targets: contributions of features shared out, (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
             shared = self.passed.relevance(self._grads(seeds), layer, baseline)
-        return self._in_shape(shared)
+        return self._in_shape(shared, layer)
 
     @contextmanager
     def along(self, layer: int, direction: Tensor) -> Iterator["Run"]:
@@ -136,13 +173,18 @@ class Run:
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
             activations = forward_ad.make_dual(self.passed.activations[layer], direction)
             passed = self.passed.moved(activations, layer)
-            yield Run(
-                self.model, self.images, passed, self.output_of(passed.output), self.layers, self.reshape_transform
-            )
+            yield Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
 
-    def _in_shape(self, pulled: Tensor) -> Tensor:
+    def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
         """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (N, K, T, H, W)."""
-        return self.shaped(pulled.flatten(0, 1)).unflatten(0, pulled.shape[:2]).transpose(0, 1)
+        if isinstance(self.transforms[layer], Layout):  # which knows where the images are
+            return self.shaped(pulled, layer).transpose(0, 1)
+        return self.shaped(pulled.flatten(0, 1), layer).unflatten(0, pulled.shape[:2]).transpose(0, 1)
+
+    def _by_image(self, numbers: Tensor, layer: int) -> Tensor:
+        """Return the sums over everything else of numbers as the network has them, shape (N,)."""
+        transform = self.transforms[layer]
+        return numbers.movedim(transform.batch if isinstance(transform, Layout) else 0, 0).flatten(1).sum(1)
 
     def _grads(self, seeds: Seeds) -> list[Tensor | None]:
         """Return the seeds in the shapes of what the pass gave."""

@@ -38,6 +38,40 @@ LAYERS = [
     (nn.BatchNorm3d(4), (3, 4, 2, 3, 2)),
     (nn.LayerNorm(6), SPATIAL),
     (nn.LayerNorm([7, 6], elementwise_affine=False), SPATIAL),
+    *((layer, SPATIAL) for layer in (nn.PReLU(), nn.PReLU(4), nn.RReLU(), nn.SELU(), nn.CELU(0.5), nn.Mish(True))),
+    *(
+        (layer, SPATIAL)
+        for layer in (nn.Softsign(), nn.LogSigmoid(), nn.Hardshrink(), nn.Softshrink(), nn.Tanhshrink())
+    ),
+    *((layer, SPATIAL) for layer in (nn.Threshold(0.2, -3.0), nn.GLU(1), nn.GLU(), nn.LogSoftmax(-1), nn.Softmin(1))),
+    *((layer, SPATIAL) for layer in (nn.SELU(inplace=True), nn.CELU(inplace=True), nn.RReLU(inplace=True))),
+    (nn.GroupNorm(2, 4), SPATIAL),
+    (nn.GroupNorm(1, 4, affine=False), SPATIAL),
+    (nn.GroupNorm(2, 6), (5, 6)),
+    (nn.InstanceNorm1d(4), (3, 4, 7)),
+    (nn.InstanceNorm2d(4, affine=True), SPATIAL),
+    (nn.InstanceNorm2d(4, track_running_stats=True), SPATIAL),
+    (nn.RMSNorm(6), SPATIAL),
+    (nn.RMSNorm([7, 6], eps=1e-3), SPATIAL),
+    (nn.LocalResponseNorm(3, 0.7, 0.75, 1.5), (3, 5, 4)),
+    (nn.LocalResponseNorm(4, 0.7, 2.0, 0.5), (3, 7, 4, 2)),
+    (nn.ConvTranspose1d(4, 5, 3, stride=2, output_padding=1), (3, 4, 7)),
+    (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), SPATIAL),
+    (nn.ConvTranspose2d(4, 2, (3, 2), (1, 3), (1, 0), (0, 2), dilation=(2, 1)), SPATIAL),
+    (nn.ConvTranspose2d(4, 2, 2, output_padding=2, dilation=3), SPATIAL),
+    (nn.ConvTranspose3d(4, 2, 2), (3, 4, 3, 5, 4)),
+    *(
+        (nn.Conv2d(4, 5, 3, padding=(2, 1), padding_mode=mode), SPATIAL)
+        for mode in ("reflect", "replicate", "circular")
+    ),
+    *(
+        (layer, SPATIAL)
+        for layer in (nn.ReflectionPad2d((1, 2, 0, 3)), nn.ReplicationPad2d(-1), nn.ConstantPad2d(2, 3.0))
+    ),
+    *((layer, SPATIAL) for layer in (nn.PixelShuffle(2), nn.PixelUnshuffle(1), nn.ChannelShuffle(2))),
+    *((layer, SPATIAL) for layer in (nn.Upsample(scale_factor=2), nn.UpsamplingBilinear2d((5, 9)))),
+    *((layer, SPATIAL) for layer in (nn.Unfold(3, 2, 1, 2), nn.Unfold((2, 3)))),
+    (nn.Fold((6, 5), 2, dilation=2, padding=1, stride=(1, 2)), (3, 8, 18)),
     (nn.AdaptiveAvgPool1d(3), (3, 4, 7)),
     (nn.AdaptiveAvgPool2d((1, 1)), SPATIAL),
     (nn.AdaptiveAvgPool2d((3, 4)), SPATIAL),
@@ -223,6 +257,161 @@ FUNCTIONS = {
     "attention, bool mask": lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6).tril(2).bool()),
     "attention, causal": lambda x: F.scaled_dot_product_attention(x, x.flip(2), x, is_causal=True),
     "softmax": lambda x: x.softmax(2) + torch.softmax(x, dim=-1) + F.softmax(x, 1) + x.softmax(0),
+    "mask on the path": lambda x: F.scaled_dot_product_attention(x, x.flip(2), x.tanh(), x @ x.mT),
+    "mask on the path, for all heads": lambda x: F.scaled_dot_product_attention(
+        x, x, x, attn_mask=(x @ x.mT).mean((0, 1)), scale=0.3
+    ),
+    "attention, one key for all queries": lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:1, 1:2].tanh()),
+    "attention, grouped queries": lambda x: F.scaled_dot_product_attention(x, x[:, 1:3], x[:, :2], enable_gqa=True),
+    "normalize": lambda x: F.normalize(x) + F.normalize(x, dim=-1) * F.normalize(x, p=3.0, dim=(2, 3)),
+    "normalize below eps": lambda x: F.normalize(x, dim=-1, eps=2.5) + F.normalize(x, p=1, dim=2, eps=4.0),
+    "cosine similarity": lambda x: (
+        F.cosine_similarity(x, x[:, :1].tanh(), 2) * F.cosine_similarity(OTHER, x, dim=-1).mean(2, True)
+    ),
+    "distances": lambda x: (
+        F.pairwise_distance(x, x.mean(2, keepdim=True)).unsqueeze(3) * torch.cdist(x, x.tanh().flip(2))
+        + F.pairwise_distance(OTHER, x[:1], p=1.0, keepdim=True)
+        + torch.cdist(WEIGHT, x, p=3.0)
+    ),
+    "bilinear": lambda x: F.bilinear(x[..., :3], x.tanh(), FILTERS.flatten(2)[:, :3, :5], WEIGHT[0, :3]),
+    "norms of vectors": lambda x: (
+        torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) * torch.linalg.vector_norm(x)
+        + torch.linalg.vector_norm(x, 3, -1, True)
+        + torch.linalg.vector_norm(x, ord=1, dim=2)[:, :, None]
+    ),
+    "norm": lambda x: (
+        x.norm(dim=1, keepdim=True) * x.norm(1.5, (2, 3), keepdim=True) + torch.norm(x, 2) + x.norm("fro")
+    ),
+    "linalg.norm": lambda x: (
+        torch.linalg.norm(x, dim=(2, 3), keepdim=True) * torch.linalg.norm(x, 3, dim=-1, keepdim=True)
+        + torch.linalg.norm(x)
+    ),
+    "var": lambda x: (
+        x.var(1, keepdim=True) * x.var() + torch.var(x, dim=(2, 3), correction=0, keepdim=True) + x.var(False)
+    ),
+    "std": lambda x: x.std((1, 2), False, True) + torch.std(x, 3, correction=2).unsqueeze(3) * x.std(),
+    "var_mean": lambda x: (
+        (lambda v, m: (x - m) / (v + 0.1))(*torch.var_mean(x, 1, keepdim=True))
+        + torch.std_mean(x, dim=(1, 2), keepdim=True)[1]
+        + torch.std_mean(x)[0]
+    ),
+    "amax, amin": lambda x: (
+        x.amax((2, 3), keepdim=True) * x.amin(-1, keepdim=True) + torch.amax(x, dim=1, keepdim=True)
+    ),
+    "amax, equal ones": lambda x: (
+        x.relu().amin(2) + x.clamp(-0.1, 0.1).amax((1, 2)).unsqueeze(1) + x.amax() + x.mean(2)
+    ),
+    "max, min": lambda x: (
+        x.max(1)[0] * torch.min(x, dim=1).values + x.max(-1, keepdim=True).values[:, 0] * x.max() + x.min()
+    ),
+    "maximum": lambda x: (
+        torch.maximum(x, x.mean(1, keepdim=True)) + torch.minimum(x.tanh(), OTHER) * torch.max(x, x.flip(1))
+    ),
+    "maximum, equal ones": lambda x: torch.maximum(x.relu(), x.mul(2).relu()) + torch.min(OTHER, x) + x.fmax(0 * x),
+    "logsumexp": lambda x: x.logsumexp((1, 3)).unsqueeze(1) + torch.logsumexp(x, -1, keepdim=True)[:, 0],
+    "log_softmax": lambda x: (
+        x.log_softmax(1) + F.log_softmax(x, dim=-1) * torch.log_softmax(x, 2) + F.softmin(x, dim=1)
+    ),
+    "addcmul": lambda x: (
+        torch.addcmul(x, x.tanh(), x.mean(1, keepdim=True), value=0.3) + torch.addcmul(OTHER, OTHER, x)
+    ),
+    "addcdiv": lambda x: torch.addcdiv(x, x.tanh(), 2 + x.mean(1, keepdim=True).square(), value=0.3).addcdiv_(x, OTHER),
+    "lerp": lambda x: torch.lerp(x, x.mean(1, keepdim=True), x.sigmoid()) + x.tanh().lerp(OTHER, 0.3),
+    "einsum": lambda x: (
+        torch.einsum("nchw,ndhw->ncd", x, x.tanh()).sum(2)[..., None] * torch.einsum("nchw->nc", x)[..., None]
+    ),
+    "einsum, ellipsis": lambda x: (
+        torch.einsum("...ij, kj -> ...ik", x, WEIGHT) + torch.einsum("...i,...i->...", x, x)[..., None]
+    ),
+    "einsum, implicit": lambda x: (
+        torch.einsum("nchw,vw", x, WEIGHT) + torch.einsum("...hw,vw", x, WEIGHT).movedim(0, 1).mT[:, :, :1].mean()
+    ),
+    "einsum, broadcast": lambda x: (
+        torch.einsum("...hw,...hw->...w", x[:, :1], x)[:, :, None] * torch.einsum("AaZz,AaZz->AaZz", x[:, :1], x)
+    ),
+    "einsum of three": lambda x: torch.einsum("nchw,vw,ncvh->nhv", x, WEIGHT, x[:, :, :, :1].expand(-1, -1, -1, 6)),
+    "einsum of a list": lambda x: (
+        torch.einsum("nchw,nchv->nwv", [x, x.sigmoid()]) + torch.einsum(x, [0, 1, 2, 3], [0]).mean()
+    ),
+    "einsum, a sum on its own": lambda x: torch.einsum("nchw,nd->nd", x, x[:, :, 0, 0]),
+    "vectors": lambda x: (
+        x @ x[0, 0, 0] + (x[0, 0, :, 0] @ x)[..., :1] + torch.mv(x[0, 0], x[1, 1, 2]) + x[0, 0, 0].dot(x[1, 0, 0])
+    ),
+    "vectors, constant": lambda x: (
+        (x @ WEIGHT[0]).unsqueeze(3) * (WEIGHT[:, 0] @ x).unsqueeze(2) + (x[0, 0, 0] @ WEIGHT.T)[:5]
+    ),
+    "matmul, constant before": lambda x: x.__rmatmul__(WEIGHT.T) + torch.outer(x[0, 0, 0], x[0, 0, 1]),
+    "addmm": lambda x: (
+        torch.addmm(x[0, 0], x[0, 1], x[1, 1].T @ x[1, 0], beta=0.5, alpha=2)
+        + torch.addmm(x[0, 0, 0], WEIGHT, x[0, 0, :5])
+    ),
+    "baddbmm": lambda x: (
+        torch.baddbmm(x[:, 0, :, :1], x[:, 1], x[:, 2].mT, beta=2)
+        + torch.addmv(x[0, 0, :, 0], x[0, 0], x[0, 0, 0], alpha=3)
+    ),
+    "conv2d, its weight on the path": lambda x: (
+        F.conv2d(x, x[:, :, :3, :2], x[0, 0, :2, 0], 2, (1, 0), 2)
+        + F.conv2d(x.detach(), x[:, :2, :3, :2], None, 2, (1, 0), 2, groups=2)
+    ),
+    "conv1d of one image, its weight on the path": lambda x: F.conv1d(x[0, 0], x[0, :, :, :3], x[0, :, 0, 0]),
+    "conv_transpose2d, its weight on the path": lambda x: F.conv_transpose2d(
+        x, x[..., :3, :2].mT.repeat(2, 1, 1, 1), x[0, 0, :4, 0], 2
+    ),
+    "conv_transpose1d of one image": lambda x: F.conv_transpose1d(x[0, 0], x[0, 0, :, None, :3]),
+    "fold, unfold": lambda x: F.fold(x.flatten(1, 2)[..., :4], (4, 4), 2, stride=2) + F.unfold(x[0], 2)[:6, :4].mean(),
+    "unfold of a tensor": lambda x: x.unfold(2, 3, 2) * x.unfold(-2, 3, 2),
+    "interpolate, nearest": lambda x: F.interpolate(x, (9, 3)) + F.interpolate(x, (9, 3), mode="nearest-exact"),
+    "interpolate, bilinear": lambda x: (
+        F.interpolate(x, scale_factor=(1.7, 0.7), mode="bilinear")
+        + F.interpolate(x, (10, 3), mode="bilinear", align_corners=True)
+    ),
+    "interpolate, bicubic": lambda x: (
+        F.interpolate(x, scale_factor=1.5, mode="bicubic", align_corners=False)
+        + F.interpolate(x, scale_factor=1.5, mode="bicubic", recompute_scale_factor=True)
+    ),
+    "interpolate, antialias": lambda x: (
+        F.interpolate(x, (4, 3), mode="bicubic", antialias=True)
+        + F.interpolate(x, (4, 3), mode="bilinear", antialias=True)
+    ),
+    "interpolate, area": lambda x: (
+        F.interpolate(x, (4, 3), mode="area") + F.interpolate(x, scale_factor=0.67, mode="area")
+    ),
+    "interpolate, one and three axes": lambda x: (
+        F.interpolate(x.flatten(2), 7, mode="linear")
+        + F.interpolate(x[:, :, None], (2, 3, 7), mode="trilinear").mean((2, 3))
+    ),
+    "pad, every mode": lambda x: (
+        F.pad(x, (1, 2, 0, 3), "reflect")
+        + F.pad(x, (1, 2, 0, 3), mode="circular")
+        + F.pad(x, (1, 2, 0, 3), mode="replicate")
+    ),
+    "pad of one axis": lambda x: F.pad(x.flatten(2), (3, 4), "reflect"),
+    "repeat, tile": lambda x: x.repeat(2, 1, 1, 3, 1)[0] * torch.tile(x, (3, 1)),
+    "repeat_interleave": lambda x: (
+        x.repeat_interleave(2, 1) * torch.repeat_interleave(x, torch.tensor([1, 3, 0, 4]), dim=1)
+    ),
+    "index_select, gather": lambda x: (
+        x.index_select(1, INDEX) * x.gather(1, INDEX.reshape(1, 3, 1, 1).expand(2, 3, 6, 5))
+        + torch.take_along_dim(x, INDEX.reshape(1, 3, 1, 1), dim=1)
+    ),
+    "masked_select": lambda x: x.masked_select(OTHER > 0) * x[:, OTHER[:, 0, 0] > 0].mean(),
+    "movedim, rot90, diagonal": lambda x: x.movedim(1, -1).rot90(1, (1, 2)).diagonal(0, 1, 2) * x.ravel()[0],
+    "shuffles": lambda x: F.pixel_shuffle(x, 2).mean((2, 3)) * torch.channel_shuffle(x, 2)[:, :1, 0, 0],
+    "cumsum": lambda x: x.cumsum(1) * torch.cumsum(x, dim=-1),
+    "setitem": lambda x: written(x),
+    "setitem on a constant": lambda x: written_into_zeros(x),
+    "copy_, fill_, zero_": lambda x: copied(x),
+    "index_add": lambda x: (
+        x.index_add(1, INDEX, x[:, :3].tanh(), alpha=2) + torch.index_add(x.detach(), 1, INDEX, x[:, 1:])
+    ),
+    "masked_fill by a value on the path": lambda x: x.masked_fill(OTHER > 0, x.mean()),
+    "sin, cos, atan": lambda x: x.sin() * torch.cos(x) + x.atan() + torch.arctan(x),
+    "logarithms": lambda x: (1 + x * x).log1p() + (2 + x * x).log2() * (2 + x * x).log10() + (2 + x * x).reciprocal(),
+    "exponentials": lambda x: x.expm1() + torch.exp2(x) * 3 ** x.tanh() + x.nan_to_num(),
+    "clamp_min, clamp_max": lambda x: x.clamp_min(-0.3) * torch.clamp_max(x, 0.4) + F.threshold(x, 0.1, 20.0),
+    "activations in place": lambda x: F.selu_(3 * F.celu_(3 * F.rrelu_(3 * F.threshold_(x + 0, -0.3, 0.1)))),
+    "prelu": lambda x: F.prelu(x, OTHER[:, 0, 0]) * torch.prelu(x, OTHER[0, 0, 0]),
+    "norms as functions": lambda x: F.group_norm(x, 2) + F.instance_norm(x) * F.rms_norm(x, (5,), OTHER[0, 0]),
     "identical outputs": lambda x: F.dropout(x.contiguous(), training=False).to(torch.float64),
 }
 
@@ -234,6 +423,31 @@ def inplace(x):
     y *= 3
     y /= 1 + x * x
     return y
+
+
+def written(x):
+    y = 2 * x
+    y[:, 1] = x[:, 0].tanh()
+    y[..., [0, 2], :] = x[:, :1, :2] * 3
+    y[0, OTHER[:, 0, 0] > 0, 3] = x.mean()
+    y[1, 2:, 0] = 7.0
+    y[0, :, :, 0] = x[:1, :, :, 1].unsqueeze(0)
+    return y * x
+
+
+def written_into_zeros(x):
+    y = torch.zeros(2, 4, 8, 5, dtype=torch.float64)
+    y[:, :, 1:-1] = x
+    y[:, 1:3, 0] = y[:, 1:3, 0] + x[:, 1:3, 2].square()
+    y[INDEX.clamp(max=1), :, -1, [0, 1, 2]] = x[..., 2].mean(2)[:1]
+    return y.tanh()
+
+
+def copied(x):
+    y, z = 2 * x, 3 * x
+    y.copy_(x.mean(1, keepdim=True))
+    z.fill_(x.mean())
+    return y * z + (3 * x).zero_() + torch.empty_like(x).copy_(x)
 
 
 @pytest.mark.parametrize("case", FUNCTIONS)
@@ -335,13 +549,17 @@ def test_attention_of_other_widths():
     ("function", "message"),
     [
         (nn.BatchNorm2d(4, track_running_stats=False), "mixes the images of a batch"),
-        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "padding of mode 'reflect'"),
         (nn.Conv2d(4, 4, (2, 2), padding="same"), "'same' padding"),
         (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], "goes through max_pool2d_with_indices"),
         (lambda x: F.dropout(x, 0.5), "dropout that is always on"),
-        (lambda x: F.conv2d(x, x[:, :, :2, :2]), "conv2d depends on the target layer, and its rule has no gradient"),
-        (lambda x: x.mean((0, 1)) @ x[0, 0].mean(0), "matrix and a vector"),
-        (F.normalize, "goes through normalize, which has no closed-form rule"),
+        (lambda x: F.prelu(x, x[0, :, 0, 0]), "prelu depends on the target layer, and its rule has no gradient"),
+        (lambda x: torch.sort(x)[0], "goes through sort, which has no closed-form rule"),
+        (lambda x: F.rrelu(x, training=True), "an RReLU that draws its slopes"),
+        (lambda x: torch.linalg.norm(x, 1, dim=(2, 3)), "a norm of matrices other than Frobenius'"),
+        (lambda x: x.norm("nuc", dim=(2, 3)), "a norm of matrices other than Frobenius'"),
+        (lambda x: torch.linalg.vector_norm(x, torch.inf, -1), "a norm of order inf"),
+        (lambda x: F.log_softmax(x), "a softmax without a dim"),
+        (lambda x: torch.einsum("nchh->nch", x[..., :6, :]), "takes a diagonal"),
         (lambda x: torch.add(x, 1, out=torch.empty_like(x)), "out="),
         (lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.5), "dropout in attention"),
     ],

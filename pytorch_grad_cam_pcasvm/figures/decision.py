@@ -122,7 +122,10 @@ def _steps(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, co
     of_components = components[:, [b for b, _ in known]]
     g, _ = weights_of(of_components, head, target, range(len(of_components.targets)))
     maps = g[0].reshape(-1, 1, 1) * of_components.maps[0].to(g.dtype)
-    rises = maps.sum((1, 2)) * whole.log_scale[0, 0].exp()
+    rises = maps.sum((1, 2))
+    if of_components.remainder is not None:  # tokens of no patch
+        rises = rises + g[0] * of_components.remainder[0].to(g.dtype)
+    rises = rises * whole.log_scale[0, 0].exp()
     order = rises.abs().argsort(descending=True).tolist()
     shown = order if len(order) == count + 1 else order[:count]  # nothing is gained by calling a single one "others"
     formula = "$g_{{{0}}}\\,(p_{{{0}}} - p_{{{0}}}^0)$"

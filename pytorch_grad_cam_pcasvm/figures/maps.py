@@ -77,7 +77,9 @@ def plot_maps(
     adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
     if adding_up:
         which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
-        notes.append(f"Maps that add up to the value above them, less that at the baseline{which}.")
+        others = (groups[title].remainder for title in adding_up)
+        tokens = " and the part of tokens of no patch" if any(r is not None and bool(r.any()) for r in others) else ""
+        notes.append(f"Maps that add up to the value above them, less that at the baseline{tokens}{which}.")
     for title, group in groups.items():
         numbers, known = _selected(group.targets, components)
         blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.features import output_of
+from pytorch_grad_cam_pcasvm.hooks import hooked
 from pytorch_grad_cam_pcasvm.modules import modules_of
-from pytorch_grad_cam_pcasvm.path.hooks import hooked
 from pytorch_grad_cam_pcasvm.path.modes import Regions, modes_kept
 from pytorch_grad_cam_pcasvm.path.passed import Pass
 from pytorch_grad_cam_pcasvm.path.record import Recorder

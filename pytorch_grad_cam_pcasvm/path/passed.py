@@ -54,6 +54,40 @@ class Pass:
         """
         raise NotImplementedError
 
+    def token_sums(
+        self,
+        seeds: Sequence[Tensor | None],
+        target: int,
+        tokens: tuple[int, int, int],
+        baseline: Baseline | None = None,
+    ) -> Tensor:
+        """Return ``pullback`` summed over some tokens, with one in their place.
+
+        Args:
+            seeds: as for ``pullback``.
+            target: position of the target layer.
+            tokens: their dimension in the activations, the first of them, and their number.
+            baseline: of secants; None: gradients.
+
+        Returns:
+            The sums, of the shape of ``pullback`` but for that dimension.
+        """
+        dim, start, length = tokens
+        return self.pullback(seeds, target, baseline).narrow(dim + 1, start, length).sum(dim + 1, keepdim=True)
+
+    def token_contributions(
+        self, seeds: Sequence[Tensor | None], target: int, dims: tuple[int, int], baseline: Baseline
+    ) -> Tensor:
+        """Return secants times what the activations change by, summed over all but images and tokens, (K, N, L).
+
+        Args:
+            seeds: as for ``pullback``.
+            target: position of the target layer.
+            dims: dimensions of images and of tokens in the activations.
+            baseline: of the secants.
+        """
+        self._refuse("secants")
+
     def bytes_per_target(self) -> int:
         """Return about how much memory one target takes for the batch."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.path.autograd import AutogradPass, AutogradPath, ru
 from pytorch_grad_cam_pcasvm.path.modes import modes_kept
 from pytorch_grad_cam_pcasvm.path.pullback import ClosedFormPass
 from pytorch_grad_cam_pcasvm.path.record import Recorder
-from pytorch_grad_cam_pcasvm.path.tape import Tape, has_gradient
+from pytorch_grad_cam_pcasvm.path.tape import Tape, frozen, has_gradient
 from pytorch_grad_cam_pcasvm.path.walk import advice
 
 
@@ -28,6 +28,7 @@ class Path:
         checked: signatures of passes that were compared with autograd, and kinds of baselines that were compared with
             the network; new ones are added.
         modules: all modules of the network, where they are known.
+        attention: ``"frozen"``: the weights of attention are constants of every pass; ``"exact"``: they are not.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Path:
         names: Sequence[str],
         checked: set[Any] | None = None,
         modules: Sequence[nn.Module] | None = None,
+        attention: str = "exact",
     ) -> None:
+        self._attention = attention
         self._backbone, self._layer, self._names = backbone, layer, list(names)
         self._checked = set() if checked is None else checked
         self._modules = modules_of(backbone) if modules is None else modules
@@ -52,7 +55,11 @@ class Path:
             hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
             reason = "the network takes other steps in every run"
             raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
-        passed.check, passed.checked = partial(self.check_baseline, x), self._checked
+        exact = passed
+        if self._attention == "frozen":
+            passed = ClosedFormPass(frozen(passed.tape), self._names)
+        # The network itself knows no frozen attention.
+        passed.check, passed.checked = partial(self.check_baseline, x, exact), self._checked
         return passed
 
     def record(self, x: Tensor) -> ClosedFormPass:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.path import players
 from pytorch_grad_cam_pcasvm.path.passed import Pass
+from pytorch_grad_cam_pcasvm.path.regions import contributions_of_tokens, summed_over_tokens, times
 from pytorch_grad_cam_pcasvm.path.relevance import relevance
 from pytorch_grad_cam_pcasvm.path.secants import Baseline
 from pytorch_grad_cam_pcasvm.path.sums import multiplied, through_products, through_sums
@@ -27,14 +29,14 @@ class ClosedFormPass(Pass):
     Args:
         tape: the tape.
         names: dotted names of the target layers.
-        check: called once for every kind of pass with this one, the position of a target layer and the activations of
-            a baseline: refuses a path that another function lies behind there. None: nothing is checked.
+        check: called once for every kind of pass with the position of a target layer and the activations of a
+            baseline: refuses a path that another function lies behind there. None: nothing is checked.
         checked: kinds of passes that were checked; new ones are added.
     """
 
     tape: Tape
     names: Sequence[str]
-    check: Callable[["ClosedFormPass", int, Tensor], None] | None = None
+    check: Callable[[int, Tensor], None] | None = None
     checked: set[Any] = field(default_factory=set)
     activations: list[Tensor] = field(init=False)
     output: Any = field(init=False)
@@ -92,6 +94,65 @@ class ClosedFormPass(Pass):
         grad = pulled_back(self.tape, seeds, dense.output, baseline)
         return through_products(grad, players.weight_of(self.tape, dense), x, over)
 
+    def token_sums(
+        self,
+        seeds: Sequence[Tensor | None],
+        target: int,
+        tokens: tuple[int, int, int],
+        baseline: Baseline | None = None,
+    ) -> Tensor:
+        """Return ``pullback`` summed over some tokens: through steps that are the same for all, the sum goes back."""
+        self._check_first(seeds, target, baseline)
+        root = self._root(target)
+
+        def sums(seeds: Sequence[Tensor | None]) -> Tensor:
+            return summed_over_tokens(self.tape, seeds, root, tokens, baseline)
+
+        expected = partial(super().token_sums, target=target, tokens=tokens, baseline=baseline)
+        self._check_tokens(("token sums", tokens, baseline is None), target, seeds, sums, expected)
+        return sums(seeds)
+
+    def token_contributions(
+        self, seeds: Sequence[Tensor | None], target: int, dims: tuple[int, int], baseline: Baseline
+    ) -> Tensor:
+        """Return secants times what the activations change by, where steps that mix tokens begin, (K, N, L)."""
+        self._check_first(seeds, target, baseline)
+        root = self._root(target)
+
+        def contributions(seeds: Sequence[Tensor | None]) -> Tensor:
+            return contributions_of_tokens(self.tape, seeds, root, dims, baseline)
+
+        def expected(seeds: Sequence[Tensor | None]) -> Tensor:
+            pulled = self.pullback(seeds, target, baseline)
+            return times(pulled, self.tape.values[root] - baseline.values[root], dims)
+
+        self._check_tokens(("token contributions", dims), target, seeds, contributions, expected)
+        return contributions(seeds)
+
+    def _check_tokens(
+        self,
+        what: Any,
+        target: int,
+        seeds: Sequence[Tensor | None],
+        short: Callable[[Sequence[Tensor | None]], Tensor],
+        whole: Callable[[Sequence[Tensor | None]], Tensor],
+    ) -> None:
+        """Compare, for every new kind of pass, one sum of targets that went the short way with the whole pullback."""
+        if not self._is_new(what, target):
+            return
+        one = [None if seed is None else seed.sum(0, keepdim=True) for seed in seeds]
+        found, expected = short(one), whole(one)
+        eps = max(torch.finfo(value.dtype).eps for value in self.tape.values if has_gradient(value))
+        size = expected.double().norm()
+        if bool((found - expected).double().norm() > max(eps**0.5, 1e-7) * size):
+            raise NoClosedFormError(
+                f"sums over the tokens of {self.names[target]!r} differ from its pullback, which is a fault of this "
+                "package: please report the network",
+                "pass a function as reshape_transform",
+            )
+        if bool(size > 0):
+            self.checked.add(self._kind(what, target))
+
     def bytes_per_target(self) -> int:
         """Return about how much memory one target takes for the batch: a few times the widest value of the path."""
         floats = filter(has_gradient, self.tape.values)
@@ -101,7 +162,7 @@ class ClosedFormPass(Pass):
         """Run the path from the activations of a baseline, of one row for all images or N."""
         values = self.tape.replay(self._root(target), activations)
         if self.check is not None and self._is_new("baseline", target):
-            self.check(self, target, activations)
+            self.check(target, activations)
             self.checked.add(self._kind("baseline", target))
         return Baseline(values, self.tape.structured(self.tape.outputs_of(values)))
 
@@ -161,10 +222,10 @@ class ClosedFormPass(Pass):
     def _root(self, target: int) -> int:
         return self.tape.roots[self.names[target]]
 
-    def _kind(self, what: str, target: int) -> tuple[Any, ...]:
+    def _kind(self, what: Any, target: int) -> tuple[Any, ...]:
         return what, self.tape.signature, self.names[target]
 
-    def _is_new(self, what: str, target: int) -> bool:
+    def _is_new(self, what: Any, target: int) -> bool:
         return self._kind(what, target) not in self.checked
 
     def _check_first(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None) -> None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.path.hooks import hooked
+from pytorch_grad_cam_pcasvm.hooks import hooked
 from pytorch_grad_cam_pcasvm.path.modes import Regions
 from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape, has_gradient, mapped, version_of
 from pytorch_grad_cam_pcasvm.rules.registry import CONSTANTS, has_layers, layer_kind

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.rules import arithmetic
 from pytorch_grad_cam_pcasvm.rules.registry import Base, Rule, mid, quotient, unbroadcast
 
 # Their outputs are made number by number of their inputs, broadcast to one another.
-_BY_NUMBER = (
+BY_NUMBER = (
     arithmetic.add,
     arithmetic.sub,
     arithmetic.rsub,
@@ -27,6 +27,9 @@ _BY_NUMBER = (
     arithmetic.where,
     arithmetic.where_method,
     arithmetic.masked_fill,
+    arithmetic.addcmul,
+    arithmetic.addcdiv,
+    arithmetic.lerp,
 )
 
 
@@ -109,7 +112,7 @@ def through_secant(
     ]
     if not changed or rule.secant == "elementwise":
         return pull(grad)
-    if rule.pull not in _BY_NUMBER:
+    if rule.pull not in BY_NUMBER:
         raise NoClosedFormError(
             f"an argument of {step.name} depends on the target layer through a comparison or an index, and is another "
             "at the baseline",

@@ -1,11 +1,12 @@
 """The tape: a straight-line program on real tensors of real sizes, which can be run again from other activations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
@@ -237,6 +238,29 @@ class Tape:
             args, kwargs = ((written, *args[1:]), kwargs) if args else (args, kwargs | {"input": written})
         result = step.function(*args, **kwargs)
         return result if written is None else written
+
+
+# The arguments that attention makes its weights of, by position and by name.
+_OF_WEIGHTS: dict[Any, dict[int, str]] = {
+    **{softmax: {0: "input"} for softmax in (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)},
+    F.scaled_dot_product_attention: {0: "query", 1: "key", 3: "attn_mask"},
+    F.multi_head_attention_forward: {0: "query", 1: "key"},
+}
+
+
+def frozen(tape: Tape) -> Tape:
+    """Return a tape on which what attention makes its weights of is a constant, so that its values alone lead on."""
+    steps = []
+    for step in tape.steps:
+        names = _OF_WEIGHTS.get(step.function)
+        if names is not None:
+            args = tuple(tape.resolved((item,))[0] if i in names else item for i, item in enumerate(step.args))
+            given = step.kwargs.items()
+            kwargs = {name: tape.resolved((item,))[0] if name in names.values() else item for name, item in given}
+            left = (item.index for item in tree_leaves((args, kwargs)) if isinstance(item, Ref))
+            step = replace(step, args=args, kwargs=kwargs, inputs=tuple(left))
+        steps.append(step)
+    return replace(tape, steps=steps)
 
 
 def has_gradient(tensor: Tensor) -> bool:

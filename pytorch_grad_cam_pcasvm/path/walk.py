@@ -8,7 +8,15 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.path.secants import Baseline, Call, outputs_of, through_secant
 from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape
-from pytorch_grad_cam_pcasvm.rules.registry import Rule, rule_of
+from pytorch_grad_cam_pcasvm.path.tokens import (
+    Part,
+    added,
+    cut,
+    dims_of_arguments,
+    selected,
+    whole,
+)
+from pytorch_grad_cam_pcasvm.rules.registry import Outer, Rule, rule_of
 
 
 def pulled_back(tape: Tape, seeds: Sequence[Tensor | None], root: int, baseline: Baseline | None = None) -> Tensor:
@@ -17,84 +25,147 @@ def pulled_back(tape: Tape, seeds: Sequence[Tensor | None], root: int, baseline:
     Returns:
         The derivative or its secant, shape (K, *value.shape).
     """
-    tape.check_constants()
-    steps, values = tape.following(root)
-    grads: dict[int, Tensor] = {}
-    for index, seed in zip(tape.outputs, seeds, strict=True):
-        if index in values and seed is not None:
-            _add(grads, index, seed)
-    given = next(seed for seed in seeds if seed is not None)
-    for step in reversed(steps):
-        outputs = [None if output is None else grads.pop(output, None) for output in step.outputs]
-        if any(output is not None for output in outputs):
-            _pull(tape, step, outputs, values, grads, baseline)
-    if root not in grads:  # what follows does not look at it
+    walk = Walk(tape, root, baseline)
+    walk.back(seeds)
+    if root not in walk.grads:  # what follows does not look at it
+        given = next(seed for seed in seeds if seed is not None)
         return given.new_zeros(len(given), *tape.values[root].shape)
-    return grads[root]
+    return whole(walk.grads[root])
 
 
-def _pull(
+class Walk:
+    """One walk: gradients of values that have been reached, by position."""
+
+    def __init__(self, tape: Tape, root: int, baseline: Baseline | None) -> None:
+        tape.check_constants()
+        self.tape, self.baseline = tape, baseline
+        self.steps, self.values = tape.following(root)
+        self.grads: dict[int, Tensor | Part] = {}
+
+    def back(self, seeds: Sequence[Tensor | None]) -> None:
+        """Walk all the way, from the gradients of the outputs."""
+        self.count = next(len(seed) for seed in seeds if seed is not None)
+        for index, seed in zip(self.tape.outputs, seeds, strict=True):
+            if index in self.values and seed is not None:
+                self.give(index, seed)
+        for step in reversed(self.steps):
+            outputs = [None if output is None else self.grads.pop(output, None) for output in step.outputs]
+            if any(output is not None for output in outputs):
+                self.pull(step, outputs)
+
+    def give(self, index: int, part: Any) -> None:
+        """Take the gradient of a value, or what gives it when it is called."""
+        part = part() if callable(part) else part
+        self.grads[index] = added(self.grads[index], part) if index in self.grads else part
+
+    def pull(self, step: Step, outputs: list[Any]) -> None:
+        """Pull the gradients of a step's outputs back to its inputs."""
+        rule = rule_of(step.function)
+        if rule is None:
+            raise _no_rule(step)
+        args, kwargs = arguments(rule, step.args, step.kwargs)
+        if step.single:
+            (grad,) = outputs
+            if isinstance(grad, Tensor) and rule.secant == "linear":
+                part = selected(self.tape, step, grad)
+                if part is not None:
+                    self.give(step.inputs[0], part)
+                    return
+            if isinstance(grad, Part):
+                dims = dims_of_arguments(self.tape, step, rule, args, grad.dim)
+                if dims is not None:
+                    place = grad.dim, grad.start, grad.length
+                    self.pull_at(step, rule, args, kwargs, [grad.grad], dims, place)
+                    return
+        outputs = [None if output is None else whole(output) for output in outputs]
+        values = None if self.baseline is None else self.baseline.values
+        self._hand_out(step, args, kwargs, _pulled(self.tape, step, rule, args, kwargs, outputs, values, self.values))
+
+    def pull_at(
+        self,
+        step: Step,
+        rule: Rule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: list[Any],
+        dims: list[int | None],
+        place: tuple[int, int, int],
+    ) -> None:
+        """Pull back the gradients of some tokens of a step's outputs."""
+        values = None if self.baseline is None else self.baseline.values
+        tape, few, given, then, smooth = cut(self.tape, step, args, dims, place, values, self.values)
+        found = _pulled(tape, few, rule, given, kwargs, outputs, None if values is None else then, smooth)
+
+        def placed(part: Any, argument: Any, dim: int | None) -> Any:
+            if part is None or dim is None or not isinstance(argument, Ref):
+                return part
+            # One that nobody asks for, as that of a class token in a sum over patches, need not be computed.
+            size = self.tape.values[argument.index].shape[dim]
+            return Part(part if callable(part) else lambda: part, dim, place[1], place[2], size)
+
+        self._hand_out(step, args, kwargs, tuple(map(placed, found, args, dims)))
+
+    def _hand_out(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], found: tuple[Any, ...]) -> None:
+        """Give every argument its gradient."""
+        args = args[1:] if isinstance(step.function, type) else args
+        for argument, part in zip(args, found, strict=False):
+            self._give(step, argument, part)
+        for argument in (*args[len(found) :], *kwargs.values()):
+            if any(_leads(argument, index) for index in step.inputs if index in self.values):
+                raise NoClosedFormError(
+                    *(advice if self.baseline is None else _as_given)(
+                        f"{_at(step)}an argument of {step.name} depends on the target layer, and its rule has no "
+                        "gradient for it (a weight that is computed?)",
+                        "choose a later target layer",
+                    )
+                )
+
+    def _give(self, step: Step, argument: Any, part: Any) -> None:
+        """Give an argument, a value of the tape or a list of such, its gradient."""
+        if isinstance(argument, list | tuple):
+            if any(_leads(argument, index) for index in step.inputs if index in self.values):
+                for item, of_item in zip(argument, part, strict=True):
+                    self._give(step, item, of_item)
+        elif isinstance(argument, Ref) and argument.index in self.values and part is not None:
+            self.give(argument.index, self._checked(step, argument, part))
+
+    def _checked(self, step: Step, argument: Ref, part: Any) -> Any:
+        """Return the gradient of an argument; refuse one of another shape."""
+        if isinstance(part, Outer | Part):
+            return part
+        part = part() if callable(part) else part
+        expected = (self.count, *self.tape.values[argument.index].shape)
+        if not isinstance(part, Tensor) or part.shape != expected:
+            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} gives {shape}, not {expected}"))
+        return part
+
+
+def _pulled(
     tape: Tape,
     step: Step,
-    outputs: list[Tensor | None],
-    values: set[int],
-    grads: dict[int, Tensor],
-    baseline: Baseline | None,
-) -> None:
-    """Pull the gradients of a step's outputs back to its inputs, and add them to ``grads``."""
-    rule = rule_of(step.function)
-    if rule is None:
-        raise _no_rule(step)
-    ways = advice if baseline is None else _as_given  # autograd knows no secants
+    rule: Rule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outputs: list[Any],
+    at_baseline: Mapping[int, Tensor] | None,
+    smooth: set[int],
+) -> tuple[Any, ...]:
+    """Return what the rule of a step, or its secant, gives for its arguments."""
+    ways = advice if at_baseline is None else _as_given  # autograd knows no secants
     like = next(output for output in outputs if output is not None)
-    args, kwargs = arguments(rule, step.args, step.kwargs)
     call, grad = Call(step, rule, args, kwargs), outputs[0] if step.single else tuple(outputs)
     try:
-        if baseline is None:
-            y = outputs_of(step, tape.values, values, like.dtype)
+        if at_baseline is None:
+            y = outputs_of(step, tape.values, smooth, like.dtype)
             pulled = call.pull(*call.resolved(tape, like.dtype), y, grad)
         else:
-            pulled = through_secant(tape, call, grad, like.dtype, values, baseline.values)
+            pulled = through_secant(tape, call, grad, like.dtype, smooth, at_baseline)
     except NoClosedFormError as error:
         raise NoClosedFormError(*ways(f"{_at(step)}{error.reason}", *error.ways_out)) from None
     except TypeError as error:
         raise NoClosedFormError(*ways(f"{_at(step)}the call of {step.name} is not understood ({error})")) from error
-    if isinstance(step.function, type):
-        args, pulled = args[1:], (pulled,)
-    elif not isinstance(pulled, tuple):
-        pulled = (pulled,)
-    for argument, part in zip(args, pulled, strict=False):
-        _give(tape, step, argument, part, values, grads, len(like))
-    for argument in (*args[len(pulled) :], *kwargs.values()):
-        if any(_leads(argument, index) for index in step.inputs if index in values):
-            raise NoClosedFormError(
-                *ways(
-                    f"{_at(step)}an argument of {step.name} depends on the target layer, and its rule has no gradient "
-                    "for it (a weight that is computed?)",
-                    "choose a later target layer",
-                )
-            )
-
-
-def _give(
-    tape: Tape, step: Step, argument: Any, part: Any, values: set[int], grads: dict[int, Tensor], count: int
-) -> None:
-    """Add the gradient of one argument, a value of the tape or a list of such."""
-    if isinstance(argument, list | tuple):
-        if any(_leads(argument, index) for index in step.inputs if index in values):
-            for item, of_item in zip(argument, part, strict=True):
-                _give(tape, step, item, of_item, values, grads, count)
-    elif isinstance(argument, Ref) and argument.index in values and part is not None:
-        part = part() if callable(part) else part
-        expected = (count, *tape.values[argument.index].shape)
-        if not isinstance(part, Tensor) or part.shape != expected:
-            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} gives {shape}, not {expected}"))
-        _add(grads, argument.index, part)
-
-
-def _add(grads: dict[int, Tensor], index: int, part: Tensor) -> None:
-    grads[index] = grads[index] + part if index in grads else part
+    return pulled if isinstance(pulled, tuple) and not isinstance(step.function, type) else (pulled,)
 
 
 # What torch calls the same thing elsewhere, in the manner of numpy.

@@ -90,4 +90,47 @@ def where_method(input: Tensor, condition: Tensor, other: Any, *, y: Tensor, gra
 @register_jacobian(*functions("masked_fill"), secant="linear")
 def masked_fill(input: Tensor, mask: Tensor, value: Any, *, y: Tensor, grad: Tensor) -> Any:
     """``y = x``, but where the mask holds."""
-    return lambda: unbroadcast(grad.masked_fill(mask, 0.0), input)
+    return (
+        lambda: unbroadcast(grad.masked_fill(mask, 0.0), input),
+        None,
+        lambda: unbroadcast(torch.where(mask, grad, 0.0), value),
+    )
+
+
+@register_jacobian(*functions("addcmul"), secant="linear")
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1, y: Tensor, grad: Tensor) -> Any:
+    """``y = c + value a b``."""
+    return lambda: unbroadcast(grad, input), *mul(tensor1, tensor2, y=y, grad=value * grad)
+
+
+def addcdiv(
+    input: Tensor,
+    tensor1: Tensor,
+    tensor2: Tensor,
+    *,
+    value: float = 1,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Any:
+    """``y = c + value a / b``."""
+    share = tensor1 / tensor2
+    if base is None:
+        parts = div(tensor1, tensor2, y=share, grad=value * grad)
+    else:
+        inner = Base(base.args[1:], {}, base.args[1] / base.args[2], base.eps)
+        parts = _div_secant(tensor1, tensor2, y=share, grad=value * grad, base=inner)
+    return lambda: unbroadcast(grad, input), *(parts if isinstance(parts, tuple) else (parts,))
+
+
+register_jacobian(*functions("addcdiv"), secant=addcdiv)(addcdiv)
+
+
+@register_jacobian(*functions("lerp"), secant="linear")
+def lerp(input: Tensor, end: Tensor, weight: Any, *, y: Tensor, grad: Tensor) -> Any:
+    """``y = a + w (b - a)``."""
+    return (
+        lambda: unbroadcast(grad * (1 - weight), input),
+        lambda: unbroadcast(grad * weight, end),
+        lambda: unbroadcast(grad * (end - input), weight),
+    )

@@ -1,4 +1,4 @@
-"""Attention, o = softmax(s Q K^T) V, and what it is made of."""
+"""Attention, o = softmax(s Q K^T + M) V."""
 
 import math
 from typing import Any
@@ -8,42 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.rules.registry import Base, functions, mid, register_jacobian
-
-
-def softmax(
-    input: Tensor,
-    dim: int | None = None,
-    *rest: Any,
-    y: Tensor,
-    grad: Tensor,
-    base: Base | None = None,
-    **options: Any,
-) -> Tensor:
-    """``s (grad - sum_j grad_j s_j / sum_j s_j)`` with s = y, or its logarithmic mean with y0."""
-    if dim is None:
-        raise NoClosedFormError("a softmax without a dim has no rule", "pass dim=-1")
-    return _through_softmax(y if base is None else _logarithmic_mean(input, base.args[0], dim), grad, dim)
-
-
-register_jacobian(*functions("softmax"), secant=softmax)(softmax)
-
-
-def _through_softmax(s: Tensor, grad: Tensor, dim: int) -> Tensor:
-    """Pull grad (K, *s.shape) back: ``dy_i = s_i (dx_i - sum_j s_j dx_j / sum_j s_j)``."""
-    axis = dim if dim < 0 else dim + 1
-    total = s.sum(dim, keepdim=True).unsqueeze(0)
-    mean = (grad * s).sum(axis, keepdim=True) / torch.where(total == 0, 1.0, total)
-    return s * (grad - mean)
-
-
-def _logarithmic_mean(x: Tensor, x0: Tensor, dim: int) -> Tensor:
-    """Return ``(y - y0) / (log y - log y0)`` of two softmaxes; 0 where both are."""
-    logs, logs0 = torch.log_softmax(x, dim), torch.log_softmax(x0, dim)
-    apart = (logs - logs0).abs()
-    # From the larger one down, so that nothing overflows and nothing cancels.
-    share = torch.where(apart == 0, 1.0, -torch.expm1(-apart) / apart)
-    return (torch.maximum(logs, logs0).exp() * share).nan_to_num()
+from pytorch_grad_cam_pcasvm.rules.registry import Base, Outer, by_rows, mid, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.rules.softmaxes import logarithmic_mean, through_softmax
 
 
 def attention(
@@ -60,33 +26,53 @@ def attention(
     grad: Tensor,
     base: Base | None = None,
 ) -> Any:
-    """``dV = A^T r``, ``dS = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dS K``, ``dK = s dS^T Q``."""
-    if enable_gqa or dropout_p:
-        raise NoClosedFormError("grouped queries and dropout in attention have no rule")
+    """``dV = A^T r``, ``dM = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dM K``, ``dK = s dM^T Q``."""
+    if dropout_p:
+        raise NoClosedFormError("dropout in attention has no rule")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    given = query, key, value, attn_mask
+    # Queries that share a key stand in one group.
+    shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
 
-    def scores_of(query: Tensor, key: Tensor) -> Tensor:
+    def heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        return query, *(each.repeat_interleave(shared, -3) if shared > 1 else each for each in (key, value))
+
+    def of_group(pulled: Tensor, argument: Tensor) -> Tensor:
+        return unbroadcast(pulled.unflatten(-3, (-1, shared)).sum(-3) if shared > 1 else pulled, argument)
+
+    def outer(left: Tensor, right: Tensor, argument: Tensor) -> Any:
+        if argument.shape[:-2] == grad.shape[1:-2]:
+            return Outer(left, right)
+        return lambda: of_group(left.mT @ right, argument)
+
+    def scores_of(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         scores = scale * query @ key.mT
         if is_causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(future, -torch.inf)
-        if attn_mask is None:
+        if mask is None:
             return scores
-        return scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
 
     def weights_of(scores: Tensor) -> Tensor:
         weights = torch.softmax(scores, -1)
         return weights if attn_mask is None else weights.nan_to_num()  # a query that may look at nothing
 
-    scores = scores_of(query, key)
+    query, key, value = heads(query, key, value)
+    scores = scores_of(query, key, attn_mask)
     weights = slopes = weights_of(scores)
     if base is not None:  # midpoints of products, and the logarithmic mean of the softmax
-        query0, key0, value0 = base.args[:3]
-        scores0 = scores_of(query0, key0)
-        weights, slopes = mid(weights, weights_of(scores0)), _logarithmic_mean(scores, scores0, -1)
+        query0, key0, value0 = heads(*base.args[:3])
+        scores0 = scores_of(query0, key0, base.args[3] if len(base.args) > 3 else attn_mask)
+        weights, slopes = mid(weights, weights_of(scores0)), logarithmic_mean(scores, scores0, -1)
         query, key, value = mid(query, query0), mid(key, key0), mid(value, value0)
-    of_scores = _through_softmax(slopes, grad @ value.mT, -1)
-    return lambda: scale * of_scores @ key, lambda: scale * of_scores.mT @ query, lambda: weights.mT @ grad
+    of_scores = through_softmax(slopes, by_rows(grad, value.mT), -1)
+    return (
+        lambda: unbroadcast(by_rows(scale * of_scores, key), given[0]),
+        outer(scale * of_scores, query, given[1]),
+        outer(weights, grad, given[2]),
+        lambda: unbroadcast(of_scores, given[3]),
+    )
 
 
 register_jacobian(F.scaled_dot_product_attention, secant=attention)(attention)
@@ -152,7 +138,7 @@ def multi_head_attention(
     of_heads = heads(grad[0] @ out_proj_weight)
     inner = None if base is None else Base(projected(base.args[:3]), {}, None, base.eps)
     q, k, v = projected((query, key, value))
-    pulled = attention(q, k, v, attn_mask, 0.0, causal, y=y[0], grad=of_heads, base=inner)
+    pulled = attention(q, k, v, attn_mask, 0.0, causal, y=y[0], grad=of_heads, base=inner)[:3]
     return tuple(
         lambda part=part, matrix=matrix: joined(part()) @ matrix for part, matrix in zip(pulled, matrices, strict=True)
     )

@@ -1,14 +1,14 @@
-"""Affine layers and norms."""
+"""Dense layers and products of matrices."""
 
+import string
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
-from torch.nn import grad as nn_grad
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.rules.registry import Base, functions, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.rules.registry import Base, by_rows, functions, mid, register_jacobian, unbroadcast
 
 
 @register_jacobian(F.linear, secant="linear")
@@ -21,95 +21,95 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tens
     )
 
 
-@register_jacobian(*functions("matmul", "bmm", "mm"), torch.Tensor.__matmul__, secant="linear")
+@register_jacobian(*functions("matmul", "bmm", "mm", "mv", "dot", "inner"), torch.Tensor.__matmul__, secant="linear")
 def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
-    """``y = A B`` for matrices, or stacks of them."""
-    if input.dim() < 2 or other.dim() < 2:
-        raise NoClosedFormError("a product of a matrix and a vector has no rule", "give the vector a second dimension")
-    return lambda: unbroadcast(grad @ other.mT, input), lambda: unbroadcast(input.mT @ grad, other)
+    """``y = A B`` for matrices, or stacks of them; a vector is a matrix of one column, or row."""
+    if other.dim() == 1:
+        of_input, of_column = matmul(input, other.unsqueeze(1), y=y, grad=grad.unsqueeze(-1))
+        return of_input, lambda: of_column().squeeze(-1)
+    if input.dim() == 1:
+        of_row, of_other = matmul(input.unsqueeze(0), other, y=y, grad=grad.unsqueeze(-2))
+        return lambda: of_row().squeeze(-2), of_other
+    return (
+        lambda: unbroadcast(by_rows(grad, other.mT), input),
+        lambda: unbroadcast(by_rows(grad.mT, input).mT, other),
+    )
 
 
-@register_jacobian(torch.conv1d, torch.conv2d, torch.conv3d, secant="linear")
-def convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    *,
-    y: Tensor,
-    grad: Tensor,
-) -> Tensor:
-    """The transposed convolution."""
-    spatial = weight.dim() - 2
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
-        dilations = [dilation] * spatial if isinstance(dilation, int) else dilation
-        total = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
-        if any(t % 2 for t in total):
-            raise NoClosedFormError("a convolution with uneven 'same' padding has no rule")
-        padding = [t // 2 for t in total]
-    inputs = (nn_grad.conv1d_input, nn_grad.conv2d_input, nn_grad.conv3d_input)[spatial - 1]
-    # An image without a batch dimension has one here: that of the targets.
-    batched = grad.flatten(0, -spatial - 2)
-    shape = (len(batched), *input.shape[-spatial - 1 :])
-    return inputs(shape, weight, batched, stride, padding, dilation, groups).reshape(len(grad), *input.shape)
+@register_jacobian(torch.Tensor.__rmatmul__, secant="linear")
+def rmatmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
+    """``y = B A``."""
+    return matmul(other, input, y=y, grad=grad)[::-1]
 
 
-@register_jacobian(F.batch_norm, secant="linear")
-def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    y: Tensor,
-    grad: Tensor,
-) -> Tensor:
-    """``grad weight / sqrt(var + eps)``, channel by channel."""
-    if training or running_var is None:
-        raise NoClosedFormError("a BatchNorm without running statistics mixes the images of a batch")
-    scale = torch.rsqrt(running_var + eps)
-    scale = scale if weight is None else scale * weight
-    return grad * scale.reshape(-1, *[1] * (input.dim() - 2))
+@register_jacobian(*functions("addmm", "baddbmm", "addmv"), secant="linear")
+def addmm(
+    input: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1, y: Tensor, grad: Tensor
+) -> Any:
+    """``y = beta C + alpha A B``."""
+    return lambda: unbroadcast(beta * grad, input), *matmul(first, second, y=y, grad=alpha * grad)
 
 
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *rest: Any,
-    y: Tensor,
-    grad: Tensor,
-    base: Base | None = None,
-) -> Tensor:
-    """``y = c / s``: ``dy = (dc - mean(y) ds) / mean(s)`` with ``ds = mean(mean(c) dc) / mean(s)``, s the deviation."""
-    # c is x without its mean, s = sqrt(mean(c^2) + eps); without a baseline the means are the numbers themselves. With
-    # 1 / s in place of s this would be exact, too, but of huge terms that cancel, where a baseline of zeros has no s.
-    dims = [-1 - i for i in range(len(normalized_shape))]
+@register_jacobian(*functions("outer", "ger"), secant="linear")
+def outer(input: Tensor, vec2: Tensor, *, y: Tensor, grad: Tensor) -> Any:
+    """``y_ij = a_i b_j``."""
+    return lambda: grad @ vec2, lambda: input @ grad
 
-    def parts(x: Tensor) -> tuple[Tensor, Tensor]:
-        centred = x - x.mean(dims, keepdim=True)
-        return centred, torch.sqrt(centred.square().mean(dims, keepdim=True) + eps)
 
-    centred, deviation = parts(input)
-    normal = centred / deviation
+@register_jacobian(F.bilinear, torch.bilinear, secant="linear")
+def bilinear(
+    input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor
+) -> Any:
+    """``y_o = a W_o b``."""
+    return (
+        lambda: torch.einsum("k...o,oij,...j->k...i", grad, weight, input2),
+        lambda: torch.einsum("k...o,oij,...i->k...j", grad, weight, input1),
+    )
+
+
+def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+    """Grad in the place of the operand, for each of them."""
+    tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
+    given = tensors
     if base is not None:
-        centred0, deviation0 = parts(base.args[0])
-        normal = (normal + centred0 / deviation0) / 2
-        centred, deviation = (centred + centred0) / 2, (deviation + deviation0) / 2
-    grad = grad if weight is None else grad * weight
-    pulled = (grad - centred / deviation * (grad * normal).mean(dims, keepdim=True)) / deviation
-    return pulled - pulled.mean(dims, keepdim=True)
+        tensors0 = list(base.args[1] if isinstance(base.args[1], list | tuple) else base.args[1:])
+        if sum(x is not x0 for x, x0 in zip(tensors, tensors0, strict=True)) > 2:
+            raise NoClosedFormError(
+                "an einsum of more than two values that change has no secant", "multiply two a time"
+            )
+        given = [mid(*pair) for pair in zip(tensors, tensors0, strict=True)]
+    terms, result, targets = _subscripts(equation, tensors)
+
+    def pull(place: int) -> Tensor:
+        others = [(term, x) for i, (term, x) in enumerate(zip(terms, given, strict=True)) if i != place]
+        known = result + "".join(term for term, _ in others)
+        found = "".join(letter for letter in terms[place] if letter in known)
+        sources = ",".join([targets + result, *(term for term, _ in others)])
+        pulled = torch.einsum(f"{sources}->{targets}{found}", grad, *(x for _, x in others))
+        # A letter that is in no other place was summed over: the gradient is the same all along it.
+        for dim, letter in enumerate(terms[place]):
+            pulled = pulled if letter in found else pulled.unsqueeze(dim + 1)
+        pulled = unbroadcast(pulled, tensors[place])
+        return pulled.expand(len(grad), *tensors[place].shape)
+
+    parts = [lambda place=place: pull(place) for place in range(len(tensors))]
+    return (None, parts) if isinstance(operands[0], list | tuple) else (None, *parts)
 
 
-register_jacobian(F.layer_norm, torch.layer_norm, secant=layer_norm)(layer_norm)
+register_jacobian(torch.einsum, secant=einsum)(einsum)
+
+
+def _subscripts(equation: str, tensors: list[Tensor]) -> tuple[list[str], str, str]:
+    """Return the letters of every operand and of the result, also those of an ellipsis, and one for the targets."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    targets, *free = [letter for letter in string.ascii_letters if letter not in equation]
+    spans = [x.dim() - len(term) + 3 if "..." in term else 0 for term, x in zip(terms, tensors, strict=True)]
+    hidden = "".join(free[: max(spans)])
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        result = "..." * ("..." in left) + "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
+    terms = [term.replace("...", hidden[len(hidden) - span :]) for term, span in zip(terms, spans, strict=True)]
+    if any(len(set(term)) < len(term) for term in terms):
+        raise NoClosedFormError(f"the einsum {equation!r} takes a diagonal, and has no rule", "use x.diagonal()")
+    return terms, result.replace("...", hidden), targets

@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.rules.registry import (
     constant,
     elementwise,
     functions,
+    mid,
     quotient,
     register_jacobian,
     unbroadcast,
@@ -186,3 +187,180 @@ def absolute(input: Tensor, *, y: Tensor) -> Tensor:
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, y: Tensor) -> Tensor:
     """``sigmoid(beta x)``, and 1 beyond the threshold."""
     return torch.where(input * beta > threshold, 1.0, torch.sigmoid(beta * input))
+
+
+@elementwise(*functions("clamp_min"))
+def clamp_min(input: Tensor, min: Any, *, y: Tensor) -> Tensor:
+    """1 above the limit."""
+    return clamp(input, min, y=y)
+
+
+@elementwise(*functions("clamp_max"))
+def clamp_max(input: Tensor, max: Any, *, y: Tensor) -> Tensor:
+    """1 below the limit."""
+    return clamp(input, None, max, y=y)
+
+
+@elementwise(*functions("threshold"))
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1 above the threshold."""
+    return (input > threshold).to(y.dtype)
+
+
+@elementwise(*functions("prelu"))
+def prelu(input: Tensor, weight: Tensor, *, y: Tensor) -> Tensor:
+    """1, or the weight of the channel."""
+    weight = weight if weight.numel() == 1 else weight.reshape(-1, *[1] * (input.dim() - 2))
+    return torch.where(input > 0, 1.0, weight.expand_as(input))
+
+
+@elementwise(*functions("rrelu"))
+def rrelu(
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+    *,
+    y: Tensor,
+) -> Tensor:
+    """1, or the mean of the slopes that are drawn in training."""
+    if training:
+        raise NoClosedFormError(
+            "an RReLU that draws its slopes makes every run another one", "put it in evaluation mode"
+        )
+    return torch.where(input > 0, 1.0, torch.full_like(y, (lower + upper) / 2))
+
+
+@elementwise(*functions("selu"))
+def selu(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """``scale``, or ``scale alpha exp(x)``."""
+    return _SELU_SCALE * elu(input, _SELU_ALPHA, y=y)
+
+
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+
+
+@elementwise(*functions("celu"))
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1, or ``exp(x / alpha)``."""
+    return torch.where(input > 0, 1.0, (input.clamp(max=0) / alpha).exp())
+
+
+@elementwise(*functions("mish"))
+def mish(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """``t + x (1 - t^2) sigmoid(x)`` with t = tanh(softplus(x))."""
+    t = torch.tanh(torch.nn.functional.softplus(input))
+    return t + input * (1 - t * t) * torch.sigmoid(input)
+
+
+@elementwise(*functions("softsign"))
+def softsign(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (1 + |x|)^2``."""
+    return (1 + input.abs()) ** -2
+
+
+@elementwise(*functions("logsigmoid"))
+def logsigmoid(input: Tensor, *, y: Tensor) -> Tensor:
+    """``sigmoid(-x)``."""
+    return torch.sigmoid(-input)
+
+
+@elementwise(*functions("hardshrink"))
+def hardshrink(input: Tensor, lambd: float = 0.5, *, y: Tensor) -> Tensor:
+    """0 between the limits."""
+    return (input.abs() > lambd).to(y.dtype)
+
+
+@elementwise(*functions("softshrink"))
+def softshrink(input: Tensor, lambd: float = 0.5, *, y: Tensor) -> Tensor:
+    """0 between the limits."""
+    return hardshrink(input, lambd, y=y)
+
+
+@elementwise(*functions("tanhshrink"))
+def tanhshrink(input: Tensor, *, y: Tensor) -> Tensor:
+    """``tanh(x)^2``."""
+    return torch.tanh(input) ** 2
+
+
+@elementwise(*functions("reciprocal"))
+def reciprocal(input: Tensor, *, y: Tensor) -> Tensor:
+    """``-y^2``."""
+    return -y * y
+
+
+@elementwise(*functions("log1p"))
+def log1p(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (1 + x)``."""
+    return 1 / (1 + input)
+
+
+@elementwise(*functions("log2"))
+def log2(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (x log 2)``."""
+    return 1 / (input * math.log(2))
+
+
+@elementwise(*functions("log10"))
+def log10(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (x log 10)``."""
+    return 1 / (input * math.log(10))
+
+
+@elementwise(*functions("expm1"))
+def expm1(input: Tensor, *, y: Tensor) -> Tensor:
+    """``y + 1``."""
+    return y + 1
+
+
+@elementwise(*functions("exp2"))
+def exp2(input: Tensor, *, y: Tensor) -> Tensor:
+    """``y log 2``."""
+    return y * math.log(2)
+
+
+@elementwise(torch.Tensor.__rpow__)
+def power_of(input: Tensor, other: float, *, y: Tensor) -> Tensor:
+    """``y log(other)``, of ``other^x``."""
+    return y * math.log(other)
+
+
+@elementwise(*functions("sin"))
+def sin(input: Tensor, *, y: Tensor) -> Tensor:
+    """``cos(x)``."""
+    return torch.cos(input)
+
+
+@elementwise(*functions("cos"))
+def cos(input: Tensor, *, y: Tensor) -> Tensor:
+    """``-sin(x)``."""
+    return -torch.sin(input)
+
+
+@elementwise(*functions("atan", "arctan"))
+def atan(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (1 + x^2)``."""
+    return 1 / (1 + input * input)
+
+
+@elementwise(*functions("nan_to_num"))
+def nan_to_num(input: Tensor, *limits: Any, y: Tensor, **options: Any) -> Tensor:
+    """1 where x is finite."""
+    return input.isfinite().to(y.dtype)
+
+
+def glu(input: Tensor, dim: int = -1, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Tensor:
+    """``y = a s`` with s = sigmoid(b), for two halves a and b: ``dy = mean(s) da + mean(a) ds``."""
+    a, b = input.chunk(2, dim)
+    s = torch.sigmoid(b)
+    slope = s * (1 - s)
+    if base is not None:
+        a0, b0 = base.args[0].chunk(2, dim)
+        s0 = torch.sigmoid(b0)
+        slope = quotient(b, s, Base((), {}, s0, base.eps), b0, slope)
+        a, s = mid(a, a0), mid(s, s0)
+    return torch.cat([grad * s, grad * a * slope], dim % input.dim() + 1)
+
+
+register_jacobian(*functions("glu"), secant=glu)(glu)

@@ -1,4 +1,4 @@
-"""Pooling and means: over the last dimensions, whatever stands before them."""
+"""Pooling, means and sums: over the last dimensions, whatever stands before them."""
 
 import math
 from collections.abc import Callable
@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.rules.registry import Base, Secant, functions, register_jacobian
-
-
-def _dims(input: Tensor, dim: Any) -> list[int]:
-    dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    return sorted(d % input.dim() for d in dims)
+from pytorch_grad_cam_pcasvm.rules.registry import Base, Secant, dims_of, functions, register_jacobian, with_dims
 
 
 def _over_positions(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **options: Any) -> bool:
-    return _dims(input, dim) == list(range(2, input.dim()))
+    return dims_of(input, dim) == list(range(2, input.dim()))
 
 
 @register_jacobian(*functions("mean"), keeps_sums=_over_positions, secant="linear")
@@ -25,7 +20,7 @@ def mean(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
     """Grad / count at every position, which stays unexpanded in memory."""
-    dims = _dims(input, dim)
+    dims = dims_of(input, dim)
     return total(input, dim, keepdim, y=y, grad=grad / math.prod(input.shape[d] for d in dims))
 
 
@@ -34,10 +29,14 @@ def total(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
     """Grad at every position, which stays unexpanded in memory."""
-    if not keepdim:
-        for d in _dims(input, dim):
-            grad = grad.unsqueeze(d + 1)
-    return grad.expand(len(grad), *input.shape)
+    return with_dims(grad, dims_of(input, dim), keepdim).expand(len(grad), *input.shape)
+
+
+@register_jacobian(*functions("cumsum"), secant="linear")
+def cumsum(input: Tensor, dim: int, *, y: Tensor, grad: Tensor, dtype: Any = None) -> Tensor:
+    """The sums from behind."""
+    axis = dim % input.dim() + 1
+    return grad.flip(axis).cumsum(axis).flip(axis)
 
 
 def _average(grad: Tensor, axis: int, start: Tensor, end: Tensor, divisor: Tensor, size: int) -> Tensor:

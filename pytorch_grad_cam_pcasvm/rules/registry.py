@@ -10,7 +10,7 @@ Beside it stands the secant, which pulls back through a matrix J(x0, x) with ``J
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -179,6 +179,50 @@ def elementwise(*calls: Any, secant: Secant = "elementwise") -> Callable[[Pull],
     return register
 
 
+@dataclass(frozen=True)
+class Outer:
+    """A gradient (K, *x.shape) that is not multiplied out: ``left^T right``, for a step that mixes tokens.
+
+    Attributes:
+        left: what every token is looked at with, shape (..., M, L); maybe with K in front.
+        right: what it gets, shape (..., M, D); maybe with K in front.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __call__(self) -> Tensor:
+        """Return the gradient, shape (K, ..., L, D)."""
+        return _product(self.left.mT, self.right)
+
+    def summed(self, start: int, length: int) -> Tensor:
+        """Return the gradient summed over some of the L tokens, shape (K, ..., 1, D)."""
+        return _product(self.left.narrow(-1, start, length).sum(-1, keepdim=True).mT, self.right)
+
+    def times(self, x: Tensor) -> Tensor:
+        """Return the gradient times x (N, ..., L, D), summed over all but images and tokens, shape (K, N, L)."""
+        x = x.to(self.right.dtype).mT.contiguous()
+        if self.right.dim() == x.dim():
+            looked = self.right @ x
+            found = [(part * looked).sum(-2) for part in self.left]
+        else:
+            found = [(self.left * (part @ x)).sum(-2) for part in self.right]
+        return torch.stack([part.flatten(1, -2).sum(1) if part.dim() > 2 else part for part in found])
+
+
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    """Return ``first @ second``, of which one has targets in front."""
+    return by_rows(first, second) if first.dim() > second.dim() else by_rows(second.mT, first.mT).mT
+
+
+def by_rows(grad: Tensor, matrix: Tensor) -> Tensor:
+    """Return ``grad @ matrix`` for grad (K, ..., M, D) and a matrix (..., D, E) that is not copied for every target."""
+    if matrix.dim() != grad.dim() - 1 or matrix.dim() < 3 or matrix.shape[:-2] != grad.shape[1:-2]:
+        return grad @ matrix
+    rows = grad.movedim(0, -3)
+    return (rows.flatten(-3, -2) @ matrix).unflatten(-2, rows.shape[-3:-1]).movedim(-3, 0)
+
+
 def quotient(x: Tensor, y: Tensor, base: Base, x0: Tensor, slope: Tensor) -> Tensor:
     """Return ``(y - y0) / (x - x0)``, or the slope at x where rounding would be all that is left of the quotient."""
     dx, dy = x - x0, y - base.y
@@ -205,3 +249,21 @@ def unbroadcast(grad: Tensor, x: Any) -> Tensor:
         grad = grad.flatten(1, extra).sum(1) if extra > 1 else grad.sum(1)
     repeated = [dim + 1 for dim in range(x.dim()) if x.shape[dim] == 1 and grad.shape[dim + 1] != 1]
     return grad.sum(repeated, keepdim=True) if repeated else grad
+
+
+def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return a quotient that is 0 where the denominator is."""
+    return torch.where(denominator == 0, 0.0, numerator / torch.where(denominator == 0, 1.0, denominator))
+
+
+def dims_of(input: Tensor, dim: Any) -> list[int]:
+    """Return the dimensions that a reduction names, in order and from the front; None: all."""
+    dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    return sorted(d % input.dim() for d in dims)
+
+
+def with_dims(grad: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """Return the gradient (K, ...) of what was reduced over dims with these, of size 1, where they were dropped."""
+    for dim in () if keepdim else dims:
+        grad = grad.unsqueeze(dim + 1)
+    return grad

@@ -95,11 +95,37 @@ def flip(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) -> 
     return grad.flip([axis % input.dim() + 1 for axis in ([axes] if isinstance(axes, int) else axes)])
 
 
+def _moved(function: Any, input: Tensor, grad: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Send the gradient back to where a function that only moves numbers took each from, known by numbering them."""
+    # float64 holds such numbers exactly, and torch pads no integers.
+    numbers = torch.arange(input.numel(), dtype=torch.float64, device=grad.device).reshape(input.shape)
+    places = function(numbers, *args, **options).long().flatten()
+    pulled = grad.new_zeros(len(grad), input.numel())
+    return pulled.index_add(1, places, grad.reshape(len(grad), -1)).reshape(len(grad), *input.shape)
+
+
+def _move(function: Any) -> None:
+    def rule(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+        """The sum of the gradients of all copies of a number."""
+        return _moved(function, input, grad, *args, **options)
+
+    register_jacobian(function, secant="linear")(rule)
+
+
+for _function in (
+    *functions("repeat", "tile", "repeat_interleave", "index_select", "gather", "take_along_dim", "masked_select"),
+    *functions("diagonal", "movedim", "moveaxis", "rot90", "ravel", "channel_shuffle", "pixel_shuffle"),
+    *functions("pixel_unshuffle"),
+    torch.Tensor.unfold,
+):
+    _move(_function)
+
+
 @register_jacobian(F.pad, secant="linear")
 def pad(input: Tensor, pad: Any, mode: str = "constant", value: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
-    """Grad without what was added."""
+    """Grad without what was added; what was copied there goes back to where it is from."""
     if mode != "constant":
-        raise NoClosedFormError(f"padding of mode {mode!r} has no rule", "pad with zeros")
+        return _moved(F.pad, input, grad, pad, mode)
     return F.pad(grad, [-size for size in pad])
 
 

@@ -1,0 +1,241 @@
+"""Layout: where on the image every number of a layer's output lies, found by looking at what the network does."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.hooks import hooked
+from pytorch_grad_cam_pcasvm.modules import modules_of, unchanged
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the output of a layer lies on the image.
+
+    Attributes:
+        grid: its positions, (H, W) or (D, H, W).
+        dims: number of its dimensions.
+        batch: which of them counts the images.
+        channels: which of them counts the channels; the others are positions, row by row.
+        before: tokens in front of those of the grid: class, distillation, registers.
+        after: tokens behind them.
+    """
+
+    grid: tuple[int, ...]
+    dims: int
+    batch: int
+    channels: int
+    before: int = 0
+    after: int = 0
+
+    @property
+    def tokens(self) -> tuple[int, int, int] | None:
+        """The dimension of tokens, the first of the grid, and their number; None where positions have several."""
+        return (1 - self.batch, self.before, math.prod(self.grid)) if self.dims == 3 else None
+
+    def parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens before the grid, those of the grid, and those behind it, shape (..., N, T, number) each."""
+        first = output.dim() - self.dims
+        moved = output.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
+        return moved.split([self.before, math.prod(self.grid), self.after], -1)  # type: ignore[return-value]
+
+    def __call__(self, output: Tensor) -> Tensor:
+        """Return the numbers at the positions of the grid, shape (..., N, T, *grid); other dimensions may lead."""
+        return self.parts(output)[1].unflatten(-1, self.grid)
+
+
+_known: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
+
+
+def layout_of(
+    backbone: nn.Module, place: Callable[[Tensor], Any], name: str, x: Tensor, output: Tensor | None = None
+) -> Layout:
+    """Find out how the output of a layer lies on the image.
+
+    The network runs up to there on noise. The grid is that of the last convolution before the tokens, the patch
+    embedding; tokens that are the same for different images belong to no patch; and a change in a corner of the image
+    has to show in that corner of the grid.
+
+    Args:
+        backbone: the network.
+        place: runs it on images and returns the output.
+        name: of the layer, for messages.
+        x: images, shape (N, C, H, W) or (N, C, D, H, W).
+        output: what the layer gives for them, if that is known.
+
+    Returns:
+        The layout.
+
+    Raises:
+        ValueError: it cannot be known.
+    """
+    # Written into a network, another number of tokens changes the shape.
+    key = (name, tuple(x.shape[1:]), x.dtype, None if output is None else (len(x), tuple(output.shape)))
+    known = _known.setdefault(backbone, {})
+    if key not in known:
+        with unchanged(backbone), torch.no_grad():
+            probe = _Probe(backbone, place, name, x)
+            known[key] = (_Probe(backbone, place, name, x, extra=1) if probe.ambiguous else probe).layout()
+    return known[key]
+
+
+def looks_channels_last(shape: torch.Size, image: torch.Size) -> bool:
+    """Return whether an output (N, a, b, c) has the proportions of the image in a and b, and not in b and c."""
+    return len(shape) == len(image) == 4 and _in_proportion(shape[1:3], image) and not _in_proportion(shape[2:], image)
+
+
+def _in_proportion(sizes: Any, image: torch.Size) -> bool:
+    return abs(sizes[0] * image[3] - sizes[1] * image[2]) <= image[2] + image[3]
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What was seen of tokens (N, L, D) on the way.
+
+    Attributes:
+        convolutions: how many of them ran before.
+        constant: whether each token is the same for different images, L of them.
+        change: by how much each token of each image differs from the first image's, shape (N, L).
+        few_changed: whether a change in a corner of the image has reached a few tokens only.
+    """
+
+    convolutions: int
+    constant: list[bool]
+    change: Tensor
+    few_changed: bool
+
+
+class _Probe:
+    """One run on a few images of noise, of which two differ from the first in one corner only."""
+
+    def __init__(
+        self, backbone: nn.Module, place: Callable[[Tensor], Any], name: str, x: Tensor, extra: int = 0
+    ) -> None:
+        if x.dim() not in (4, 5):
+            raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
+        self._name = name
+        size = x.shape[2:]
+        noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
+        self._images = noise[[0, 1, *[0] * (len(size) + extra)]]
+        for axis in range(len(size)):  # the far end of one axis, the near end of the others
+            corner: list[Any] = [slice(-(-length // 8)) for length in size]
+            corner[axis] = slice(-(-size[axis] // 8) * -1, None)
+            where = (2 + axis, slice(None), *corner)
+            self._images[where] = 4 * noise[(2, slice(None), *corner)]
+        self._shapes: list[tuple[int, ...]] = []  # of what convolutions gave
+        self._seen: list[_Tokens] = []
+        with hooked() as hooks:
+            for module in modules_of(backbone):
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue
+                hooks.before(module, lambda module, args, kwargs: self._see((*args, *kwargs.values())))
+                hooks.after(module, self._after)
+            self._output = place(self._images)
+        self._see((self._output,))
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether there are as many tokens as images."""
+        return isinstance(self._output, Tensor) and self._output.shape[:2] == (len(self._images),) * 2
+
+    def layout(self) -> Layout:
+        """Return the layout of what was found."""
+        output, count = self._output, len(self._images)
+        if not isinstance(output, Tensor) or output.dim() not in (3, 4, 5):
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise self._unknown(f"it gives {shape}, which has no positions")
+        if output.dim() == 3:
+            return self._of_tokens(output, count)
+        if len(output) != count:
+            raise self._unknown(f"of {count} images it gives {tuple(output.shape)}")
+        grids = [shape[2:] for shape in self._shapes if len(shape) == output.dim()] + [self._images.shape[2:]]
+        places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
+        layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
+        fitting = [
+            layout for layout in layouts if any(_merged(g, math.prod(layout.grid)) == layout.grid for g in grids)
+        ]
+        change = (output - output[:1]).abs().double()
+        if len(fitting) != 1:
+            fitting = [layout for layout in fitting or layouts if _in_corners(layout(change).amax(1), layout.grid)]
+        if len(fitting) != 1:
+            raise self._unknown(f"its shape {tuple(output.shape)} can be read with channels first or last")
+        return fitting[0]
+
+    def _of_tokens(self, output: Tensor, count: int) -> Layout:
+        batch = [axis for axis in (0, 1) if output.shape[axis] == count]
+        if len(batch) != 1:
+            raise self._unknown(f"of {count} images it gives {tuple(output.shape)} (windows in place of images?)")
+        shapes = [shape[2:] for shape in self._shapes if len(shape) == self._images.dim()]
+        seen = [tokens for tokens in self._seen if len(tokens.constant) == output.shape[1 - batch[0]]]
+        first = seen[0]  # its last is the output
+        if not shapes[: first.convolutions]:
+            raise self._unknown("no convolution runs before its tokens, whose grid would be theirs")
+        patches = shapes[first.convolutions - 1]
+        same = first.constant
+        length, extra = len(same), sum(same)
+        before = next((i for i, constant in enumerate(same) if not constant), length)
+        after = next((i for i, constant in enumerate(reversed(same)) if not constant), length)
+        grid = _merged(patches, length - extra)
+        if extra != before + after or grid is None or (extra and grid != patches):
+            raise self._unknown(
+                f"its {length} tokens, {extra} of them the same for all images, are not those of a grid of "
+                f"{' x '.join(map(str, patches))} patches"
+            )
+        # Behind attention every token has changed. Before, all of them tell whether something changes their order.
+        for tokens in seen:
+            of_grid = tokens.change[:, before : length - after].unflatten(1, grid)
+            if (tokens is first or tokens.few_changed) and not _in_corners(of_grid, grid):
+                raise self._unknown("its tokens do not lie row by row, or every token looks at the whole image")
+        return Layout(grid, 3, batch[0], 2, before, after)
+
+    def _see(self, items: Any) -> None:
+        count = len(self._images)
+        for item in items:
+            if isinstance(item, Tensor) and item.dim() == 3 and item.is_floating_point() and count in item.shape[:2]:
+                rows = item if len(item) == count else item.transpose(0, 1)
+                change = (rows - rows[:1]).abs().amax(-1).double()
+                least = 1e-6 * rows.abs().amax().double()
+                few = bool(((change[2:] > least).sum(1) <= change.shape[1] / 4).all())
+                constant = (change[1] <= least).tolist()
+                self._seen.append(_Tokens(len(self._shapes), constant, change, few))
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if isinstance(module, _CONVOLUTIONS) and isinstance(output, Tensor):
+            self._shapes.append(tuple(output.shape))
+        self._see((output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ())
+
+    def _unknown(self, reason: str) -> ValueError:
+        return ValueError(
+            f"how the output of {self._name!r} lies on the image cannot be known: {reason}; pass a function that "
+            "brings it to (N, T, H, W), as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is one class token"
+        )
+
+
+def _in_corners(change: Tensor, grid: tuple[int, ...]) -> bool:
+    """Return whether each image that differs in a corner does so in that corner of the grid (N, *grid)."""
+    for axis in range(len(grid)):
+        place = torch.unravel_index(change[2 + axis].argmax(), grid)
+        for other, (at, size) in enumerate(zip(place, grid, strict=True)):
+            # The far end of one axis, the near end of the others: an eighth of the image, and a patch that overlaps it.
+            distance = size - 1 - int(at) if other == axis else int(at)
+            if distance > -(-size // 8):
+                return False
+    return True
+
+
+def _merged(grid: Any, count: int) -> tuple[int, ...] | None:
+    """Return the grid, halved as often as it takes to have so many positions; None if it never has."""
+    factor = 1
+    while factor <= 2 * max(grid):
+        sizes = tuple(-(-size // factor) for size in grid)
+        if math.prod(sizes) == count:
+            return sizes
+        factor *= 2
+    return None

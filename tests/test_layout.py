@@ -1,0 +1,129 @@
+"""Layouts are found by looking at what a network does, or refused."""
+
+import pytest
+import torch
+from torch import nn
+from towers import ChannelsLast, Tower
+
+from pytorch_grad_cam_pcasvm.features import output_of
+from pytorch_grad_cam_pcasvm.layout import Layout, layout_of
+
+X = torch.randn(3, 3, 24, 16, generator=torch.Generator().manual_seed(0))
+GRID = (6, 4)
+
+
+def found(net, layer, x=X):
+    net = net.eval()
+    with torch.no_grad():
+        output = output_of(net, layer, x)
+        return layout_of(net, lambda images: output_of(net, layer, images), str(layer), x, output)
+
+
+def tower(**options):
+    torch.manual_seed(0)
+    return Tower(**options)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 5])
+@pytest.mark.parametrize("layer", ["blocks.0.norm1", "blocks.1.norm1", "blocks.1", None])
+def test_tokens_in_front_of_the_patches_are_counted(before, layer):
+    assert found(tower(before=before), layer) == Layout(GRID, 3, 0, 2, before, 0)
+
+
+def test_tokens_behind_the_patches_are_counted():
+    assert found(tower(before=1, after=3), "blocks.1.norm1") == Layout(GRID, 3, 0, 2, 1, 3)
+
+
+def test_tokens_may_come_first():
+    assert found(tower(before=2, first=True), None) == Layout(GRID, 3, 1, 2, 2, 0)
+
+
+@pytest.mark.parametrize("count", [2, 4, 5])
+def test_as_many_tokens_as_images_of_the_probe(count):
+    assert found(tower(before=0), "blocks.1.norm1", torch.randn(count, 3, 8, 8)) == Layout((2, 2), 3, 0, 2)
+
+
+@pytest.mark.parametrize("size", [(24, 24), (8, 40), (4, 16)])
+def test_another_size_of_image_is_another_grid(size):
+    net = tower(before=1)
+    found(net, "blocks.1.norm1")
+    assert found(net, "blocks.1.norm1", torch.randn(2, 3, *size)).grid == (size[0] // 4, size[1] // 4)
+
+
+def test_another_number_of_tokens_is_seen():
+    net = tower(before=1)
+    found(net, "blocks.1.norm1")
+    net.before = nn.Parameter(torch.randn(1, 5, 12))
+    assert found(net, "blocks.1.norm1").before == 5
+
+
+@pytest.mark.parametrize("layer", ["norm", "dense", None])
+def test_channels_may_come_last(layer):
+    torch.manual_seed(0)
+    assert found(ChannelsLast(), layer) == Layout(GRID, 4, 0, 3)
+
+
+@pytest.mark.parametrize("width", [4, 6, 24])
+def test_channels_first_or_last_where_shapes_do_not_tell(width):
+    torch.manual_seed(0)
+    square = torch.randn(2, 3, 4 * width, 4 * width)  # as many channels as rows and columns
+    assert found(ChannelsLast(width), "norm", square).channels == 3
+    assert found(ChannelsLast(width), "patches", square).channels == 1
+
+
+def test_volumes():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv3d(2, 5, 2, 2), nn.Tanh())
+    assert found(net, "1", torch.randn(2, 2, 4, 6, 8)) == Layout((2, 3, 4), 5, 0, 1)
+
+
+@pytest.mark.parametrize("order", ["columns", "late"])
+@pytest.mark.parametrize("layer", ["blocks.0.norm1", "blocks.1.norm1"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_another_order_of_tokens_is_refused(order, layer, before):
+    with pytest.raises(ValueError, match=r"do not lie row by row.*pass a function"):
+        found(tower(before=before, order=order), layer)
+
+
+def test_tokens_without_a_convolution_are_refused():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(3 * 16, 5)
+
+        def forward(self, x):
+            return self.dense(
+                x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+            )
+
+    with pytest.raises(ValueError, match="no convolution runs before"):
+        found(Flat(), "dense")
+
+
+def test_windows_in_place_of_images_are_refused():
+    net = tower()
+    with pytest.raises(ValueError, match="windows in place of images"):
+        layout_of(net, lambda x: net(x).unflatten(1, (5, 5)).flatten(0, 1), "windows", X)
+
+
+@pytest.mark.parametrize("output", [lambda x: x.flatten(1), lambda x: (x, x)])
+def test_what_has_no_positions_is_refused(output):
+    with pytest.raises(ValueError, match="which has no positions"):
+        layout_of(tower(), output, "rows", X)
+
+
+def test_merged_tokens_that_no_longer_fit_are_refused():
+    net = tower(before=1)
+    with pytest.raises(ValueError, match="are not those of a grid of 6 x 4 patches"):
+        layout_of(net, lambda x: net(x)[:, :20], "some", X)
+
+
+def test_nothing_is_left_behind():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.BatchNorm2d(4))  # in training mode: it counts
+    before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    with torch.no_grad():
+        layout_of(net, net, "1", X)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

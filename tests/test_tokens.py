@@ -1,0 +1,455 @@
+"""Transformers: token maps, pools, what tokens of no patch contribute, frozen attention."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from reference import jacobian_by_autograd, relative
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+from towers import Attention, Block, ChannelsLast, Tower
+
+from pytorch_grad_cam_pcasvm import (
+    LIFTCAM,
+    BlankMapWarning,
+    ClosedFormAblationCAM,
+    ClosedFormGradCAM,
+    ClosedFormHiResCAM,
+    ClosedFormLayerCAM,
+    ContributionCAM,
+    NoClosedFormError,
+    PCASVMNet,
+    PCATarget,
+    ShapCAM,
+    SignedMaps,
+    SVMTarget,
+    extract_features,
+    mean_activations,
+    recombined,
+)
+from pytorch_grad_cam_pcasvm.path import Path, pullback
+from pytorch_grad_cam_pcasvm.rules import registry
+
+GRID = (6, 4)
+
+
+def images(count=20, seed=0):
+    return torch.randn(count, 3, 24, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(backbone, pool, layer=None, kernel="rbf"):
+    features, _ = extract_features(backbone, images().split(8), layer, pool=pool, progress=False)
+    labels = np.array(["ant", "bee", "cat"])[np.arange(20) % 3]
+    return make_pipeline(StandardScaler(), PCA(3), SVC(kernel=kernel)).fit(features, labels)
+
+
+def net_of(backbone, pool, layer=None, kernel="rbf"):
+    backbone = backbone.double().eval()
+    return PCASVMNet(backbone, fitted(backbone, pool, layer, kernel), layer, pool=pool).eval()
+
+
+def tower(**options):
+    torch.manual_seed(0)
+    return Tower(**options).double().eval()
+
+
+def by_hand(before, after=0):
+    return lambda t: t[:, before : t.shape[1] - after].mT.unflatten(2, GRID)
+
+
+def adds_up(maps):
+    total = (maps.maps.sum((2, 3)) + maps.remainder) * maps.log_scale.exp() + maps.baseline_values
+    return float((total - maps.values).abs().max() / maps.values.abs().max())
+
+
+METHODS = [ClosedFormGradCAM, ClosedFormHiResCAM, ClosedFormLayerCAM, ContributionCAM, LIFTCAM, ClosedFormAblationCAM]
+
+
+@pytest.mark.parametrize("kind", [*METHODS, ShapCAM])
+def test_maps_of_tokens_are_those_of_a_hand_written_transform(kind):
+    net, x = net_of(tower(before=5), "cls"), images(3, 1)
+    found = kind(net, ["blocks.1.norm1"], "tokens").explain(x)
+    expected = kind(net, ["blocks.1.norm1"], by_hand(5)).explain(x)
+    usual = kind(net, ["blocks.1.norm1"], lambda t: t[:, 1:25].mT.unflatten(2, GRID)).explain(x)
+    assert found.maps.shape == (3, 4, *GRID)
+    assert relative(found.maps, expected.maps) < 1e-12
+    assert relative(usual.maps, expected.maps) > 0.1, "the registers make no difference here"
+
+
+@pytest.mark.parametrize("options", [{"before": 0}, {"before": 1}, {"before": 5}, {"before": 1, "after": 2}])
+@pytest.mark.parametrize("pool", ["mean", "max", "gem"])
+def test_gradients_of_a_decision_are_autograds(options, pool):
+    backbone = tower(**options)
+    net, x = net_of(backbone, pool), images(3, 1)
+    maps = ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens").explain(x)
+    expected = jacobian_by_autograd(net, backbone.blocks[1].norm1, x, lambda out: out.components)
+    shape = by_hand(options["before"], options.get("after", 0))
+    sums = torch.stack([shape(expected[:, k]).sum((2, 3)) for k in range(3)], 1)
+    assert relative(maps.weights[:, :3], sums) < 1e-10
+
+
+def test_tokens_that_come_first():
+    net, x = net_of(tower(before=2, first=True), "cls+mean"), images(3, 1)
+    twin = tower(before=2)
+    twin.load_state_dict(net.backbone.state_dict())
+
+    class Swapped(nn.Module):  # the blocks take images first, so that a target layer between them shows (L, N, D)
+        def __init__(self):
+            super().__init__()
+            self.tower, self.place = twin, nn.Identity()
+
+        def forward(self, x):
+            patches = self.tower.patches(x).flatten(2).mT
+            tokens = self.tower.drop(torch.cat([self.tower.before.expand(len(x), -1, -1), patches], 1))
+            tokens = self.place(self.tower.blocks[0](tokens).transpose(0, 1)).transpose(0, 1)
+            return self.tower.norm(self.tower.blocks[1](tokens))
+
+    other = PCASVMNet(Swapped().double().eval(), net.head, pool="cls+mean").eval()
+    for kind in (ClosedFormGradCAM, ContributionCAM):
+        expected = kind(net, ["blocks.0"], "tokens").explain(x)
+        found = kind(other, ["place"], "tokens").explain(x)
+        assert relative(found.maps, expected.maps) < 1e-10
+    assert adds_up(found) < 1e-10
+    assert relative(found.remainder, expected.remainder) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "pool", ["cls", "mean", "cls+mean", "max", "gem", ("gem", 1.5), lambda t: t[:, 1:3].flatten(1)]
+)
+@pytest.mark.parametrize("baseline", ["zero", "mean activations"])
+def test_contributions_add_up_with_the_tokens_of_no_patch(pool, baseline):
+    net, x = net_of(tower(before=3), pool), images(3, 1)
+    at = "zero" if baseline == "zero" else mean_activations(net, images().split(5), "blocks.1.norm1", progress=False)
+    maps = ContributionCAM(net, ["blocks.1.norm1"], "tokens", baseline=at).explain(x)
+    assert adds_up(maps) < 1e-12
+    assert bool((maps.remainder.abs() > 1e-6).all()), "there is nothing to leave out here"
+
+
+def test_the_remainder_is_what_the_tokens_of_no_patch_contribute():
+    # All is linear here: every token's part in a mean is its own.
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower, self.start, self.dense = tower(before=3, depth=0), nn.Identity(), nn.Linear(12, 7)
+
+        def forward(self, x):
+            return self.dense(self.start(self.tower(x))).mean(1)
+
+    torch.manual_seed(0)
+    net, x = net_of(Mean(), None, kernel="linear"), images(4, 1)
+    maps = ContributionCAM(net, ["start"], "tokens").explain(x, [PCATarget(1)])
+    jacobian = jacobian_by_autograd(net, net.backbone.start, x, lambda out: out.components)[:, 1, :3]
+    with torch.no_grad():
+        tokens = net.backbone.tower(x)[:, :3]
+    assert relative(maps.remainder[:, 0], (jacobian * tokens).sum((1, 2))) < 1e-12
+
+
+def test_maps_without_tokens_of_no_patch_have_no_remainder():
+    net, x = net_of(tower(before=0), "mean"), images(2, 1)
+    maps = ContributionCAM(net, ["blocks.1.norm1"], "tokens").explain(x)
+    assert not maps.remainder.any()
+    assert adds_up(maps) < 1e-12
+    assert ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens").explain(x).remainder is None
+
+
+def test_maps_keep_their_remainder(tmp_path):
+    net, x = net_of(tower(before=3), "cls"), images(3, 1)
+    cam = ContributionCAM(net, ["blocks.1.norm1"], "tokens")
+    maps = cam.explain(x)
+    maps.save(tmp_path / "maps.safetensors")
+    assert torch.equal(SignedMaps.load(tmp_path / "maps.safetensors").remainder, maps.remainder)
+    assert torch.equal(SignedMaps.cat([maps[:1], maps[1:]]).remainder, maps.remainder)
+    assert torch.equal(maps[[2, 0], 1].remainder, maps.remainder[[2, 0], 1:2])
+    assert maps.to(torch.float32).remainder.dtype == torch.float32
+    again = recombined(
+        cam.explain(x, [PCATarget(b) for b in range(3)]), net.head, [PCATarget(1, "-"), SVMTarget("bee")]
+    )
+    expected = cam.explain(x, [PCATarget(1, "-"), SVMTarget("bee")])
+    assert relative(again.remainder, expected.remainder) < 1e-10
+    assert adds_up(again) < 1e-10
+
+
+POOLS = {
+    "cls": lambda t: t[:, 0],
+    "mean": lambda t: t[:, 3:].mean(1),
+    "cls+mean": lambda t: np.concatenate([t[:, 0], t[:, 3:].mean(1)], 1),
+    "max": lambda t: t[:, 3:].max(1),
+    "gem": lambda t: (np.maximum(t[:, 3:], 1e-6) ** 3).mean(1) ** (1 / 3),
+    ("gem", 2): lambda t: (np.maximum(t[:, 3:], 1e-6) ** 2).mean(1) ** 0.5,
+}
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_a_pool_makes_rows_of_tokens(pool):
+    backbone, x = tower(before=3), images(4)
+    with torch.no_grad():
+        tokens = backbone(x).numpy()
+    features, _ = extract_features(backbone, [x], pool=pool, progress=False)
+    np.testing.assert_allclose(features, POOLS[pool](tokens), rtol=1e-12)
+    net = net_of(backbone, pool)
+    assert (net.predict(x) == fitted(backbone, pool).predict(features)).all()
+
+
+@pytest.mark.parametrize(("last", "dims"), [(False, (2, 3)), (True, (1, 2))])
+def test_a_pool_makes_rows_of_positions(last, dims):
+    torch.manual_seed(0)
+    backbone = ChannelsLast().double().eval() if last else nn.Sequential(nn.Conv2d(3, 5, 4, 4), nn.Tanh()).double()
+    x = images(4)
+    with torch.no_grad():
+        output = backbone(x).numpy()
+    for pool, expected in (("mean", output.mean(dims)), ("max", output.max(dims))):
+        features, _ = extract_features(backbone, [x], pool=pool, progress=False)
+        np.testing.assert_allclose(features, expected, rtol=1e-12)
+    net = net_of(backbone, "mean")
+    layer = "norm" if last else "0"
+    maps = ContributionCAM(net, [layer], "tokens").explain(x[:2])
+    assert maps.maps.shape[2:] == GRID
+    assert adds_up(maps) < 1e-12
+
+
+def test_channels_that_come_last_are_not_read_as_if_they_came_first():
+    torch.manual_seed(0)
+    net, x = net_of(ChannelsLast(), "mean"), images(2, 1)
+    with pytest.raises(ValueError, match=r"seem to have their channels last: pass reshape_transform='tokens'"):
+        ClosedFormGradCAM(net, ["norm"]).explain(x)
+    with pytest.raises(ValueError, match="channels last"):
+        ClosedFormGradCAM(net, ["norm"])(x)
+    found = ClosedFormGradCAM(net, ["norm"], "tokens").explain(x)
+    assert relative(found.maps, ClosedFormGradCAM(net, ["norm"], lambda t: t.movedim(3, 1)).explain(x).maps) < 1e-12
+    assert ClosedFormGradCAM(net, ["norm"], lambda t: t).explain(x).maps.shape[2:] == (4, 6)  # who insists gets it
+
+
+class Output(dict):
+    """What a library's model gives: fields by name and as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+class WithFields(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower, self.config = tower(before=1), {}
+
+    def forward(self, x):
+        tokens = self.tower(x)
+        return Output(last_hidden_state=tokens, pooler_output=tokens[:, 0].tanh())
+
+
+def test_outputs_with_fields():
+    backbone, x = WithFields().double().eval(), images(3, 1)
+    cases = [
+        ({"layer": "pooler_output"}, lambda o: o.pooler_output),
+        ({"layer": "last_hidden_state", "pool": "cls"}, lambda o: o.last_hidden_state[:, 0]),
+        ({"pool": "mean"}, lambda o: o.last_hidden_state[:, 1:].mean(1)),
+        ({"pool": lambda o: o.pooler_output}, lambda o: o.pooler_output),
+    ]
+    for options, expected in cases:
+        features, _ = extract_features(backbone, [x], **options, progress=False)
+        with torch.no_grad():
+            np.testing.assert_allclose(features, expected(backbone(x)).numpy(), rtol=1e-12)
+        net = net_of(backbone, options.get("pool"), options.get("layer"))
+        assert adds_up(ContributionCAM(net, ["tower.blocks.1.norm1"], "tokens").explain(x)) < 1e-12
+    with pytest.raises(ValueError, match=r"no such field: it has .'last_hidden_state', 'pooler_output'"):
+        extract_features(backbone, [x], "hidden", progress=False)
+    with pytest.raises(TypeError, match=r"layer='last_hidden_state'.*pool=lambda output"):
+        extract_features(backbone, [x], progress=False)
+
+
+@pytest.mark.parametrize("pool", ["avg", ("gem", 0), ("max", 2), 3, ("gem", "3")])
+def test_an_unknown_pool_is_refused(pool):
+    backbone = tower()
+    with pytest.raises(ValueError, match=r"pool must be 'cls', 'mean', .*a function or None, got"):
+        extract_features(backbone, [images(2)], pool=pool, progress=False)
+    with pytest.raises(ValueError, match="pool must be"):
+        PCASVMNet(backbone, fitted(backbone, "cls"), pool=pool)
+
+
+def test_a_class_token_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="no token stands in front of the patches: use 'mean'"):
+        extract_features(tower(before=0), [images(2)], pool="cls", progress=False)
+
+
+def test_features_that_look_at_no_patch_name_the_layer_to_take():
+    net, x = net_of(tower(before=1), "cls"), images(2, 1)
+    for call in (lambda cam: cam.explain(x), lambda cam: cam(x)):
+        with pytest.warns(BlankMapWarning, match=r"other tokens only, as at a class token; choose 'blocks\.1\.norm1'"):
+            call(ClosedFormGradCAM(net, ["blocks.1"], "tokens"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens").explain(x)
+
+
+@pytest.mark.parametrize("layer", ["blocks.0.norm1", "blocks.1.norm1"])
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_frozen_attention_is_autograd_with_constant_weights(layer, pool):
+    net, x = net_of(tower(before=2), pool), images(3, 1)
+    cam = ClosedFormGradCAM(net, [layer], "tokens", attention="frozen")
+    found, exact = cam.explain(x), ClosedFormGradCAM(net, [layer], "tokens").explain(x)
+    for module in net.modules():
+        if isinstance(module, Attention):
+            module.detached = True
+    expected = ClosedFormGradCAM(net, [layer], "tokens", jacobian="autograd").explain(x)
+    assert relative(found.maps, expected.maps) < 1e-10
+    assert relative(found.values, exact.values) < 1e-12
+    assert relative(found.maps, exact.maps) > 1e-4
+
+
+def test_contributions_through_frozen_attention_add_up():
+    backbone = tower(before=2)
+    net, x = net_of(backbone, "cls"), images(3, 1)
+    cam = ContributionCAM(net, ["blocks.1.norm1"], "tokens", attention="frozen")
+    maps = cam.explain(x)
+    assert adds_up(maps) < 1e-12
+    # At the baseline the network runs with the weights of the image: by hand.
+    kept = []
+    handles = [
+        backbone.blocks[1].norm1.register_forward_hook(lambda m, a, out: torch.zeros_like(out) if kept else None),
+    ]
+    softmax = torch.Tensor.softmax
+    try:
+
+        def keep(scores, dim):
+            kept.append(softmax(scores, dim))
+            return kept[-1]
+
+        torch.Tensor.softmax = keep
+        backbone(x)
+        weights = iter(list(kept))
+        torch.Tensor.softmax = lambda scores, dim: next(weights)
+        with torch.no_grad():
+            at_baseline = net(x).components
+    finally:
+        torch.Tensor.softmax = softmax
+        for handle in handles:
+            handle.remove()
+    assert relative(maps.baseline_values[:, :3], at_baseline) < 1e-12
+
+
+# --- What is not done for all tokens ----------------------------------------------------------------------------------
+
+
+class Rolled(nn.Module):
+    """Moves tokens along before a dense layer: neither the same for all, nor each by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(12, 12)
+
+    def forward(self, x):
+        return self.dense(x.roll(1, 1)) * x
+
+
+BEHIND = {
+    "explicit attention": lambda: Block(12),
+    "torch's attention": lambda: Block(12, fused=True),
+    "MultiheadAttention": lambda: nn.TransformerEncoderLayer(12, 2, 20, batch_first=True, norm_first=True),
+    "norms behind": lambda: nn.TransformerEncoderLayer(12, 2, 20, batch_first=True),
+    "a norm": lambda: nn.LayerNorm(12),
+    "a norm without weights": lambda: nn.LayerNorm(12, elementwise_affine=False),
+    "an RMSNorm": lambda: nn.RMSNorm(12),
+    "two norms": lambda: nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12), nn.LayerNorm(12)),
+    "a norm over tokens, too": lambda: nn.LayerNorm([29, 12]),
+    "a perceptron": lambda: nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Linear(9, 12)),
+    "a batch norm": lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(12), nn.Unflatten(0, (3, 29))),
+    "rolled tokens": lambda: Rolled(),
+    "nothing": lambda: nn.Identity(),
+}
+
+
+class Following(nn.Module):
+    """Tokens from elsewhere, a target layer, what follows it, and a pool."""
+
+    def __init__(self, behind, skips):
+        super().__init__()
+        self.start, self.behind, self.skips = nn.Identity(), behind, skips
+
+    def forward(self, x):
+        x = self.start(1 * x)
+        return x + 0.5 * self.behind(x) if self.skips else self.behind(x)
+
+
+@pytest.mark.parametrize("tokens", [(0, 29), (5, 24), (1, 3)])
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("pool", ["cls", "mean", "some", "all", "max"])
+@pytest.mark.parametrize("behind", BEHIND)
+def test_the_short_way_is_the_whole_pullback(behind, pool, skips, tokens):
+    torch.manual_seed(0)
+    net = Following(BEHIND[behind](), skips).double().eval()
+    pools = {
+        "cls": lambda t: t[:, 0],
+        "mean": lambda t: t[:, 5:].mean(1),
+        "some": lambda t: torch.cat([t.select(1, 7), t.narrow(1, 3, 4).sum(1), t[:, -1]], 1),
+        "all": lambda t: t.tanh(),
+        "max": lambda t: t.amax(1),
+    }
+    x, x0 = torch.randn(2, 3, 29, 12, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(nn.Sequential(net, Lambda(pools[pool])), None, ["0.start"]).record(x)
+        seeds = [torch.randn(2, *passed.output.shape, dtype=torch.float64)]
+        for at in (None, passed.baseline(x0, 0)):
+            whole = passed.pullback(seeds, 0, at)
+            sums = passed.token_sums(seeds, 0, (1, *tokens), at)
+            assert relative(sums[:, :, 0] + 1, whole.narrow(2, *tokens).sum(2) + 1) < 1e-12
+            assert sums.shape == (2, 3, 1, 12)
+        parts = passed.token_contributions(seeds, 0, (0, 1), at)
+    assert relative(parts + 1, (whole * (x - x0)).sum(-1) + 1) < 1e-11
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_a_class_token_needs_one_query(monkeypatch):
+    net, x = net_of(tower(before=1, fused=True), "cls"), images(3, 1)
+    rows = []
+    rule = registry.rule_of(torch.nn.functional.scaled_dot_product_attention)
+
+    def counted(query, *args, **kwargs):
+        rows.append(query.shape[-2])
+        return rule.pull(query, *args, **kwargs)
+
+    cam = ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens")
+    cam.explain(x)
+    monkeypatch.setitem(
+        registry._rules, torch.nn.functional.scaled_dot_product_attention, dataclasses.replace(rule, pull=counted)
+    )
+    cam.explain(x)
+    assert rows in ([1], [25]), rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (ClosedFormGradCAM, "summed_over_tokens"),
+        (ContributionCAM, "summed_over_tokens"),
+        (ContributionCAM, "contributions_of_tokens"),
+    ],
+)
+def test_a_short_way_that_goes_wrong_gives_no_map(kind, name, monkeypatch):
+    net, x = net_of(tower(before=1), "cls"), images(3, 1)
+    right = getattr(pullback, name)
+    monkeypatch.setattr(pullback, name, lambda *given: 1.001 * right(*given))
+    with pytest.raises(NoClosedFormError, match="differ from its pullback, which is a fault of this package"):
+        kind(net, ["blocks.1.norm1"], "tokens").explain(x)
+
+
+def test_bad_options_are_refused():
+    net = net_of(tower(before=1), "cls")
+    with pytest.raises(ValueError, match="reshape_transform must be 'tokens', a function or None, got 'token'"):
+        ClosedFormGradCAM(net, ["blocks.1.norm1"], "token")
+    with pytest.raises(ValueError, match="attention must be 'exact' or 'frozen', got 'fixed'"):
+        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", attention="fixed")
+    with pytest.raises(ValueError, match="autograd knows no frozen attention"):
+        ContributionCAM(net, ["blocks.1.norm1"], "tokens", attention="frozen", jacobian="auto")
+    with pytest.raises(ValueError, match="reshape_transform='tokens'"):
+        ClosedFormGradCAM(net, ["blocks.1.norm1"]).explain(images(2))
