@@ -128,7 +128,7 @@ def run(
         features = features_of(backbone, layer, images).cpu().numpy()
     net = PCASVMNet(backbone, noisy_head(features, components, 1000), layer=layer).eval()
     target_layer, x = backbone.get_submodule(target), images[:batch].clone()
-    first = net.head.classes_[0]
+    first = net.predict(x[:1])[0]  # the host's Ablation-CAM divides by the score, and turns round where it is negative
     rows = []
     for name in names:
         own = x[:1] if name in SLOW else x

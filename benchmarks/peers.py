@@ -14,11 +14,17 @@ is timed, and the script fails where they differ. What is printed is the median 
 - *jacrev*: the stem without a graph, then ``torch.func.jacrev`` of the path.
 - *batched*: the stem without a graph, then one batched call of autograd (``is_grads_batched``) on the path.
 
+Transformers (with timm installed) have no cut: there the peers, who know no tokens, get the same network with the patch
+tokens brought to (N, T, H, W) and back behind the target layer, *batched* lets autograd begin there, and *sk2torch* and
+*jacrev* take no part.
+
 The host, captum and sk2torch do one thing per map: they are timed for the SVM's map, and their time is multiplied. The
 host's maps come upsampled, as numpy; all others at the resolution of the layer.
 """
 
 import argparse
+import copy
+import importlib.util
 import json
 import math
 import statistics
@@ -41,24 +47,44 @@ from torch import Tensor, nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.features import features_of
+from pytorch_grad_cam_pcasvm.features import FeatureSource, features_of
 
 
 @dataclass(frozen=True)
 class Network:
     """A backbone, cut by hand where its maps and its features are.
 
-    ``stem`` and ``path`` are for the contestants that do not find them on their own.
+    ``stem`` and ``path`` are for contestants that do not find them on their own. A transformer has none, but a pool.
     """
 
     name: str
     build: Callable[[], nn.Module]
     target: str
-    layer: str
-    stem: Callable[[Any], nn.Module]
-    path: Callable[[Any], nn.Module]
+    layer: str | None
+    stem: Callable[[Any], nn.Module] = nn.Identity
+    path: Callable[[Any], nn.Module] = nn.Identity
+    pool: str | None = None
     size: int = 224
     components: tuple[int, ...] = (3, 64)
+
+
+def vit(name: str) -> Callable[[], nn.Module]:
+    """Return what builds a transformer of timm that gives all its tokens."""
+    return lambda: importlib.import_module("timm").create_model(name, num_classes=0, global_pool="")
+
+
+class Grid(nn.Module):
+    """A layer whose patch tokens pass through ``maps`` as (N, T, H, W), for those who know no tokens."""
+
+    def __init__(self, layer: nn.Module, side: int) -> None:
+        super().__init__()
+        self.layer, self.maps, self.side = layer, nn.Identity(), side
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
+        tokens = self.layer(x)
+        maps = self.maps(tokens[:, 1:].mT.unflatten(2, (self.side, self.side)))
+        return torch.cat([tokens[:, :1], maps.flatten(2).mT], 1)
 
 
 NETWORKS = [
@@ -104,8 +130,15 @@ NETWORKS = [
         size=200,
         components=(3,),  # 20 features have no 64 components
     ),
+    *(
+        Network(f"{name}, {pool}", vit(f"{name}_patch16_224"), target, None, pool=pool)
+        for name in ("vit_small", "vit_base")
+        for pool, target in (("cls", "blocks.11.norm1"), ("mean", "blocks.11"))
+        if importlib.util.find_spec("timm")
+    ),
 ]
 SUPPORT_VECTORS = {3: (1_000,), 64: (1_000, 10_000)}
+OF_TRANSFORMERS = ["host", "captum", "torchcam", "batched"]
 PEERS = ["host", "captum", "torchcam", "sk2torch", "jacrev", "batched"]
 PACKAGES = ("grad-cam", "captum", "torchcam", "sk2torch", "scikit-learn", "numpy")
 
@@ -173,16 +206,26 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor, sam
     Returns:
         What can be run.
     """
-    net = PCASVMNet(backbone, head, layer=network.layer).eval()
+    net = PCASVMNet(backbone, head, layer=network.layer, pool=network.pool).eval()
     stem, path, layer = network.stem(backbone), network.path(backbone), backbone.get_submodule(network.target)
-    joined, converted = Columns(net), Sk2torchColumns(network, backbone, head).to(x.device)
-    ours = ClosedFormGradCAM(net, [layer])
+    ours = ClosedFormGradCAM(net, [layer], None if network.pool is None else "tokens")
+    source = net.feature_source(x)[1]
+    if network.pool is None:
+        converted = Sk2torchColumns(network, backbone, head).to(x.device)
+    else:
+        gridded = copy.deepcopy(backbone)
+        block, _, last = network.target.rpartition(".")
+        grid = Grid(gridded.get_submodule(network.target), gridded.patch_embed.grid_size[0])
+        setattr(gridded.get_submodule(block), last, grid)
+        net, layer = PCASVMNet(gridded, head, pool=network.pool).eval(), grid.maps
+        net(x[:1])  # finds the class token
+    joined = Columns(net)
     b = head[-2].n_components_
     sample = range(b + 1 - sampled, b + 1)
 
     def floor() -> Tensor:
         with torch.inference_mode():
-            return path(stem(x))
+            return path(stem(x)) if network.pool is None else features_of(backbone, source, x)
 
     def explain() -> Tensor:
         maps = ours.explain(x)
@@ -232,6 +275,31 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor, sam
         (jacobian,) = torch.autograd.grad(total, leaf, seeds, is_grads_batched=True)
         return weighted(jacobian, activations)
 
+    def by_batched_behind() -> Tensor:
+        kept: list[Tensor] = []
+
+        def begin(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            kept.append(output.detach().requires_grad_())
+            return kept[0].clone()
+
+        handle = layer.register_forward_hook(begin)
+        net.requires_grad_(False)  # no graph in front of the layer
+        total = joined(x).sum(0)
+        handle.remove()
+        seeds = torch.eye(b + 1, dtype=total.dtype, device=x.device)
+        (jacobian,) = torch.autograd.grad(total, kept[0], seeds, is_grads_batched=True)
+        net.requires_grad_(True)
+        return weighted(jacobian, kept[0].detach())
+
+    if network.pool is not None:
+        return {
+            "floor": Contestant(floor),
+            "ours": Contestant(explain),
+            "host": Contestant(by_host, sampled / (2 * b + 1), sample[0]),
+            "captum": Contestant(by_captum, sampled / (b + 1), sample[0]),
+            "torchcam": Contestant(by_torchcam),
+            "batched": Contestant(by_batched_behind),
+        }
     return {
         "floor": Contestant(floor),
         "ours": Contestant(explain),
@@ -305,7 +373,9 @@ def measure(
     images = torch.randn(max(8, *batches), 3, network.size, network.size, device=device)
     backbone = normalise(network.build().to(device), images[:8])
     with torch.no_grad():
-        features = features_of(backbone, network.layer, images).cpu().numpy()
+        source = FeatureSource(network.layer, None, network.pool).at(backbone, images)
+        features = features_of(backbone, source, images).cpu().numpy()
+    peers = peers if network.pool is None else [name for name in peers if name in OF_TRANSFORMERS]
     for components in network.components:
         for support_vectors in SUPPORT_VECTORS[components]:
             head = noisy_head(features, components, support_vectors)
@@ -361,7 +431,7 @@ def time_cells(row: dict[str, Any], peers: list[str]) -> list[str]:
     """Return a line of the table of times."""
     seconds = row["seconds"]
     low, middle, high = ratios(seconds["ours"], seconds["floor"])
-    of_peers = [f"{ratios(seconds[name], seconds['ours'])[1]:.3g}" for name in peers]
+    of_peers = [f"{ratios(seconds[p], seconds['ours'])[1]:.3g}" if p in seconds else "–" for p in peers]
     return [
         *case(row),
         f"{1e3 * statistics.median(seconds['floor']):.4g}",
@@ -373,7 +443,7 @@ def time_cells(row: dict[str, Any], peers: list[str]) -> list[str]:
 def memory_cells(row: dict[str, Any], peers: list[str]) -> list[str]:
     """Return a line of the table of peak memory."""
     peaks = row["peak bytes"]
-    of_peers = [f"{peaks[name] / peaks['ours']:.2g}" for name in peers]
+    of_peers = [f"{peaks[name] / peaks['ours']:.2g}" if name in peaks else "–" for name in peers]
     beside = (peaks["ours"] - row["map bytes"]) / peaks["floor"]
     return [*case(row), f"{peaks['floor'] / 1e6:.0f}", f"{beside:.2f}", *of_peers]
 
@@ -410,7 +480,7 @@ def main() -> None:
     print("\nPeak memory:\n")
     print(line([*what, "floor, MB", "(ours - maps) / floor", *against]) + "\n|" + "---|" * (6 + len(peers)))
     print("\n".join(line(memory_cells(row, peers)) for row in rows))
-    largest = {name: max(row["differences"][name] for row in rows) for name in peers}
+    largest = {name: max(row["differences"].get(name, 0.0) for row in rows) for name in peers}
     print("\nlargest difference from ours, of maps in [-1, 1]:", {name: f"{d:.1e}" for name, d in largest.items()})
 
 

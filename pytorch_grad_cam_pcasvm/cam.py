@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Explained:
     baseline_values: Tensor | None = None
     remainder: Tensor | None = None
     standard_errors: Tensor | None = None
+    heads: Tensor | None = None
 
 
 class ClosedFormCAM(BaseCAM):
@@ -95,6 +96,8 @@ class ClosedFormCAM(BaseCAM):
     _predicted: Target = PredictedScore()
     # Whether maps are linear in the gradient, or in secants, so that those of decisions are sums of component maps.
     _linear = False
+    # Whether maps are sums of those made of parts of the gradient, as of single heads of attention.
+    _of_heads_apart = False
     # Whether the weights are sums over positions where the host takes means.
     _of_means = False
 
@@ -175,12 +178,16 @@ class ClosedFormCAM(BaseCAM):
         """
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
-    def explain(self, input_tensor: Tensor, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
+    def explain(
+        self, input_tensor: Tensor, targets: Sequence[Target] | Target | None = None, *, heads: bool = False
+    ) -> SignedMaps:
         """Return the signed maps of every target for every image.
 
         Args:
             input_tensor: shape (N, ...).
             targets: K targets, each for all images; None: every component, then the predicted class.
+            heads: also give the maps of every head of the first attention behind the target layer, as ``heads``. Of
+                Grad-CAM, HiResCAM and contributions.
 
         Returns:
             Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device.
@@ -197,6 +204,8 @@ class ClosedFormCAM(BaseCAM):
             run = self._run(x, modules)
             targets = self._default_targets(run.output) if targets is None else _as_list(targets)
             made = self._explained(run, 0, targets)
+            if heads:
+                made.heads = self._of_heads(run, targets)
             nu = largest(made.maps, made.opposite)
             self._warn_of_blind_tokens(run, 0, nu)
         result = SignedMaps(**vars(made), nu=nu, targets=targets, output=run.output, linear=self._linear)
@@ -294,6 +303,16 @@ class ClosedFormCAM(BaseCAM):
         columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
         joined: Any = {name: None if c[0] is None else torch.cat(c, 1) for name, c in columns.items()}
         return Explained(**joined)
+
+    def _of_heads(self, run: Run, targets: Sequence[Any]) -> Tensor:
+        """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
+        if not self._of_heads_apart:
+            raise ValueError(
+                f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
+                "ContributionCAM"
+            )
+        apart = replace(run, passed=run.passed.with_heads(), kept={})
+        return torch.stack([self._maps(apart, 0, [target]).maps for target in targets], 1)
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         """Return the maps of K targets that fit into memory together: this is the method."""

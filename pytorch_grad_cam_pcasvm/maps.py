@@ -51,6 +51,8 @@ class SignedMaps:
         remainder: of maps that add up, what is contributed by numbers that are not on the map, as those of a class
             token and of registers, shape (N, K); else None.
         standard_errors: of maps that are means over samples, shape (N, K, H, W); else None.
+        heads: of ``explain(heads=True)``, the maps of every head of the first attention behind the target layer, shape
+            (N, K, heads, H, W), which add up to ``maps``; else None.
         linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
     """
 
@@ -65,6 +67,7 @@ class SignedMaps:
     baseline_values: Tensor | None = None
     remainder: Tensor | None = None
     standard_errors: Tensor | None = None
+    heads: Tensor | None = None
     linear: bool = False
 
     def __repr__(self) -> str:
@@ -234,7 +237,7 @@ class SignedMaps:
 
 
 _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
-_OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors")
+_OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors", "heads")
 
 
 def _positions(index: Any, count: int, what: str) -> slice | list[int]:

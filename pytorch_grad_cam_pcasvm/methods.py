@@ -39,6 +39,7 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
     """
 
     _linear = True
+    _of_heads_apart = True
     _of_means = True
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -54,6 +55,7 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
     """
 
     _linear = True
+    _of_heads_apart = True
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
@@ -286,6 +288,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     """
 
     _linear = True
+    _of_heads_apart = True
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)

@@ -177,7 +177,8 @@ class Run:
 
     def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
         """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (N, K, T, H, W)."""
-        if isinstance(self.transforms[layer], Layout):  # which knows where the images are
+        transform = self.transforms[layer]
+        if transform is None or isinstance(transform, Layout):  # which knows where the images are
             return self.shaped(pulled, layer).transpose(0, 1)
         return self.shaped(pulled.flatten(0, 1), layer).unflatten(0, pulled.shape[:2]).transpose(0, 1)
 

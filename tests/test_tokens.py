@@ -330,6 +330,55 @@ def test_contributions_through_frozen_attention_add_up():
     assert relative(maps.baseline_values[:, :3], at_baseline) < 1e-12
 
 
+class OneHead(Attention):
+    """Attention of which autograd sees one head only."""
+
+    seen = 0
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        out = torch.stack([o if head == self.seen else o.detach() for head, o in enumerate(out.unbind(1))], 1)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("attention", ["exact", "frozen"])
+@pytest.mark.parametrize("kind", [ClosedFormGradCAM, ClosedFormHiResCAM, ContributionCAM])
+def test_the_maps_of_heads_add_up(kind, attention, tmp_path):
+    net, x = net_of(tower(before=2, fused=True), "cls+mean"), images(3, 1)
+    maps = kind(net, ["blocks.1.norm1"], "tokens", attention=attention).explain(x, heads=True)
+    assert maps.heads.shape == (3, 4, 2, *GRID)
+    assert relative(maps.heads.sum(2), maps.maps) < 1e-12
+    assert relative(maps.heads[:, :, 0], maps.maps) > 0.01
+    assert torch.equal(maps[1:, 2].heads, maps.heads[1:, 2:3])
+    maps.save(tmp_path / "maps.safetensors")
+    assert torch.equal(SignedMaps.load(tmp_path / "maps.safetensors").heads, maps.heads)
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_the_maps_of_a_head_are_those_of_autograd_through_it(head):
+    net, x = net_of(tower(before=2, fused=True), "cls"), images(3, 1)
+    for pool_layer in ("blocks.1.norm1", "blocks.1.attn.qkv"):
+        transform = "tokens" if pool_layer.endswith("norm1") else by_hand(2)
+        found = ClosedFormGradCAM(net, [pool_layer], transform).explain(x, heads=True).heads[:, :, head]
+        net.backbone.blocks[1].attn.__class__, net.backbone.blocks[1].attn.seen = OneHead, head
+        expected = ClosedFormGradCAM(net, [pool_layer], transform, jacobian="autograd").explain(x).maps
+        net.backbone.blocks[1].attn.__class__ = Attention
+        assert relative(found, expected) < 1e-10
+
+
+def test_heads_that_cannot_be_kept_apart_are_refused():
+    net, x = net_of(tower(before=2, fused=True), "mean"), images(2, 1)
+    with pytest.raises(NoClosedFormError, match="not all that follows the target layer goes through one attention"):
+        ClosedFormGradCAM(net, ["blocks.0"], "tokens").explain(x, heads=True)
+    with pytest.raises(NoClosedFormError, match="there is none behind the target layer"):
+        ClosedFormGradCAM(net_of(tower(), "cls"), ["blocks.1.norm1"], "tokens").explain(x, heads=True)
+    with pytest.raises(ValueError, match="heads of ClosedFormLayerCAM do not add up: use ClosedFormGradCAM"):
+        ClosedFormLayerCAM(net, ["blocks.1.norm1"], "tokens").explain(x, heads=True)
+    with pytest.raises(NoClosedFormError, match="autograd has no heads"):
+        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", jacobian="autograd").explain(x, heads=True)
+
+
 # --- What is not done for all tokens ----------------------------------------------------------------------------------
 
 

@@ -88,6 +88,10 @@ class Pass:
         """
         self._refuse("secants")
 
+    def with_heads(self) -> "Pass":
+        """Return the same pass, with a target for every head of its first attention in place of each."""
+        self._refuse("heads")
+
     def bytes_per_target(self) -> int:
         """Return about how much memory one target takes for the batch."""
         raise NotImplementedError

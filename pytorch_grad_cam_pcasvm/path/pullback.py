@@ -29,6 +29,7 @@ class ClosedFormPass(Pass):
     Args:
         tape: the tape.
         names: dotted names of the target layers.
+        heads: keep the heads of the first attention apart: as so many targets in place of each.
         check: called once for every kind of pass with the position of a target layer and the activations of a
             baseline: refuses a path that another function lies behind there. None: nothing is checked.
         checked: kinds of passes that were checked; new ones are added.
@@ -36,6 +37,7 @@ class ClosedFormPass(Pass):
 
     tape: Tape
     names: Sequence[str]
+    heads: bool = False
     check: Callable[[int, Tensor], None] | None = None
     checked: set[Any] = field(default_factory=set)
     activations: list[Tensor] = field(init=False)
@@ -49,7 +51,9 @@ class ClosedFormPass(Pass):
 
     def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
         """Return the derivative with respect to ``activations[target]``, or its secant, (K, *activations.shape)."""
-        pulled = pulled_back(self.tape, seeds, self._root(target), baseline)
+        pulled = pulled_back(self.tape, seeds, self._root(target), baseline, heads=self.heads)
+        if self.heads:  # a pass without them was looked at before
+            return pulled
         if baseline is not None and self._is_new("secant", target):
             self._check_sums(seeds, target, baseline, pulled)
         return pulled
@@ -106,7 +110,7 @@ class ClosedFormPass(Pass):
         root = self._root(target)
 
         def sums(seeds: Sequence[Tensor | None]) -> Tensor:
-            return summed_over_tokens(self.tape, seeds, root, tokens, baseline)
+            return summed_over_tokens(self.tape, seeds, root, tokens, baseline, heads=self.heads)
 
         expected = partial(super().token_sums, target=target, tokens=tokens, baseline=baseline)
         self._check_tokens(("token sums", tokens, baseline is None), target, seeds, sums, expected)
@@ -120,7 +124,7 @@ class ClosedFormPass(Pass):
         root = self._root(target)
 
         def contributions(seeds: Sequence[Tensor | None]) -> Tensor:
-            return contributions_of_tokens(self.tape, seeds, root, dims, baseline)
+            return contributions_of_tokens(self.tape, seeds, root, dims, baseline, heads=self.heads)
 
         def expected(seeds: Sequence[Tensor | None]) -> Tensor:
             pulled = self.pullback(seeds, target, baseline)
@@ -138,7 +142,7 @@ class ClosedFormPass(Pass):
         whole: Callable[[Sequence[Tensor | None]], Tensor],
     ) -> None:
         """Compare, for every new kind of pass, one sum of targets that went the short way with the whole pullback."""
-        if not self._is_new(what, target):
+        if self.heads or not self._is_new(what, target):
             return
         one = [None if seed is None else seed.sum(0, keepdim=True) for seed in seeds]
         found, expected = short(one), whole(one)
@@ -172,6 +176,10 @@ class ClosedFormPass(Pass):
         values = [found.get(index, value) for index, value in enumerate(self.tape.values)]
         output = self.tape.structured(self.tape.outputs_of(found))
         return ClosedFormPass(replace(self.tape, values=values, output=output), self.names)
+
+    def with_heads(self) -> "ClosedFormPass":
+        """Return the same pass, the heads of its first attention apart."""
+        return replace(self, heads=True)
 
     def rerun(self, activations: Tensor, target: int) -> Any:
         """Return what the path gives for M rows of activations; row m in the place of image ``m % N``."""
@@ -230,7 +238,7 @@ class ClosedFormPass(Pass):
 
     def _check_first(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None) -> None:
         """Pull one sum of targets back position by position, which is checked, where no pass of the kind was."""
-        if baseline is not None and self._is_new("secant", target):
+        if baseline is not None and not self.heads and self._is_new("secant", target):
             self.pullback([None if seed is None else seed.sum(0, keepdim=True) for seed in seeds], target, baseline)
 
     def _check_sums(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline, pulled: Tensor) -> None:

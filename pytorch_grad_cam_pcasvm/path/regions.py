@@ -20,6 +20,8 @@ def summed_over_tokens(
     root: int,
     tokens: tuple[int, int, int],
     baseline: Baseline | None = None,
+    *,
+    heads: bool = False,
 ) -> Tensor:
     """Return ``pulled_back`` summed over some tokens, with one token in their place.
 
@@ -29,18 +31,25 @@ def summed_over_tokens(
         root: the value.
         tokens: its dimension of tokens, the first token, and their number.
         baseline: of secants; None: gradients.
+        heads: as for ``pulled_back``.
     """
     dim, start, length = tokens
-    walk = _SummedWalk(tape, root, baseline, {root: dim}, (start, length))
+    walk = _SummedWalk(tape, root, baseline, {root: dim}, (start, length), heads=heads)
     walk.back(seeds)
     if root not in walk.sums:
         given = next(seed for seed in seeds if seed is not None)
-        return given.new_zeros(len(given), *tape.values[root].narrow(dim, 0, 1).shape)
+        return given.new_zeros(walk.count, *tape.values[root].narrow(dim, 0, 1).shape)
     return walk.sums[root]
 
 
 def contributions_of_tokens(
-    tape: Tape, seeds: Sequence[Tensor | None], root: int, dims: tuple[int, int], baseline: Baseline
+    tape: Tape,
+    seeds: Sequence[Tensor | None],
+    root: int,
+    dims: tuple[int, int],
+    baseline: Baseline,
+    *,
+    heads: bool = False,
 ) -> Tensor:
     """Return ``pulled_back`` times what a value changes by from the baseline, summed over all but images and tokens.
 
@@ -50,15 +59,16 @@ def contributions_of_tokens(
         root: the value.
         dims: its dimensions of images and of tokens.
         baseline: of the secants.
+        heads: as for ``pulled_back``.
 
     Returns:
         Contributions, shape (K, N, L).
     """
-    walk = _ContributionWalk(tape, root, baseline, {root: dims})
+    walk = _ContributionWalk(tape, root, baseline, {root: dims}, heads=heads)
     walk.back(seeds)
     if walk.found is None:
         given = next(seed for seed in seeds if seed is not None)
-        return given.new_zeros(len(given), *(tape.values[root].shape[dim] for dim in dims))
+        return given.new_zeros(walk.count, *(tape.values[root].shape[dim] for dim in dims))
     return walk.found
 
 
@@ -72,8 +82,10 @@ class _RegionWalk(Walk):
         places: of the root: dimensions that are to be followed.
     """
 
-    def __init__(self, tape: Tape, root: int, baseline: Baseline | None, places: dict[int, Any]) -> None:
-        super().__init__(tape, root, baseline)
+    def __init__(
+        self, tape: Tape, root: int, baseline: Baseline | None, places: dict[int, Any], *, heads: bool = False
+    ) -> None:
+        super().__init__(tape, root, baseline, heads=heads)
         self.places = places
         self.inside = [step for step in self.steps if self._enters(step)]
         within = {id(step) for step in self.inside}
@@ -129,6 +141,9 @@ class _ContributionWalk(_RegionWalk):
 
     found: Tensor | None = None
 
+    def waiting(self) -> bool:
+        return super().waiting() or self.found is not None
+
     def _belongs(self, rule: Rule, step: Step) -> bool:
         return True
 
@@ -151,11 +166,21 @@ class _SummedWalk(_RegionWalk):
     """Sums gradients over tokens where the region ends, and takes the sums back to the root."""
 
     def __init__(
-        self, tape: Tape, root: int, baseline: Baseline | None, places: dict[int, Any], tokens: tuple[int, int]
+        self,
+        tape: Tape,
+        root: int,
+        baseline: Baseline | None,
+        places: dict[int, Any],
+        tokens: tuple[int, int],
+        *,
+        heads: bool = False,
     ) -> None:
-        super().__init__(tape, root, baseline, places)
+        super().__init__(tape, root, baseline, places, heads=heads)
         self.tokens, self.ended = tokens, False
         self.sums: dict[int, Tensor] = {}
+
+    def waiting(self) -> bool:
+        return super().waiting() or bool(self.sums)
 
     def _belongs(self, rule: Rule, step: Step) -> bool:
         return same_for_all_tokens(rule, step)

@@ -1,9 +1,12 @@
 """The walk back along a tape, one rule or one secant a step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.path.secants import Baseline, Call, outputs_of, through_secant
@@ -19,28 +22,38 @@ from pytorch_grad_cam_pcasvm.path.tokens import (
 from pytorch_grad_cam_pcasvm.rules.registry import Outer, Rule, rule_of
 
 
-def pulled_back(tape: Tape, seeds: Sequence[Tensor | None], root: int, baseline: Baseline | None = None) -> Tensor:
+def pulled_back(
+    tape: Tape, seeds: Sequence[Tensor | None], root: int, baseline: Baseline | None = None, *, heads: bool = False
+) -> Tensor:
     """Pull seeds back from the output of a tape to one of its values, through secants from a baseline if there is one.
+
+    Args:
+        tape: the path.
+        seeds: of K targets.
+        root: the value.
+        baseline: of secants; None: gradients.
+        heads: keep the heads of the first attention apart, as so many targets in place of each.
 
     Returns:
         The derivative or its secant, shape (K, *value.shape).
     """
-    walk = Walk(tape, root, baseline)
+    walk = Walk(tape, root, baseline, heads=heads)
     walk.back(seeds)
     if root not in walk.grads:  # what follows does not look at it
         given = next(seed for seed in seeds if seed is not None)
-        return given.new_zeros(len(given), *tape.values[root].shape)
+        return given.new_zeros(walk.count, *tape.values[root].shape)
     return whole(walk.grads[root])
 
 
 class Walk:
     """One walk: gradients of values that have been reached, by position."""
 
-    def __init__(self, tape: Tape, root: int, baseline: Baseline | None) -> None:
+    def __init__(self, tape: Tape, root: int, baseline: Baseline | None, *, heads: bool = False) -> None:
         tape.check_constants()
         self.tape, self.baseline = tape, baseline
         self.steps, self.values = tape.following(root)
         self.grads: dict[int, Tensor | Part] = {}
+        self.attention = self._first_attention() if heads else None
 
     def back(self, seeds: Sequence[Tensor | None]) -> None:
         """Walk all the way, from the gradients of the outputs."""
@@ -52,6 +65,43 @@ class Walk:
             outputs = [None if output is None else self.grads.pop(output, None) for output in step.outputs]
             if any(output is not None for output in outputs):
                 self.pull(step, outputs)
+
+    def _first_attention(self) -> Step:
+        for step in self.steps:
+            if step.function is F.scaled_dot_product_attention:
+                return step
+        raise NoClosedFormError(
+            "heads are kept apart of torch's scaled_dot_product_attention, and there is none behind the target layer",
+            "choose the norm in front of an attention",
+            "leave heads=False",
+        )
+
+    def waiting(self) -> bool:
+        """Whether anything has a gradient that is not on its way through a step."""
+        return bool(self.grads)
+
+    def _apart(self, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the gradients of attention's arguments, head by head: K targets become K times as many."""
+        if self.waiting():
+            raise NoClosedFormError(
+                "not all that follows the target layer goes through one attention, whose heads could be kept apart",
+                "choose the last block's norm in front of its attention",
+            )
+        assert self.attention is not None
+        heads = self.tape.values[self.attention.output].shape[-3]
+        self.count *= heads
+
+        def split(grad: Tensor) -> Tensor:
+            chosen = torch.eye(heads, dtype=grad.dtype, device=grad.device)[:, None, :, None, None]
+            return (grad.unsqueeze(1) * chosen).flatten(0, 1)
+
+        def each(part: Any) -> Any:
+            if isinstance(part, Part):
+                whole = part.grad
+                return replace(part, make=lambda: split(whole))
+            return None if part is None else split(part() if callable(part) else part)
+
+        return tuple(map(each, found[:3]))
 
     def give(self, index: int, part: Any) -> None:
         """Take the gradient of a value, or what gives it when it is called."""
@@ -107,6 +157,8 @@ class Walk:
 
     def _hand_out(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], found: tuple[Any, ...]) -> None:
         """Give every argument its gradient."""
+        if step is self.attention:
+            found = self._apart(found)
         args = args[1:] if isinstance(step.function, type) else args
         for argument, part in zip(args, found, strict=False):
             self._give(step, argument, part)
