@@ -125,8 +125,8 @@ class _Probe:
         noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
         self._images = noise[[0, 1, *[0] * (len(size) + extra)]]
         for axis in range(len(size)):  # the far end of one axis, the near end of the others
-            corner: list[Any] = [slice(-(-length // 8)) for length in size]
-            corner[axis] = slice(-(-size[axis] // 8) * -1, None)
+            corner: list[Any] = [slice(-(-length // 4)) for length in size]
+            corner[axis] = slice(-(-size[axis] // 4) * -1, None)
             where = (2 + axis, slice(None), *corner)
             self._images[where] = 4 * noise[(2, slice(None), *corner)]
         self._shapes: list[tuple[int, ...]] = []  # of what convolutions gave
@@ -163,7 +163,9 @@ class _Probe:
         ]
         change = (output - output[:1]).abs().double()
         if len(fitting) != 1:
-            fitting = [layout for layout in fitting or layouts if _in_corners(layout(change).amax(1), layout.grid)]
+            fitting = [
+                layout for layout in fitting or layouts if _in_corners(_largest(layout(change).amax(1)), layout.grid)
+            ]
         if len(fitting) != 1:
             raise self._unknown(f"its shape {tuple(output.shape)} can be read with channels first or last")
         return fitting[0]
@@ -191,7 +193,8 @@ class _Probe:
         # Behind attention every token has changed. Before, all of them tell whether something changes their order.
         for tokens in seen:
             of_grid = tokens.change[:, before : length - after].unflatten(1, grid)
-            if (tokens is first or tokens.few_changed) and not _in_corners(of_grid, grid):
+            changed, margin = (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_largest(of_grid), 0)
+            if (tokens is first or tokens.few_changed) and not _in_corners(changed, grid, margin):
                 raise self._unknown("its tokens do not lie row by row, or every token looks at the whole image")
         return Layout(grid, 3, batch[0], 2, before, after)
 
@@ -218,14 +221,21 @@ class _Probe:
         )
 
 
-def _in_corners(change: Tensor, grid: tuple[int, ...]) -> bool:
-    """Return whether each image that differs in a corner does so in that corner of the grid (N, *grid)."""
+def _largest(change: Tensor) -> Tensor:
+    """Return where each image (N, *grid) has changed most."""
+    return change == change.flatten(1).amax(1).reshape(-1, *[1] * (change.dim() - 1))
+
+
+def _in_corners(changed: Tensor, grid: tuple[int, ...], margin: int = 0) -> bool:
+    """Return whether each image that differs in a corner has changed, (N, *grid), in that corner of the grid only.
+
+    The corner is a quarter of every axis, as patches may leave out some pixels.
+    """
     for axis in range(len(grid)):
-        place = torch.unravel_index(change[2 + axis].argmax(), grid)
-        for other, (at, size) in enumerate(zip(place, grid, strict=True)):
-            # The far end of one axis, the near end of the others: an eighth of the image, and a patch that overlaps it.
-            distance = size - 1 - int(at) if other == axis else int(at)
-            if distance > -(-size // 8):
+        for other, size in enumerate(grid):
+            places = changed[2 + axis].movedim(other, 0).flatten(1).any(1).nonzero()[:, 0]
+            distance = size - 1 - places if other == axis else places  # the far end of one axis, the near end of others
+            if not len(places) or int(distance.amax()) >= -(-size // 4) + margin:
                 return False
     return True
 

@@ -6,7 +6,7 @@ import torchvision
 from reference import relative
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM
 
 SIZE = 112
 
@@ -43,6 +43,12 @@ def of_torchvision():
     return torchvision.models.vit_b_16(image_size=SIZE), "encoder.layers.encoder_layer_11.ln_1", tokens(1, 7), _fourth
 
 
+def of_open_clip():
+    library = pytest.importorskip("open_clip")
+    net = library.create_model("ViT-B-32", pretrained=None, force_image_size=SIZE).visual
+    return net, "transformer.resblocks.11.ln_1", tokens(1, SIZE // 32), _fourth
+
+
 def _fourth(row):
     return row[3]
 
@@ -58,6 +64,14 @@ BACKBONES = {
         "vit_small_patch14_reg4_dinov2", "blocks.11.norm1", tokens(5, 8), img_size=SIZE
     ),
     "timm swin": of_timm("swin_tiny_patch4_window7_224", "layers.3.blocks.1.norm1", channels_last, img_size=224),
+    "open_clip": of_open_clip,
+    "timm dinov3": of_timm("vit_small_patch16_dinov3", "blocks.11.norm1", tokens(5, 7), img_size=SIZE),
+    "hf siglip": of_transformers(
+        "SiglipVisionConfig", "SiglipVisionModel", "layer_norm1", tokens(0, 8), intermediate_size=128
+    ),
+    "hf dinov2 with registers": of_transformers(
+        "Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", "norm1", tokens(5, 8)
+    ),
     "hf dinov2": of_transformers("Dinov2Config", "Dinov2Model", "norm1", tokens(1, 8)),
     "hf clip": of_transformers(
         "CLIPVisionConfig", "CLIPVisionModel", "layer_norm1", tokens(1, 8), intermediate_size=128
@@ -76,6 +90,12 @@ def test_a_backbone_is_explained_without_a_wrapper(name):
     size = 224 if "swin" in name else SIZE
     x = torch.randn(2, 3, size, size, dtype=torch.float64)
     maps = ClosedFormGradCAM(net, [layer], reshape).explain(x, [target])
+    if reshape is not None:
+        found = ClosedFormGradCAM(net, [layer], "tokens").explain(x, [target])
+        assert relative(found.maps, maps.maps) < 1e-10
+        added = ContributionCAM(net, [layer], "tokens").explain(x, [target])
+        rise = (added.values - added.baseline_values)[:, 0]
+        assert relative((added.maps.sum((2, 3)) + added.remainder)[:, 0], rise) < 1e-8
     kept = []
 
     def keep(module, args, output):

@@ -77,7 +77,11 @@ def test_volumes():
     assert found(net, "1", torch.randn(2, 2, 4, 6, 8)) == Layout((2, 3, 4), 5, 0, 1)
 
 
-@pytest.mark.parametrize("order", ["columns", "late"])
+def test_pixels_that_no_patch_has():
+    assert found(tower(before=1), "blocks.1.norm1", torch.randn(2, 3, 15, 19)).grid == (3, 4)
+
+
+@pytest.mark.parametrize("order", ["columns", "late", "units"])
 @pytest.mark.parametrize("layer", ["blocks.0.norm1", "blocks.1.norm1"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_another_order_of_tokens_is_refused(order, layer, before):

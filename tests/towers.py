@@ -42,7 +42,7 @@ class Tower(nn.Module):
     Args:
         before: tokens in front of the patches.
         after: tokens behind them.
-        order: ``"rows"``, ``"columns"``, or ``"late"``: row by row at first, then in another order.
+        order: ``"rows"``, ``"columns"``, or, row by row at first, then in another order: ``"late"``, ``"units"``.
         first: whether tokens are the first dimension, (L, N, D), of what it gives to its norm.
         fused: whether attention is torch's function.
     """
@@ -73,9 +73,13 @@ class Tower(nn.Module):
         tokens = patches.flatten(2).mT
         every = (self.before.expand(len(x), -1, -1), tokens, self.after.expand(len(x), -1, -1))
         tokens = self.drop(torch.cat(every, 1))
-        if self.order == "late":
-            count = tokens.shape[1] - self.before.shape[1]
-            index = torch.arange(count).unflatten(0, (-1, 2)).mT.flatten() + self.before.shape[1]
+        if self.order in ("late", "units"):
+            grid = torch.arange(patches[0, 0].numel()).reshape(patches.shape[2:])
+            if self.order == "units":  # squares of 2 x 2 patches one behind the other, as Hiera has them
+                grid = grid.unflatten(1, (-1, 2)).unflatten(0, (-1, 2)).transpose(1, 2)
+            else:
+                grid = grid.flatten().unflatten(0, (-1, 2)).mT
+            index = grid.flatten() + self.before.shape[1]
             tokens = torch.cat([tokens[:, : self.before.shape[1]], tokens[:, index]], 1)
         tokens = self.blocks(tokens)
         return self.norm(tokens.transpose(0, 1) if self.first else tokens)
