@@ -204,6 +204,22 @@ def test_an_argument_without_a_gradient_is_refused():
         passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0)
 
 
+class Masked(nn.Module):
+    """Keeps random pixels, in evaluation mode, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 4, 3), nn.Linear(64, 6)
+
+    def forward(self, x):
+        return self.out(self.conv(x * (torch.rand_like(x) > 0.5)).flatten(1))
+
+
+def test_a_network_that_is_random_is_refused():
+    with torch.no_grad(), pytest.raises(ValueError, match="Masked gives other numbers in every run .* switch that off"):
+        Path(Masked().double(), None, ["conv"]).run(X)
+
+
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

@@ -47,9 +47,12 @@ class Path:
 
     def run(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features; compare steps that were not met before with autograd."""
+        self._first: tuple[Tensor, Tensor, Any] | None = None
         if not self._checked:
             self._check(x, rows=2)  # beforehand: what is refused has run on copies only
         passed = self.record(x)
+        if self._first is not None:
+            self._refuse_random(*self._first, passed.output)
         signature = self._signature(passed.tape)
         if signature not in self._checked and signature not in self._check(x, rows=len(x)):
             hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
@@ -134,12 +137,14 @@ class Path:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn((rows, *x.shape[1:]), generator=generator).to(x)
         order = x.flatten(1).float().var(1, correction=0).nan_to_num().argsort(descending=True)
-        images = torch.cat([x[order[:rows]] if rows < len(x) else x, noise])[:rows]
+        chosen = order[:rows] if rows < len(x) else torch.arange(len(x), device=x.device)
+        images = torch.cat([x[chosen], noise])[:rows]
         met: set[Any] = set()
         for candidate in (images, noise):
             recorder = Recorder(named=True)
             try:
                 with unchanged(self._backbone):
+                    torch.manual_seed(1)  # not the random numbers of the pass itself
                     reference = AutogradPath(self._backbone, self._layer, self._names).run(candidate, recorder)
             except (NoClosedFormError, TypeError):
                 raise
@@ -148,11 +153,29 @@ class Path:
                     raise
                 return met  # a network that takes no two images is looked at with those that it gets
             signature = self._signature(recorder.tape)
+            if not met:
+                self._first = chosen, images, reference.output
             met.add(signature)
             if self._agrees(ClosedFormPass(recorder.tape, self._names), reference, generator):
                 self._checked.add(signature)
                 break
         return met
+
+    def _refuse_random(self, chosen: Tensor, images: Tensor, before: Any, now: Any) -> None:
+        """Refuse a network that gave other numbers for the images of the check than it gives now, and does so again."""
+        pairs = zip(filter(_is_float, tree_leaves(before)), filter(_is_float, tree_leaves(now)), strict=False)
+        rows = [(then[: len(chosen)], leaf[chosen]) for then, leaf in pairs if then.shape[:1] == images.shape[:1]]
+        if all(_close(leaf, then) for then, leaf in rows if bool(then.isfinite().all())):
+            return
+        with unchanged(self._backbone), torch.no_grad():  # it may as well mix the images of a batch
+            torch.manual_seed(2)
+            again = run_to_features(self._backbone, self._layer, [], images, None, modules=self._modules)
+        pairs = zip(filter(_is_float, tree_leaves(before)), filter(_is_float, tree_leaves(again)), strict=False)
+        if not all(_close(leaf, then) for then, leaf in pairs):
+            raise ValueError(
+                f"{type(self._backbone).__name__} gives other numbers in every run (dropout that is always on, a random "
+                "mask or sampling?), so that there is nothing to explain: switch that off"
+            )
 
     def _agrees(self, passed: ClosedFormPass, reference: AutogradPass, generator: torch.Generator) -> bool:
         """Refuse a closed form that differs from autograd; return whether there was more to compare than 0."""
