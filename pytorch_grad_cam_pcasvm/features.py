@@ -108,14 +108,19 @@ class FeatureSource:
         return repr(self.field or self.layer or "its output")
 
     @staticmethod
-    def of(backbone: nn.Module, layer: str | nn.Module | None, pool: Any = None) -> "FeatureSource":
-        """Return what a user means by a layer, or a field of the output, and a pool."""
-        check_pool(pool)
+    def of(
+        backbone: nn.Module, layer: str | nn.Module | None, pool: Any = None, *, checked: bool = False
+    ) -> "FeatureSource":
+        """Return what a user means by a layer, or a field of the output, and a pool; names may be checked already."""
+        if not checked:
+            check_pool(pool)
         if hasattr(backbone, "config"):  # as those have whose outputs have fields
             if layer is None and isinstance(pool, str | tuple):
                 layer = "last_hidden_state"
-            if isinstance(layer, str) and layer.isidentifier() and layer not in dict(backbone.named_modules()):
+            if isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules:
                 return FeatureSource(None, layer, pool)
+        if checked and not isinstance(layer, nn.Module):
+            return FeatureSource(layer, None, pool)
         return FeatureSource(layer_name(backbone, layer), None, pool)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":

@@ -180,7 +180,7 @@ class PCASVMNet(nn.Module):
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
         """Return the backbone, and where the features come from, as they are now; with a pool for images like x."""
         backbone = uncompiled(self.backbone)
-        source = FeatureSource.of(backbone, self.layer, self.pool)
+        source = FeatureSource.of(backbone, self.layer, self.pool, checked=True)
         return backbone, source if x is None else source.at(backbone, x)
 
     def of_features(self, features: Tensor) -> HeadOutput:

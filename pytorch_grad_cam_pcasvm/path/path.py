@@ -173,8 +173,8 @@ class Path:
         pairs = zip(filter(_is_float, tree_leaves(before)), filter(_is_float, tree_leaves(again)), strict=False)
         if not all(_close(leaf, then) for then, leaf in pairs):
             raise ValueError(
-                f"{type(self._backbone).__name__} gives other numbers in every run (dropout that is always on, a random "
-                "mask or sampling?), so that there is nothing to explain: switch that off"
+                f"{type(self._backbone).__name__} gives other numbers in every run (dropout that is always on, a "
+                "random mask or sampling?), so that there is nothing to explain: switch that off"
             )
 
     def _agrees(self, passed: ClosedFormPass, reference: AutogradPass, generator: torch.Generator) -> bool:

@@ -42,6 +42,7 @@ class ClosedFormPass(Pass):
     checked: set[Any] = field(default_factory=set)
     activations: list[Tensor] = field(init=False)
     output: Any = field(init=False)
+    _last: tuple[Any, int, Baseline | None, Tensor] | None = field(init=False, default=None)
     _interchangeable: dict[int, bool] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,9 +73,8 @@ class ClosedFormPass(Pass):
                 break
             shape = tape.values[value].shape
             if step.function is F.linear and len(shape) == 2:
-                return through_sums(
-                    pulled_back(tape, seeds, step.output, baseline), players.weight_of(tape, step), channels
-                )
+                grad = self._behind_dense(seeds, step.output, baseline)
+                return through_sums(grad, players.weight_of(tape, step), channels)
             after = tape.values[step.output].shape
             if after[:2] != (rows, channels) and not (len(after) == 2 and after[0] == rows and shape[0] == rows):
                 break
@@ -95,8 +95,18 @@ class ClosedFormPass(Pass):
         dense = players.first_dense(self.tape, self._root(target))
         if dense is None:
             return multiplied(pulled_back(self.tape, seeds, self._root(target), baseline), x, over)
-        grad = pulled_back(self.tape, seeds, dense.output, baseline)
+        grad = self._behind_dense(seeds, dense.output, baseline)
         return through_products(grad, players.weight_of(self.tape, dense), x, over)
+
+    def _behind_dense(self, seeds: Sequence[Tensor | None], value: int, baseline: Baseline | None) -> Tensor:
+        """Return the pullback to the output of a first dense layer, once for sums and products of the same seeds."""
+        if self._last is not None:
+            given, of_value, start, grad = self._last
+            if given is seeds and of_value == value and start is baseline:
+                return grad
+        grad = pulled_back(self.tape, seeds, value, baseline)
+        self._last = seeds, value, baseline, grad
+        return grad
 
     def token_sums(
         self,
