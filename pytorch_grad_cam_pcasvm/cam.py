@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
 from pytorch_grad_cam_pcasvm.features import checked_images, flatten, output_of
-from pytorch_grad_cam_pcasvm.layout import layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.layout import Layout, layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.maps import (
     Jacobians,
     SignedMaps,
@@ -207,11 +207,11 @@ class ClosedFormCAM(BaseCAM):
             if heads:
                 made.heads = self._of_heads(run, targets)
             nu = largest(made.maps, made.opposite)
-            self._warn_of_blind_tokens(run, 0, nu)
+            told = self._tell_blind_tokens(run, 0, nu)
         result = SignedMaps(**vars(made), nu=nu, targets=targets, output=run.output, linear=self._linear)
         if nu.device.type == "cpu":
             check_finite(nu)
-            if not bool(nu.all()):
+            if not told and not bool(nu.all()):
                 warn_of_blanks(made.maps, nu, lambda image, k: targets[k], run.output)
         if isinstance(run.output, HeadOutput):
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
@@ -350,7 +350,7 @@ class ClosedFormCAM(BaseCAM):
     def _transform(self, backbone: nn.Module, name: str, x: Tensor, activations: Tensor) -> Any:
         """Return what brings the activations of a target layer to (N, T, H, W), or None."""
         if self.reshape_transform == "tokens":
-            return layout_of(backbone, lambda images: output_of(backbone, name, images), name, x, activations)
+            return layout_of(backbone, lambda net, images: output_of(net, name, images), name, x, activations)
         if self.reshape_transform is None and looks_channels_last(activations.shape, x.shape):
             raise ValueError(
                 f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last: pass "
@@ -358,10 +358,12 @@ class ClosedFormCAM(BaseCAM):
             )
         return self.reshape_transform
 
-    def _warn_of_blind_tokens(self, run: Run, layer: int, nu: Tensor) -> None:
+    def _tell_blind_tokens(self, run: Run, layer: int, nu: Tensor) -> bool:
         """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
-        if run.transforms[layer] is None or nu.device.type != "cpu" or bool(nu.any()):
-            return
+        layout = run.transforms[layer]
+        others = isinstance(layout, Layout) and layout.before + layout.after > 0
+        if not others or nu.device.type != "cpu" or bool(nu.any()):
+            return False
         norm = last_norm(self._layers(self.model)[0])
         fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
         warn(
@@ -369,6 +371,7 @@ class ClosedFormCAM(BaseCAM):
             f"a class token; {fix}the last layer in front of an attention",
             BlankMapWarning,
         )
+        return True
 
     def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
         """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
@@ -387,7 +390,7 @@ class ClosedFormCAM(BaseCAM):
                 shared = Rowwise(list(targets))
                 made = self._explained(run, layer, [shared])
                 maps, nu = made.maps, largest(made.maps, made.opposite)
-                self._warn_of_blind_tokens(run, layer, nu)
+                self._tell_blind_tokens(run, layer, nu)
                 if eigen_smooth:
                     check_finite(maps)
                     maps = smoothed_by_svd(self._terms(run, layer, shared, made), maps, targets)

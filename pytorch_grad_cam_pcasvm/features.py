@@ -36,8 +36,8 @@ def extract_features(
     Args:
         backbone: the network.
         loader: gives ``(images, labels)`` batches, or ``images`` alone; images of shape (N, ...).
-        layer: dotted name of a module of the backbone, or the module itself; None: the backbone's own output. Of an
-            output that is no tensor also the name of one of its fields, as ``"last_hidden_state"``.
+        layer: dotted name of a module of the backbone, or the module itself; None: the backbone's own output. Of a
+            Hugging Face model also the name of a field of its output, as ``"last_hidden_state"``.
         pool: how positions or tokens become one row: None: all of them, one behind the other; ``"mean"``, ``"max"`` or
             ``"gem"`` (or ``("gem", power)``) over positions, or over the tokens of patches; ``"cls"``, the class
             token; ``"cls+mean"``, both; or a function of the output.
@@ -98,11 +98,14 @@ class FeatureSource:
         layer: dotted name of a module; None: the backbone's own output.
         field: of the output, where that is no tensor.
         pool: as for :func:`extract_features`, or a function of the output.
+        named: whether the pool is one of the package's, which take tokens: of an output with fields the last hidden
+            state.
     """
 
     layer: str | None = None
     field: str | None = None
     pool: Any = None
+    named: bool = False
 
     def __repr__(self) -> str:
         return repr(self.field or self.layer or "its output")
@@ -114,32 +117,33 @@ class FeatureSource:
         """Return what a user means by a layer, or a field of the output, and a pool; names may be checked already."""
         if not checked:
             check_pool(pool)
-        if hasattr(backbone, "config"):  # as those have whose outputs have fields
-            if layer is None and isinstance(pool, str | tuple):
-                layer = "last_hidden_state"
-            if isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules:
-                return FeatureSource(None, layer, pool)
+        named = isinstance(pool, str | tuple)
+        # A configuration have those whose outputs have fields.
+        a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
+        if a_name and hasattr(backbone, "config"):
+            return FeatureSource(None, layer, pool, named)  # type: ignore[arg-type]
         if checked and not isinstance(layer, nn.Module):
-            return FeatureSource(layer, None, pool)
-        return FeatureSource(layer_name(backbone, layer), None, pool)
+            return FeatureSource(layer, None, pool, named)
+        return FeatureSource(layer_name(backbone, layer), None, pool, named)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
         """Return the same with a pool that is a function, for images of the shape of x."""
         if self.pool is None or callable(self.pool):
             return self
         whole = replace(self, pool=None)
-        layout = layout_of(backbone, lambda images: output_of(backbone, whole, images), repr(self)[1:-1], x)
+        layout = layout_of(backbone, lambda net, images: output_of(net, whole, images), repr(self)[1:-1], x)
         return replace(self, pool=pool_of(self.pool, layout))
 
     def of_output(self, output: Any) -> Any:
         """Return the features (N, ...) for what the layer gives."""
-        if self.field is not None:
-            found = output.get(self.field) if isinstance(output, Mapping) else getattr(output, self.field, None)
+        field = self.field
+        if field is None and self.named and not isinstance(output, Tensor):
+            field = "last_hidden_state"
+        if field is not None:
+            found = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
             if found is None:
                 has = list(output) if isinstance(output, Mapping) else type(output).__name__
-                raise ValueError(
-                    f"the backbone has no layer {self.field!r}, and its output no such field: it has {has}"
-                )
+                raise ValueError(f"the backbone has no layer {field!r}, and its output no such field: it has {has}")
             output = found
         return output if self.pool is None else self.pool(output)
 

@@ -1,6 +1,7 @@
 """Layout: where on the image every number of a layer's output lies, found by looking at what the network does."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,18 +55,19 @@ class Layout:
 _known: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
 def layout_of(
-    backbone: nn.Module, place: Callable[[Tensor], Any], name: str, x: Tensor, output: Tensor | None = None
+    backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], name: str, x: Tensor, output: Tensor | None = None
 ) -> Layout:
     """Find out how the output of a layer lies on the image.
 
-    The network runs up to there on noise. The grid is that of the last convolution before the tokens, the patch
-    embedding; tokens that are the same for different images belong to no patch; and a change in a corner of the image
-    has to show in that corner of the grid.
+    A twin of the network, without anybody's hooks, runs up to there on noise. The grid is that of the last convolution
+    before the tokens, the patch embedding; tokens that are the same for different images belong to no patch; and a
+    change in a corner of the image has to show in that corner of the grid.
 
     Args:
         backbone: the network.
-        place: runs it on images and returns the output.
+        place: runs such a network on images and returns the output.
         name: of the layer, for messages.
         x: images, shape (N, C, H, W) or (N, C, D, H, W).
         output: what the layer gives for them, if that is known.
@@ -81,9 +83,37 @@ def layout_of(
     known = _known.setdefault(backbone, {})
     if key not in known:
         with unchanged(backbone), torch.no_grad():
-            probe = _Probe(backbone, place, name, x)
-            known[key] = (_Probe(backbone, place, name, x, extra=1) if probe.ambiguous else probe).layout()
+            twin = _without_hooks(backbone)
+            probe = _Probe(twin, place, name, x)
+            known[key] = (_Probe(twin, place, name, x, extra=1) if probe.ambiguous else probe).layout()
     return known[key]
+
+
+def forget(layout: Layout) -> None:
+    """Look again at the networks that a layout was found for."""
+    for known in list(_known.values()):
+        for key in [key for key, value in known.items() if value is layout]:
+            del known[key]
+
+
+def _without_hooks(backbone: nn.Module) -> nn.Module:
+    """Return modules that share everything with those of a network but hooks, in evaluation mode."""
+    # What is hooked by others is not to see noise, and other threads may need the hooks meanwhile.
+    twins: dict[nn.Module, nn.Module] = {}
+    for module in modules_of(backbone):
+        if isinstance(module, torch.jit.ScriptModule):
+            twins[module] = module
+            continue
+        twin = twins[module] = object.__new__(type(module))
+        twin.__dict__ = {
+            name: OrderedDict() if "_hooks" in name and isinstance(value, dict) else value
+            for name, value in vars(module).items()
+        } | {"training": False}
+    for module, twin in twins.items():
+        if twin is not module:
+            children = module._modules.items()
+            twin.__dict__["_modules"] = {name: child if child is None else twins[child] for name, child in children}
+    return twins[backbone]
 
 
 def looks_channels_last(shape: torch.Size, image: torch.Size) -> bool:
@@ -116,7 +146,7 @@ class _Probe:
     """One run on a few images of noise, of which two differ from the first in one corner only."""
 
     def __init__(
-        self, backbone: nn.Module, place: Callable[[Tensor], Any], name: str, x: Tensor, extra: int = 0
+        self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], name: str, x: Tensor, extra: int = 0
     ) -> None:
         if x.dim() not in (4, 5):
             raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
@@ -129,7 +159,7 @@ class _Probe:
             corner[axis] = slice(-(-size[axis] // 4) * -1, None)
             where = (2 + axis, slice(None), *corner)
             self._images[where] = 4 * noise[(2, slice(None), *corner)]
-        self._shapes: list[tuple[int, ...]] = []  # of what convolutions gave
+        self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
         self._seen: list[_Tokens] = []
         with hooked() as hooks:
             for module in modules_of(backbone):
@@ -137,7 +167,7 @@ class _Probe:
                     continue
                 hooks.before(module, lambda module, args, kwargs: self._see((*args, *kwargs.values())))
                 hooks.after(module, self._after)
-            self._output = place(self._images)
+            self._output = place(backbone, self._images)
         self._see((self._output,))
 
     @property
@@ -155,7 +185,7 @@ class _Probe:
             return self._of_tokens(output, count)
         if len(output) != count:
             raise self._unknown(f"of {count} images it gives {tuple(output.shape)}")
-        grids = [shape[2:] for shape in self._shapes if len(shape) == output.dim()] + [self._images.shape[2:]]
+        grids = [*self._shapes, self._images.shape[2:]]
         places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
         layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
         fitting = [
@@ -174,12 +204,11 @@ class _Probe:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
         if len(batch) != 1:
             raise self._unknown(f"of {count} images it gives {tuple(output.shape)} (windows in place of images?)")
-        shapes = [shape[2:] for shape in self._shapes if len(shape) == self._images.dim()]
         seen = [tokens for tokens in self._seen if len(tokens.constant) == output.shape[1 - batch[0]]]
         first = seen[0]  # its last is the output
-        if not shapes[: first.convolutions]:
+        if not first.convolutions:
             raise self._unknown("no convolution runs before its tokens, whose grid would be theirs")
-        patches = shapes[first.convolutions - 1]
+        patches = self._shapes[first.convolutions - 1]
         same = first.constant
         length, extra = len(same), sum(same)
         before = next((i for i, constant in enumerate(same) if not constant), length)
@@ -210,8 +239,8 @@ class _Probe:
                 self._seen.append(_Tokens(len(self._shapes), constant, change, few))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if isinstance(module, _CONVOLUTIONS) and isinstance(output, Tensor):
-            self._shapes.append(tuple(output.shape))
+        if isinstance(module, _CONVOLUTIONS) and output.dim() == self._images.dim():
+            self._shapes.append(tuple(output.shape[2:]))
         self._see((output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ())
 
     def _unknown(self, reason: str) -> ValueError:
@@ -235,7 +264,9 @@ def _in_corners(changed: Tensor, grid: tuple[int, ...], margin: int = 0) -> bool
         for other, size in enumerate(grid):
             places = changed[2 + axis].movedim(other, 0).flatten(1).any(1).nonzero()[:, 0]
             distance = size - 1 - places if other == axis else places  # the far end of one axis, the near end of others
-            if not len(places) or int(distance.amax()) >= -(-size // 4) + margin:
+            # Of two positions one has to be left, or any order would do.
+            allowed = min(-(-size // 4) + margin, max(size - 1, 1))
+            if not len(places) or int(distance.amax()) >= allowed:
                 return False
     return True
 

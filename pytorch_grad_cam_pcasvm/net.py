@@ -138,8 +138,8 @@ class PCASVMNet(nn.Module):
         head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted
             estimators in order, or a :class:`Head`.
         layer: dotted name of a module of the backbone, or the module itself, whose output, flattened from dim 1, is
-            what the head was fitted on; None: the backbone's own output. Of an output that is no tensor also the name
-            of one of its fields, as ``"last_hidden_state"``.
+            what the head was fitted on; None: the backbone's own output. Of a Hugging Face model also the name of a
+            field of its output, as ``"last_hidden_state"``.
         pool: how positions or tokens become one row of features, as for :func:`extract_features`.
 
     Raises:

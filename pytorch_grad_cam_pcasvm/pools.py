@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.layout import Layout
+from pytorch_grad_cam_pcasvm.layout import Layout, forget
 
 POOLS = ("cls", "mean", "cls+mean", "max", "gem")
 
@@ -44,13 +44,21 @@ def pool_of(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor],
 
 
 def _pooled(name: str, power: float, layout: Layout, output: Tensor) -> Tensor:
-    if name == "cls":
-        return output.select(1 - layout.batch, 0)
     if name == "cls+mean":
         return torch.cat([_pooled("cls", power, layout, output), _pooled("mean", power, layout, output)], 1)
     positions = [d for d in range(layout.dims) if d not in (layout.batch, layout.channels)]
-    if layout.before or layout.after:
+    if layout.tokens is not None:
         (tokens,) = positions
+        expected = layout.before + layout.tokens[2] + layout.after
+        if output.shape[tokens] != expected:
+            forget(layout)
+            raise ValueError(
+                f"the network gives {output.shape[tokens]} tokens, and gave {expected} when it was looked at where "
+                "they lie: it has changed; run it again"
+            )
+    if name == "cls":
+        return output.select(1 - layout.batch, 0)
+    if layout.before or layout.after:
         output = output.narrow(tokens, layout.before, output.shape[tokens] - layout.before - layout.after)
     if name == "max":
         return output.amax(positions)

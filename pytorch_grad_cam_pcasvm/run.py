@@ -181,11 +181,16 @@ class Run:
         transform = self.transforms[layer]
         if transform is None or isinstance(transform, Layout):  # which knows where the images are
             return self.shaped(pulled, layer).transpose(0, 1)
-        return self.shaped(pulled.flatten(0, 1), layer).unflatten(0, pulled.shape[:2]).transpose(0, 1)
+        return torch.stack([self.shaped(part, layer) for part in pulled], 1)
 
     def _by_image(self, numbers: Tensor, layer: int) -> Tensor:
         """Return the sums over everything else of numbers as the network has them, shape (N,)."""
         transform = self.transforms[layer]
+        if not isinstance(transform, Layout) and len(numbers) != len(self):
+            raise ValueError(
+                f"the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, do not count the images first: "
+                "what reshape_transform leaves out cannot be told; pass reshape_transform='tokens'"
+            )
         return numbers.movedim(transform.batch if isinstance(transform, Layout) else 0, 0).flatten(1).sum(1)
 
     def _grads(self, seeds: Seeds) -> list[Tensor | None]:

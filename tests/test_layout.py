@@ -16,7 +16,7 @@ def found(net, layer, x=X):
     net = net.eval()
     with torch.no_grad():
         output = output_of(net, layer, x)
-        return layout_of(net, lambda images: output_of(net, layer, images), str(layer), x, output)
+        return layout_of(net, lambda net, images: output_of(net, layer, images), str(layer), x, output)
 
 
 def tower(**options):
@@ -107,10 +107,10 @@ def test_tokens_without_a_convolution_are_refused():
 def test_windows_in_place_of_images_are_refused():
     net = tower()
     with pytest.raises(ValueError, match="windows in place of images"):
-        layout_of(net, lambda x: net(x).unflatten(1, (5, 5)).flatten(0, 1), "windows", X)
+        layout_of(net, lambda net, x: net(x).unflatten(1, (5, 5)).flatten(0, 1), "windows", X)
 
 
-@pytest.mark.parametrize("output", [lambda x: x.flatten(1), lambda x: (x, x)])
+@pytest.mark.parametrize("output", [lambda net, x: x.flatten(1), lambda net, x: (x, x)])
 def test_what_has_no_positions_is_refused(output):
     with pytest.raises(ValueError, match="which has no positions"):
         layout_of(tower(), output, "rows", X)
@@ -119,7 +119,43 @@ def test_what_has_no_positions_is_refused(output):
 def test_merged_tokens_that_no_longer_fit_are_refused():
     net = tower(before=1)
     with pytest.raises(ValueError, match="are not those of a grid of 6 x 4 patches"):
-        layout_of(net, lambda x: net(x)[:, :20], "some", X)
+        layout_of(net, lambda net, x: net(x)[:, :20], "some", X)
+
+
+@pytest.mark.parametrize("order", ["columns", "late"])
+def test_another_order_of_four_patches_is_refused(order):
+    with pytest.raises(ValueError, match="do not lie row by row"):
+        found(tower(before=1, order=order), "blocks.1.norm1", torch.randn(2, 3, 8, 8))
+
+
+def test_other_convolutions_in_front_of_the_patches():
+    class Sound(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.tower = nn.Conv1d(3 * 24, 3 * 24, 3, padding=1), tower(before=1)
+
+        def forward(self, x):
+            return self.tower(x + 1e-3 * self.rows(x.flatten(1, 2)).reshape(x.shape))
+
+    assert found(Sound(), "tower.blocks.1.norm1") == Layout(GRID, 3, 0, 2, 1, 0)
+
+
+def test_the_hooks_of_others_see_no_noise():
+    net, seen = tower(before=1).eval(), []
+    net.blocks[1].norm1.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    found(net, "blocks.1.norm1")
+    assert seen == [len(X)], "the pass of the test itself, and no other"
+
+
+def test_a_network_in_training_mode_is_looked_at_in_evaluation_mode():
+    net = tower(before=1)
+    net.patches = nn.Sequential(net.patches, nn.Dropout(0.5))
+    net.train()
+    with torch.no_grad():
+        layout = layout_of(net, lambda net, x: net(x), "tokens", X)
+    assert layout.before == 1
+    assert net.training
+    assert net.patches[1].training
 
 
 def test_nothing_is_left_behind():
@@ -127,7 +163,7 @@ def test_nothing_is_left_behind():
     net = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.BatchNorm2d(4))  # in training mode: it counts
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
     with torch.no_grad():
-        layout_of(net, net, "1", X)
+        layout_of(net, lambda net, x: net(x), "1", X)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

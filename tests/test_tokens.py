@@ -6,7 +6,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from reference import jacobian_by_autograd, relative
+from pytorch_grad_cam import GradCAM
+from reference import jacobian_by_autograd, path_by_autograd, relative
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -31,6 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
     recombined,
+    register_jacobian,
 )
 from pytorch_grad_cam_pcasvm.path import Path, pullback
 from pytorch_grad_cam_pcasvm.rules import registry
@@ -487,9 +489,160 @@ def test_a_class_token_needs_one_query(monkeypatch):
 def test_a_short_way_that_goes_wrong_gives_no_map(kind, name, monkeypatch):
     net, x = net_of(tower(before=1), "cls"), images(3, 1)
     right = getattr(pullback, name)
-    monkeypatch.setattr(pullback, name, lambda *given: 1.001 * right(*given))
+    monkeypatch.setattr(pullback, name, lambda *given, **named: 1.001 * right(*given, **named))
     with pytest.raises(NoClosedFormError, match="differ from its pullback, which is a fault of this package"):
         kind(net, ["blocks.1.norm1"], "tokens").explain(x)
+
+
+# --- What a reviewer found ------------------------------------------------------------------------------------------
+
+
+def test_the_first_call_of_the_host_is_the_second():
+    net, x = net_of(tower(before=1), "cls"), images(3, 1)
+    fresh = PCASVMNet(tower(before=1), net.head, pool="cls").eval()
+    host, targets = GradCAM(fresh, [fresh.backbone.blocks[1].norm1], by_hand(1)), [SVMTarget("bee")] * 3
+    first, second = (host(x, targets) for _ in range(2))
+    assert relative(first, second) < 1e-6
+    assert np.abs(second - ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens")(x, targets)).max() < 1e-4
+
+
+class Slopes(nn.Module):
+    """A PReLU over the channels of tokens that lie as (N, D, L)."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.prelu, self.dense = nn.PReLU(width), nn.Linear(12, 12)
+        nn.init.uniform_(self.prelu.weight, -1, 1)
+
+    def forward(self, x):
+        return self.dense(self.prelu(x.mT).mT)
+
+
+@pytest.mark.parametrize("length", [8, 12, 13])
+def test_slopes_along_the_channels_are_no_slopes_of_tokens(length):
+    torch.manual_seed(0)
+    net = nn.Sequential(Following(Slopes(12), False), Lambda(lambda t: t[:, 0])).double()
+    x = torch.randn(3, length, 12, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(net, None, ["0.start"]).record(x)
+    seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
+    _, expected = path_by_autograd(net, None, "0.start", x, seeds)
+    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+
+
+class Swish(nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(x)
+
+
+@pytest.mark.parametrize("kind", [ClosedFormGradCAM, ContributionCAM])
+def test_a_registered_layer_behind_a_class_token(kind, rules):
+    @register_jacobian(Swish, secant="elementwise")
+    def swish(layer, x, y, grad):
+        s = torch.sigmoid(x)
+        return grad * (s + y * (1 - s))
+
+    backbone = tower(before=1)
+    backbone.blocks[1].mlp[1] = Swish()
+    net, x = net_of(backbone, "cls"), images(3, 1)
+    maps = kind(net, ["blocks.1.norm1"], "tokens").explain(x)
+    if kind is ContributionCAM:
+        assert adds_up(maps) < 1e-12
+    else:
+        expected = kind(net, ["blocks.1.norm1"], "tokens", jacobian="autograd").explain(x)
+        assert relative(maps.maps, expected.maps) < 1e-10
+
+
+def test_a_compiled_net_finds_its_tokens():
+    net, x = net_of(tower(before=1), "cls"), images(3, 1)
+    fresh = PCASVMNet(tower(before=1), net.head, pool="cls").eval()
+    with torch.no_grad():
+        assert relative(torch.compile(fresh, backend="eager")(x), net(x)) < 1e-12
+
+
+def test_a_configuration_does_not_say_that_there_are_fields():
+    backbone = tower(before=1)
+    backbone.config = {"width": 12}
+    features, _ = extract_features(backbone, [images(2)], pool="cls", progress=False)
+    assert features.shape == (2, 12)
+
+
+def test_a_network_that_has_changed_is_looked_at_again():
+    backbone, x = tower(before=1), images(2)
+    extract_features(backbone, [x], pool="mean", progress=False)
+    backbone.before = nn.Parameter(torch.randn(1, 4, 12, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"gives 28 tokens, and gave 25 .* run it again"):
+        extract_features(backbone, [x], pool="mean", progress=False)
+    features, _ = extract_features(backbone, [x], pool="mean", progress=False)
+    with torch.no_grad():
+        np.testing.assert_allclose(features, backbone(x)[:, 4:].mean(1).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, torch.linspace(-1, 1, 29).to(x)),
+        lambda x: x.clamp(max=torch.linspace(-1, 1, 29 * 12).reshape(29, 12).to(x)) * 2,
+    ],
+)
+def test_arguments_by_name_and_masks_of_one_dimension(behind):
+    net = nn.Sequential(Following(Lambda(behind), False), Lambda(lambda t: t[:, 0])).double()
+    x = torch.randn(3, 29, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        passed = Path(net, None, ["0.start"]).record(x)
+    seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
+    _, expected = path_by_autograd(net, None, "0.start", x, seeds)
+    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+    assert relative(passed.token_sums([seeds], 0, (1, 3, 20))[:, :, 0], expected[:, :, 3:23].sum(2)) < 1e-12
+
+
+def test_a_named_argument_on_the_path_is_refused_behind_a_class_token_too():
+    behind = Lambda(lambda x: x.clamp(max=x.mean(1, keepdim=True) + 0.1))
+    net = nn.Sequential(Following(behind, False), Lambda(lambda t: t[:, 0])).double()
+    with torch.no_grad():
+        passed = Path(net, None, ["0.start"]).record(torch.randn(3, 29, 12, dtype=torch.float64))
+    with pytest.raises(NoClosedFormError, match="an argument of clamp depends on the target layer"):
+        passed.pullback([torch.ones(1, 3, 12, dtype=torch.float64)], 0)
+
+
+class Folded(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+
+
+def test_heads_that_are_folded_into_the_batch_are_not_taken_for_heads():
+    backbone = tower(before=1, fused=True)
+    backbone.blocks[1].attn.__class__ = Folded
+    net = net_of(backbone, "cls")
+    with pytest.raises(NoClosedFormError, match="heads and images cannot be told apart"):
+        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens").explain(images(2, 1), heads=True)
+
+
+def test_a_hand_written_transform_of_tokens_that_come_first():
+    backbone = tower(before=2, first=True)
+    net, x = net_of(nn.Sequential(backbone, Turned()), "mean"), images(3, 1)
+
+    def hand(t):
+        return t[2:].permute(1, 2, 0).unflatten(2, GRID)
+
+    found = ClosedFormGradCAM(net, ["1.turned"], hand).explain(x)
+    assert relative(found.maps, ClosedFormGradCAM(net, ["1.turned"], "tokens").explain(x).maps) < 1e-12
+    with pytest.raises(ValueError, match="do not count the images first"):
+        ContributionCAM(net, ["1.turned"], hand).explain(x)
+
+
+class Turned(nn.Module):
+    """Tokens first, for a while."""
+
+    def __init__(self):
+        super().__init__()
+        self.turned, self.dense = nn.Identity(), nn.Linear(12, 12)
+
+    def forward(self, x):
+        x = x if x.shape[0] == 26 else x.transpose(0, 1)
+        return self.dense(self.turned(1 * x).tanh()).transpose(0, 1)
 
 
 def test_bad_options_are_refused():

@@ -140,7 +140,8 @@ class ClosedFormPass(Pass):
             pulled = self.pullback(seeds, target, baseline)
             return times(pulled, self.tape.values[root] - baseline.values[root], dims)
 
-        self._check_tokens(("token contributions", dims), target, seeds, contributions, expected)
+        kind = ("token contributions", dims, self.tape.values[root].shape[dims[1]])
+        self._check_tokens(kind, target, seeds, contributions, expected)
         return contributions(seeds)
 
     def _check_tokens(

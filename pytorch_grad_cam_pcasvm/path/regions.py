@@ -100,7 +100,7 @@ class _RegionWalk(Walk):
         if any(index not in self.places for index in inputs) or any(index in step.inputs for index in step.outputs):
             return False
         args, kwargs = arguments(rule, step.args, step.kwargs)
-        if any(isinstance(item, Ref) for item in kwargs.values()):
+        if any(isinstance(item, Ref | Tensor) for item in kwargs.values()):
             return False
         followed = self._followed(step, rule, args, inputs)
         if followed is None:

@@ -5,6 +5,7 @@ summed over tokens goes back as one token through steps that are linear and the 
 a token, ``sum_t J_t (x_t - x0_t)``, are the same in front of such steps and behind them: secants add up for each token.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -106,8 +107,14 @@ def dims_of_arguments(tape: Tape, step: Step, rule: Rule, args: Sequence[Any], d
     Returns:
         The dimensions, None for what all tokens share; or None where the step mixes tokens, or is not known.
     """
+    if isinstance(step.function, type):  # a layer: what it does with its arguments is not known
+        return None
     output = tape.values[next(index for index in step.outputs if index is not None)].shape
     sizes = [_shape(tape, item) for item in args]
+    # Other arguments are broadcast as the function likes: PReLU's slopes lie along dimension 1.
+    others = any(shape is not None and shape != output and math.prod(shape) > 1 for shape in sizes[1:])
+    if rule.secant == "elementwise" and others:
+        return None
     if rule.secant == "elementwise" or rule.pull in BY_NUMBER:
         return [None if shape is None else _broadcast(shape, output, dim) for shape in sizes]
     first = sizes[0]
@@ -119,7 +126,7 @@ def dims_of_arguments(tape: Tape, step: Step, rule: Rule, args: Sequence[Any], d
     dims: list[int | None] = [of_first, *[None] * (len(args) - 1)]
     if rule.pull is attention.attention and len(args) > 3 and sizes[3] is not None:
         mask = sizes[3]
-        dims[3] = len(mask) - 2 if mask[-2] > 1 else None
+        dims[3] = len(mask) - 2 if len(mask) > 1 and mask[-2] > 1 else None
     return dims
 
 
@@ -151,8 +158,8 @@ def _dim_of_first(
         along = (args[1] if len(args) > 1 else 0) % len(shape)
         return dim if dim < along else dim + 1
     if pull is shapes.reshape:
-        counts = [_product(output[:dim]), output[dim]]
-        return next((d for d in range(len(shape)) if [_product(shape[:d]), shape[d]] == counts), None)
+        counts = [math.prod(output[:dim]), output[dim]]
+        return next((d for d in range(len(shape)) if [math.prod(shape[:d]), shape[d]] == counts), None)
     if pull not in _MIXING or dim != last - 1 or len(shape) != len(output):
         return None
     special = (pull is attention.attention and (len(args) > 5 and args[5])) or "enable_gqa" in step.kwargs
@@ -172,13 +179,6 @@ def same_for_all_tokens(rule: Rule, step: Step) -> bool:
         shapes.transpose,
         shapes.unbind,
     )
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 def _shape(tape: Tape, item: Any) -> Sequence[int] | None:

@@ -88,7 +88,12 @@ class Walk:
                 "choose the last block's norm in front of its attention",
             )
         assert self.attention is not None
-        heads = self.tape.values[self.attention.output].shape[-3]
+        shape = self.tape.values[self.attention.output].shape
+        if len(shape) != 4:
+            raise NoClosedFormError(
+                f"attention gives {tuple(shape)}, in which heads and images cannot be told apart", "leave heads=False"
+            )
+        heads = shape[-3]
         self.count *= heads
 
         def split(grad: Tensor) -> Tensor:
@@ -121,7 +126,7 @@ class Walk:
                 if part is not None:
                     self.give(step.inputs[0], part)
                     return
-            if isinstance(grad, Part):
+            if isinstance(grad, Part) and not any(isinstance(item, Ref | Tensor) for item in kwargs.values()):
                 dims = dims_of_arguments(self.tape, step, rule, args, grad.dim)
                 if dims is not None:
                     place = grad.dim, grad.start, grad.length
