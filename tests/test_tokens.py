@@ -581,8 +581,10 @@ def test_a_network_that_has_changed_is_looked_at_again():
 @pytest.mark.parametrize(
     "behind",
     [
-        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, torch.linspace(-1, 1, 29).to(x)),
-        lambda x: x.clamp(max=torch.linspace(-1, 1, 29 * 12).reshape(29, 12).to(x)) * 2,
+        lambda x: torch.nn.functional.scaled_dot_product_attention(
+            x, x, x, torch.linspace(-1, 1, 29, dtype=torch.float64)
+        ),
+        lambda x: x.clamp(max=torch.linspace(-1, 1, 29 * 12, dtype=torch.float64).reshape(29, 12)) * 2,
     ],
 )
 def test_arguments_by_name_and_masks_of_one_dimension(behind):
