@@ -30,7 +30,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +458,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--network", default="", help="only networks whose name contains this")
+    parser.add_argument("--components", type=int, nargs="+", default=[3, 64])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS)
     parser.add_argument("--rounds", type=int, default=9, help="three times as many for a single image")
@@ -472,6 +473,7 @@ def main() -> None:
     for network in NETWORKS:
         if arguments.network.lower() not in network.name.lower():
             continue
+        network = replace(network, components=tuple(b for b in network.components if b in arguments.components))
         for row in measure(network, arguments.batch, arguments.rounds, device, peers):
             print(line(time_cells(row, peers)), flush=True)
             rows.append(row)

@@ -140,6 +140,11 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
             activations = output_of(backbone, name, images.to(device_of(net)))
             if not isinstance(activations, Tensor):
                 raise TypeError(f"the layer {name!r} gives a {type(activations).__name__}, not a tensor: name another")
+            if total is None and not _counts_images(backbone, name, activations, images.to(device_of(net))):
+                raise ValueError(
+                    f"the output of {name!r}, {tuple(activations.shape)}, does not count the images first (tokens "
+                    "do?): choose a layer that does, or baseline='zero'"
+                )
             if total is not None and total.shape != activations.shape[1:]:
                 raise ValueError(
                     f"activations of shapes {tuple(total.shape)} and {tuple(activations.shape[1:])} have no mean: "
@@ -150,6 +155,13 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
     if total is None:
         raise ValueError("the loader gave no batch: there is nothing to average")
     return (total / count).to(torch.promote_types(activations.dtype, torch.float32))
+
+
+def _counts_images(backbone: nn.Module, name: str | None, activations: Tensor, images: Tensor) -> bool:
+    """Return whether the first dimension of a layer's output counts the images."""
+    if activations.dim() > 1 and len(activations) == activations.shape[1] == len(images) > 1:
+        return len(output_of(backbone, name, images[:1])) == 1
+    return len(activations) == len(images)
 
 
 def _backbone(net: nn.Module) -> nn.Module:

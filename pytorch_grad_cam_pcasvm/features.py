@@ -131,7 +131,13 @@ class FeatureSource:
         if self.pool is None or callable(self.pool):
             return self
         whole = replace(self, pool=None)
-        layout = layout_of(backbone, lambda net, images: output_of(net, whole, images), repr(self)[1:-1], x)
+        layout = layout_of(
+            backbone,
+            lambda net, images: output_of(net, whole, images),
+            repr(self)[1:-1],
+            x,
+            fix="pass a function as pool, as pool=lambda t: t[:, 0] of tokens (N, L, D)",
+        )
         return replace(self, pool=pool_of(self.pool, layout))
 
     def of_output(self, output: Any) -> Any:

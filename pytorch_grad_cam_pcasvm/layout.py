@@ -52,12 +52,21 @@ class Layout:
         return self.parts(output)[1].unflatten(-1, self.grid)
 
 
+_TRANSFORM = (
+    "pass a function that brings it to (N, T, H, W), as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is one "
+    "class token"
+)
 _known: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
 def layout_of(
-    backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], name: str, x: Tensor, output: Tensor | None = None
+    backbone: nn.Module,
+    place: Callable[[nn.Module, Tensor], Any],
+    name: str,
+    x: Tensor,
+    output: Tensor | None = None,
+    fix: str = _TRANSFORM,
 ) -> Layout:
     """Find out how the output of a layer lies on the image.
 
@@ -71,6 +80,7 @@ def layout_of(
         name: of the layer, for messages.
         x: images, shape (N, C, H, W) or (N, C, D, H, W).
         output: what the layer gives for them, if that is known.
+        fix: the way out where it cannot be known.
 
     Returns:
         The layout.
@@ -84,9 +94,18 @@ def layout_of(
     if key not in known:
         with unchanged(backbone), torch.no_grad():
             twin = _without_hooks(backbone)
-            probe = _Probe(twin, place, name, x)
-            known[key] = (_Probe(twin, place, name, x, extra=1) if probe.ambiguous else probe).layout()
+            try:
+                probe = _Probe(twin, place, x)
+                known[key] = (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
+            except _UnknownError as error:
+                raise ValueError(
+                    f"how the output of {name!r} lies on the image cannot be known: {error}; {fix}"
+                ) from None
     return known[key]
+
+
+class _UnknownError(Exception):
+    """Why a layout cannot be known."""
 
 
 def forget(layout: Layout) -> None:
@@ -146,11 +165,10 @@ class _Probe:
     """One run on a few images of noise, of which two differ from the first in one corner only."""
 
     def __init__(
-        self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], name: str, x: Tensor, extra: int = 0
+        self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor, extra: int = 0
     ) -> None:
         if x.dim() not in (4, 5):
             raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
-        self._name = name
         size = x.shape[2:]
         noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
         self._images = noise[[0, 1, *[0] * (len(size) + extra)]]
@@ -180,11 +198,11 @@ class _Probe:
         output, count = self._output, len(self._images)
         if not isinstance(output, Tensor) or output.dim() not in (3, 4, 5):
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise self._unknown(f"it gives {shape}, which has no positions")
+            raise _UnknownError(f"it gives {shape}, which has no positions")
         if output.dim() == 3:
             return self._of_tokens(output, count)
         if len(output) != count:
-            raise self._unknown(f"of {count} images it gives {tuple(output.shape)}")
+            raise _UnknownError(f"of {count} images it gives {tuple(output.shape)}")
         grids = [*self._shapes, self._images.shape[2:]]
         places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
         layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
@@ -197,17 +215,17 @@ class _Probe:
                 layout for layout in fitting or layouts if _in_corners(_largest(layout(change).amax(1)), layout.grid)
             ]
         if len(fitting) != 1:
-            raise self._unknown(f"its shape {tuple(output.shape)} can be read with channels first or last")
+            raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
         return fitting[0]
 
     def _of_tokens(self, output: Tensor, count: int) -> Layout:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
         if len(batch) != 1:
-            raise self._unknown(f"of {count} images it gives {tuple(output.shape)} (windows in place of images?)")
+            raise _UnknownError(f"of {count} images it gives {tuple(output.shape)} (windows in place of images?)")
         seen = [tokens for tokens in self._seen if len(tokens.constant) == output.shape[1 - batch[0]]]
         first = seen[0]  # its last is the output
         if not first.convolutions:
-            raise self._unknown("no convolution runs before its tokens, whose grid would be theirs")
+            raise _UnknownError("no convolution runs before its tokens, whose grid would be theirs")
         patches = self._shapes[first.convolutions - 1]
         same = first.constant
         length, extra = len(same), sum(same)
@@ -215,7 +233,7 @@ class _Probe:
         after = next((i for i, constant in enumerate(reversed(same)) if not constant), length)
         grid = _merged(patches, length - extra)
         if extra != before + after or grid is None or (extra and grid != patches):
-            raise self._unknown(
+            raise _UnknownError(
                 f"its {length} tokens, {extra} of them the same for all images, are not those of a grid of "
                 f"{' x '.join(map(str, patches))} patches"
             )
@@ -224,7 +242,7 @@ class _Probe:
             of_grid = tokens.change[:, before : length - after].unflatten(1, grid)
             changed, margin = (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_largest(of_grid), 0)
             if (tokens is first or tokens.few_changed) and not _in_corners(changed, grid, margin):
-                raise self._unknown("its tokens do not lie row by row, or every token looks at the whole image")
+                raise _UnknownError("its tokens do not lie row by row, or every token looks at the whole image")
         return Layout(grid, 3, batch[0], 2, before, after)
 
     def _see(self, items: Any) -> None:
@@ -242,12 +260,6 @@ class _Probe:
         if isinstance(module, _CONVOLUTIONS) and output.dim() == self._images.dim():
             self._shapes.append(tuple(output.shape[2:]))
         self._see((output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ())
-
-    def _unknown(self, reason: str) -> ValueError:
-        return ValueError(
-            f"how the output of {self._name!r} lies on the image cannot be known: {reason}; pass a function that "
-            "brings it to (N, T, H, W), as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is one class token"
-        )
 
 
 def _largest(change: Tensor) -> Tensor:

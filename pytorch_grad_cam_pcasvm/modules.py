@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,10 +56,15 @@ def last_norm(backbone: nn.Module) -> str | None:
     """Return the name of the last norm in front of an attention, or None."""
     found = None
     for name, module in backbone.named_modules():
-        children = list(module.named_children())
-        for (norm, _), (following, attention) in pairwise(children):
-            if re.search("norm|ln", norm) and "att" in following and next(attention.parameters(), None) is not None:
-                found = f"{name}.{norm}".lstrip(".")
+        children = [child for child, inner in module.named_children() if next(inner.parameters(), None) is not None]
+        attention = next((place for place, child in enumerate(children) if "att" in child), None)
+        norm = next((place for place, child in enumerate(children) if re.search("norm|ln", child)), None)
+        if attention is None or norm is None:
+            continue
+        # Declared behind it, it is in front of it all the same if it is the first of two, but for torch's own layer.
+        behind = isinstance(module, nn.TransformerEncoderLayer) and not module.norm_first
+        if norm < attention or (children[norm].endswith("1") and not behind):
+            found = f"{name}.{children[norm]}".lstrip(".")
     return found
 
 

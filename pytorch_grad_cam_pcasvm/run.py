@@ -144,7 +144,8 @@ class Run:
                 dims = (transform.batch, tokens)
                 every = self.passed.token_contributions(self._grads(seeds), layer, dims, baseline).transpose(0, 1)
                 maps = every.narrow(2, start, length)
-                return maps.unflatten(2, transform.grid), every.sum(-1) - maps.sum(-1)
+                others = every[..., :start].sum(-1) + every[..., start + length :].sum(-1)
+                return maps.unflatten(2, transform.grid), others
             pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
         maps = summed(self._in_shape(pulled, layer), self.shaped(x, layer), "channels")
         given = x.to(pulled.dtype)
