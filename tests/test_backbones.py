@@ -115,3 +115,33 @@ def test_a_backbone_is_explained_without_a_wrapper(name):
     weights = grad.sum((2, 3))
     assert relative(maps.weights[:, 0], weights) < 1e-10
     assert relative(maps.maps[:, 0], torch.einsum("nt,nthw->nhw", weights, activations)) < 1e-10
+
+
+def test_einops():
+    einops = pytest.importorskip("einops")
+
+    class Patches(nn.Module):
+        """A block whose tensors are moved by einops alone, windows merged into the batch."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv, self.start = nn.Conv2d(3, 8, 4, 4), nn.Identity()
+            self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 5)
+
+        def forward(self, x):
+            x = self.start(self.conv(x))
+            windows = einops.rearrange(x, "n c (h a) (w b) -> (n h w) (a b) c", a=2, b=2)
+            q, k, v = einops.rearrange(self.qkv(windows), "m l (three heads d) -> three m heads l d", three=3, heads=2)
+            weights = einops.einsum(q, k, "m h i d, m h j d -> m h i j").softmax(-1)
+            mixed = einops.rearrange(einops.einsum(weights, v, "m h i j, m h j d -> m h i d"), "m h l d -> m l (h d)")
+            places = einops.rearrange(mixed, "(n h w) l c -> n (h w) l c", n=len(x), h=2)
+            return self.out(einops.reduce(places, "n p l c -> n c", "mean"))
+
+    torch.manual_seed(0)
+    net = Patches().double().eval()
+    x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    found = ClosedFormGradCAM(net, ["start"]).explain(x, [_fourth])
+    expected = ClosedFormGradCAM(net, ["start"], jacobian="autograd").explain(x, [_fourth])
+    assert relative(found.maps, expected.maps) < 1e-12
+    added = ContributionCAM(net, ["start"]).explain(x, [_fourth])
+    assert relative(added.maps.sum((2, 3)), added.values - added.baseline_values) < 1e-12
