@@ -291,21 +291,16 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor, sam
         net.requires_grad_(True)
         return weighted(jacobian, kept[0].detach())
 
-    if network.pool is not None:
-        return {
-            "floor": Contestant(floor),
-            "ours": Contestant(explain),
-            "host": Contestant(by_host, sampled / (2 * b + 1), sample[0]),
-            "captum": Contestant(by_captum, sampled / (b + 1), sample[0]),
-            "torchcam": Contestant(by_torchcam),
-            "batched": Contestant(by_batched_behind),
-        }
-    return {
+    found = {
         "floor": Contestant(floor),
         "ours": Contestant(explain),
         "host": Contestant(by_host, sampled / (2 * b + 1), sample[0]),
         "captum": Contestant(by_captum, sampled / (b + 1), sample[0]),
         "torchcam": Contestant(by_torchcam),
+    }
+    if network.pool is not None:
+        return found | {"batched": Contestant(by_batched_behind)}
+    return found | {
         "sk2torch": Contestant(by_sk2torch, sampled / (2 * b + 1), sample[0]),
         "jacrev": Contestant(by_jacrev),
         "batched": Contestant(by_batched),

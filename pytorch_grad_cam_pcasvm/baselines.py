@@ -128,7 +128,8 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
 
     Raises:
         TypeError: the loader gives something else than floating-point tensors, or the layer does.
-        ValueError: the loader is empty, its images differ in size, or the network has no such layer.
+        ValueError: the loader is empty, its images differ in size, the layer's output does not count them first, or
+            the network has no such layer.
     """
     backbone = _backbone(net)
     name = layer_name(backbone, layer)

@@ -193,10 +193,10 @@ class ClosedFormCAM(BaseCAM):
             Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device.
 
         Raises:
-            NoClosedFormError: the path has a step without a rule.
+            NoClosedFormError: the path has a step without a rule, or no attention whose heads could be kept apart.
             TypeError: the input is no floating-point tensor, or a target not callable.
-            ValueError: an empty batch, NaN or infinite values, no targets, several target layers, or a target that
-                the head does not know.
+            ValueError: an empty batch, NaN or infinite values, no targets, several target layers, a target that the
+                head does not know, or heads of a method whose maps of heads do not add up.
         """
         x = self._checked_images(input_tensor)
         self._only_layer()

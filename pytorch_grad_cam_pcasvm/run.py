@@ -135,17 +135,17 @@ class Run:
             The maps, shape (N, K, H, W), and what positions that are not on them contribute, (N, K).
         """
         transform = self.transforms[layer]
-        if transform is None or (isinstance(transform, Layout) and not transform.before + transform.after):
+        if isinstance(transform, Layout) and transform.tokens is not None:
+            tokens, start, length = transform.tokens
+            dims = (transform.batch, tokens)
+            with full_precision(seeds.values.device):
+                every = self.passed.token_contributions(self._grads(seeds), layer, dims, baseline).transpose(0, 1)
+            others = every[..., :start].sum(-1) + every[..., start + length :].sum(-1)
+            return every.narrow(2, start, length).unflatten(2, transform.grid), others
+        if transform is None or isinstance(transform, Layout):
             maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
             return maps, maps.new_zeros(maps.shape[:2])
         with full_precision(seeds.values.device):
-            if isinstance(transform, Layout) and transform.tokens is not None:
-                tokens, start, length = transform.tokens
-                dims = (transform.batch, tokens)
-                every = self.passed.token_contributions(self._grads(seeds), layer, dims, baseline).transpose(0, 1)
-                maps = every.narrow(2, start, length)
-                others = every[..., :start].sum(-1) + every[..., start + length :].sum(-1)
-                return maps.unflatten(2, transform.grid), others
             pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
         maps = summed(self._in_shape(pulled, layer), self.shaped(x, layer), "channels")
         given = x.to(pulled.dtype)

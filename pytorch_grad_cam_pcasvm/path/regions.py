@@ -95,7 +95,7 @@ class _RegionWalk(Walk):
         """Take the outputs of a step into the region if all that it works on are tokens of it."""
         rule = rule_of(step.function)
         inputs = [index for index in step.inputs if index in self.values]
-        if rule is None or isinstance(step.function, type) or not self._belongs(rule, step):
+        if rule is None or not self._belongs(rule, step):
             return False
         if any(index not in self.places for index in inputs) or any(index in step.inputs for index in step.outputs):
             return False
