@@ -160,7 +160,7 @@ class SignedMaps:
             tensors,
             {
                 "format": FORMAT,
-                "targets": json.dumps([_encode(t) for t in self.targets]),
+                "targets": json.dumps([encoded(t) for t in self.targets]),
                 "linear": json.dumps(self.linear),
             },
         )
@@ -179,7 +179,7 @@ class SignedMaps:
         metadata, tensors = storage.read(path, "maps.save(path)")
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path} is not a file of maps: write one with maps.save(path)")
-        targets = [_decode(target) for target in json.loads(metadata["targets"])]
+        targets = [decoded(target) for target in json.loads(metadata["targets"])]
         numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
         output = tensors.get("output.scores", numbered)
         named = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
@@ -301,7 +301,7 @@ def _named(output: Any) -> dict[str, Tensor]:
     return {"output.scores": output.as_subclass(Tensor), **named}
 
 
-def _encode(target: Any) -> Any:
+def encoded(target: Any) -> Any:
     """Return a target as JSON: its class and fields, or the name of one that is not of this package."""
     kind = type(target)
     if kind not in _TARGETS.values():
@@ -316,7 +316,8 @@ def _encode(target: Any) -> Any:
     return {"target": kind.__name__, "fields": values}
 
 
-def _decode(target: Any) -> Any:
+def decoded(target: Any) -> Any:
+    """Return the target that :func:`encoded` wrote; of a foreign one its name."""
     if isinstance(target, str):
         return target
     kind = _TARGETS.get(target["target"])

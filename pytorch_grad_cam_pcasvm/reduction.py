@@ -33,7 +33,7 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
     Raises:
         TypeError: the maps are something else.
         ValueError: they are not those of all components, of a method that does not allow it, or the head takes another
-            number of components; or a target that it does not know.
+            number of components, or reduces features in another way; or a target that it does not know.
     """
     if not isinstance(components, SignedMaps):
         raise TypeError(f"expected the SignedMaps of all components, got {type(components).__name__}")
@@ -109,10 +109,19 @@ def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -
 
 def _behind_reduction(head: Head, count: int, output: Any) -> Head | None:
     """Return the part of a head behind its components; None if there is nothing."""
-    width = output.features.shape[-1] if isinstance(output, HeadOutput) else None
+    made_by = output.head if isinstance(output, HeadOutput) else None
+    width = None
+    if made_by is not None:
+        width = made_by.n_features if output.features is None else output.features.shape[-1]
     # A head that takes the components may have a reduction of its own.
     whole = head.n_features == count != width
-    stages = list(head.stages)[0 if whole else head.component_position or 0 :]
+    position = 0 if whole else head.component_position or 0
+    if made_by is not None and not whole and not head.starts_as(made_by, position):
+        raise ValueError(
+            "the head reduces features in another way than the head that the components came from: fit its classifier "
+            "on the components, as SVC().fit(components, labels)"
+        )
+    stages = list(head.stages)[position:]
     if not stages:
         return None
     tail = Head(stages)

@@ -267,6 +267,18 @@ class Head(Hookable):
         grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 
+    def starts_as(self, other: "Head", count: int) -> bool:
+        """Return whether the first stages of two heads are the same to the last bit."""
+        parts = [list(head.stages)[:count] for head in (self, other)]
+        if all(one is two for one, two in zip(*parts, strict=False)) and len(parts[0]) == len(parts[1]):
+            return True
+        states = [nn.ModuleList(part).state_dict() for part in parts]
+        return (
+            storage.constants(parts[0]) == storage.constants(parts[1])
+            and states[0].keys() == states[1].keys()
+            and all(torch.equal(tensor.cpu(), states[1][name].cpu()) for name, tensor in states[0].items())
+        )
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the head to a file: safetensors with a JSON header, no pickle.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, stages, voting
@@ -38,7 +38,12 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: di
     if not Path(path).parent.is_dir():
         raise FileNotFoundError(f"there is no folder {Path(path).parent} to save in: make it first")
     # Clones: the format has no views.
-    save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, path, metadata)
+    written = serialised({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, metadata)
+    # The library writes the strings in an order of its own, another one every time.
+    length = int.from_bytes(written[:8], "little")
+    header = json.dumps(json.loads(written[8 : 8 + length]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    Path(path).write_bytes(len(header).to_bytes(8, "little") + header + written[8 + length :])
 
 
 def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -1,0 +1,268 @@
+"""Building an atlas: plan, refuse what does not fit, make the shards that are missing."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+import pytorch_grad_cam_pcasvm
+from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.atlas.images import THUMBNAIL, Batch, Images
+from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.maps import encoded
+from pytorch_grad_cam_pcasvm.methods import ContributionCAM
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
+
+# Images that the network sees at once: rounding depends on it, so it depends on nothing else.
+BLOCK = {"cpu": 16, "cuda": 64}
+
+
+def build(
+    net: PCASVMNet,
+    dataset: Any,
+    target_layers: Sequence[nn.Module | str],
+    out: str | Path,
+    *,
+    method: type[ClosedFormCAM] = ContributionCAM,
+    targets: Sequence[Target] | None = None,
+    transform: Callable[[Any], Tensor] | None = None,
+    picture: Callable[[Tensor], Tensor] | None = None,
+    thumbnails: bool = True,
+    batch_size: int = 64,
+    block: int | None = None,
+    shard_size: int = 2048,
+    workers: int = 0,
+    engine: str = "local",
+    processes: int | None = None,
+    skip_bad_images: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> Atlas:
+    """Explain a whole data set once, and keep it: an atlas.
+
+    A build that was stopped goes on where it was when it is run again with the same arguments: shards that are there
+    are not made anew. Numbers do not depend on the engine, on ``batch_size``, nor on ``shard_size``.
+
+    Args:
+        net: a :class:`PCASVMNet` whose head has a reduction.
+        dataset: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
+            Hugging Face ``Dataset`` with an image column; or a folder, of images or of one folder for each class.
+        target_layers: one layer, as for the method.
+        out: folder of the atlas; every machine must see it.
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
+        targets: to be kept besides the components; None: for a method whose maps of decisions are no sums of component
+            maps the predicted class, else nothing more (see :meth:`Atlas.explain`).
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1], for thumbnails; None: what undoes the
+            transform's Normalize, or else stretches each image from its smallest to its largest value.
+        thumbnails: keep a picture of at most 96x96 of each image (about 2 kB) for :meth:`Atlas.to_html`.
+        batch_size: images that a process reads ahead.
+        block: images that the network sees at once, the last filled up with copies; the last bits of the numbers depend
+            on it. None: 16, on CUDA 64.
+        shard_size: rows of a shard, a multiple of ``block`` (rounded up to one).
+        workers: processes that read images, for each process that explains.
+        engine: ``"local"``, or ``"ray"``: a cluster, or this machine if there is none (``pip install
+            'pytorch_grad_cam_pcasvm[ray]'``).
+        processes: that explain: of ``"local"`` on this machine, each with its part of the threads or a GPU of its own;
+            of ``"ray"`` actors. None: one, or as many as the cluster has GPUs, or half its CPUs.
+        skip_bad_images: leave out images that cannot be read, and list them in the manifest.
+        progress: show a progress bar, with rate and remaining time.
+        **options: of the method, as ``reshape_transform`` or ``baseline``.
+
+    Returns:
+        The atlas.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: an atlas of something else is in the folder (the message says what differs), or an argument is none
+            that there is.
+        NoClosedFormError: the path has a step without a rule.
+        RuntimeError: an image cannot be read, or a process died; finished shards are kept.
+        OSError: a shard cannot be written, as on a full disk; finished shards are kept.
+    """
+    numbers = {"batch_size": batch_size, "shard_size": shard_size, "block": block, "processes": processes}
+    _check(net, target_layers, method, engine, numbers, options)
+    layer = str(layer_name(net.feature_source()[0], target_layers[0]))
+    images = Images(dataset, transform, picture, thumbnails=thumbnails)
+    block = block or BLOCK.get(device_of(net).type, BLOCK["cuda"])
+    shard_size = -(-shard_size // block) * block
+    first = _first(images)
+    with evaluating(net), torch.no_grad():
+        output = net(first.images.to(device_of(net)))
+    if output.components is None:
+        raise ValueError(
+            "an atlas is made of components, and this head has none: put a PCA in front, as in "
+            "make_pipeline(StandardScaler(), PCA(16), SVC())"
+        )
+    if targets is None:
+        targets = [] if method._linear or output.decision is None else [SVMTarget()]
+    explainer = Explainer(net, method, layer, options, targets, output.components.shape[-1], block)
+    probe = explainer(first)
+    kinds: dict[str, str] = {}
+    for name in ("label", "prediction"):
+        if name in probe and probe[name][0] is not None:
+            kinds[name] = _kind(probe[name][0], name)
+    entries = _entries(images, explainer, first, probe, kinds, shard_size)
+    folder = Path(out)
+    _begin(folder, net, entries)
+    job = engines.Job(
+        images, explainer, folder, manifest.digest_of(entries), shard_size, batch_size, kinds, skip_bad_images
+    )
+    missing = _missing(job)
+    if missing:
+        count = sum(len(job.rows_of(number)) for number in missing)
+        with tqdm(
+            total=len(images), initial=len(images) - count, desc="atlas", unit="image", disable=not progress
+        ) as bar:
+            for done in _made(job, missing, engine, processes, workers):
+                bar.update(done)
+    _finish(job, entries)
+    return load(folder)
+
+
+def _check(
+    net: Any,
+    target_layers: Any,
+    method: Any,
+    engine: str,
+    numbers: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> None:
+    if not isinstance(net, PCASVMNet):
+        raise TypeError(f"an atlas is made of a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+    if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
+        raise ValueError(
+            f"target_layers must be a list of one layer, as [backbone.features[-1]], got {target_layers!r:.80}"
+        )
+    if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
+        raise TypeError(f"method must be a class of the package, as ContributionCAM, got {method!r:.80}")
+    known = set(inspect.signature(method).parameters) - {"model", "target_layers"}
+    if unknown := sorted(set(options) - known):
+        raise TypeError(f"{method.__name__} has no option {unknown[0]!r}: it takes {', '.join(sorted(known))}")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
+    for name, number in numbers.items():
+        if not (number is None and name in ("block", "processes")) and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} must be a positive integer, got {number!r}")
+
+
+def _first(images: Images) -> Batch:
+    """Return the first image that can be read."""
+    for row in range(len(images)):
+        batch = images.read([row])
+        if batch.rows:
+            return batch
+        if row == 0:
+            why = batch.bad[0]
+    raise RuntimeError(f"none of the {len(images)} images can be read; the first, {images.id(0)}: {why}")
+
+
+def _kind(value: Any, name: str) -> str:
+    kind = type(value).__name__
+    if kind not in ("bool", "int", "float", "str"):
+        raise TypeError(f"a {name} must be a number or a string, got a {kind}")
+    return kind
+
+
+def _entries(
+    images: Images,
+    explainer: Explainer,
+    first: Batch,
+    probe: Mapping[str, Any],
+    kinds: Mapping[str, str],
+    shard_size: int,
+) -> dict[str, Any]:
+    """Return what the manifest says of a build."""
+    net, method = explainer.net, explainer.method
+    backbone, source = net.feature_source()
+    classes = net.head.classes_
+    libraries = (pytorch_grad_cam_pcasvm, torch, np)
+    return {
+        "format": manifest.FORMAT,
+        "versions": {library.__name__: library.__version__ for library in libraries},
+        "backbone": type(backbone).__name__,
+        "weights": manifest.digest_of_module(backbone),
+        "head": manifest.digest_of_module(net.head),
+        "features": repr(source),
+        "pool": manifest.described(net.pool),
+        "target_layer": explainer.target_layer,
+        "method": method.__name__ if method.__module__.startswith(__name__.partition(".")[0]) else repr(method),
+        "options": {name: manifest.described(option) for name, option in explainer.options.items()},
+        "targets": [encoded(target) for target in explainer.targets[explainer.components :]],
+        "linear": method._linear,
+        "adds_up": "baseline_values" in probe,
+        "images": len(images),
+        "ids": images.digest(),
+        "first_image": manifest.digest_of_tensor(first.images),
+        "input": list(first.images.shape[1:]),
+        "columns": {
+            name: [str(values.dtype), *values.shape[1:]]
+            for name, values in probe.items()
+            if isinstance(values, np.ndarray)
+        },
+        "kinds": dict(kinds),
+        "classes": None if classes is None else classes.tolist(),
+        "names": images.names,
+        "thumbnails": THUMBNAIL if images.thumbnails else 0,
+        "block": explainer.block,
+        "shard_size": shard_size,
+        "complete": False,
+    }
+
+
+def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
+    """Make the folder with manifest and head, or refuse one that holds something else."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / manifest.NAME).exists()):
+        others = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else [folder]
+        if not all(path.name == HEAD for path in others):
+            raise ValueError(f"{folder} is not empty and no atlas: give another folder as out=")
+    if (folder / manifest.NAME).exists():
+        manifest.check_same(folder, manifest.read(folder), entries)
+        for left in folder.glob(".*.tmp"):  # of a run that was killed
+            left.unlink(missing_ok=True)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    net.head.save(folder / HEAD)
+    manifest.write(folder, entries)
+
+
+def _missing(job: engines.Job) -> list[int]:
+    """Return the numbers of the shards that are to be made; refuse one that is broken."""
+    numbers = range(-(-len(job.images) // job.shard_size))
+    there = [number for number in numbers if (job.folder / shards.name_of(number)).exists()]
+    for number in there:
+        shards.open_shard(job.folder / shards.name_of(number), job.atlas).close()
+    return [number for number in numbers if number not in set(there)]
+
+
+def _made(job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int) -> Iterator[int]:
+    if engine == "ray":
+        return engines.ray(job, missing, processes, workers)
+    if processes is not None and processes > 1:
+        return engines.processes(job, missing, processes, workers)
+    return engines.local(job, missing, workers)
+
+
+def _finish(job: engines.Job, entries: dict[str, Any]) -> None:
+    """Say in the manifest that all is there, and what was left out."""
+    rows = 0
+    bad: dict[str, str] = {}
+    for number in range(-(-len(job.images) // job.shard_size)):
+        with shards.open_shard(job.folder / shards.name_of(number), job.atlas) as file:
+            rows += file.metadata.num_rows
+            bad |= shards.marks_of(file)["bad"]
+    if not rows:
+        raise RuntimeError(f"none of the {len(job.images)} images can be read")
+    named = {job.images.id(int(row)): why for row, why in bad.items()}
+    if bad and not job.skip_bad_images:
+        raise RuntimeError(f"{len(bad)} images of this atlas could not be read: pass skip_bad_images=True again")
+    manifest.write(job.folder, {**entries, "rows": rows, "bad": named, "complete": True})

@@ -1,0 +1,275 @@
+"""Engines: who makes the shards of an atlas. One job, the same numbers: this process, several, or a Ray cluster."""
+
+import errno
+import logging
+import math
+import multiprocessing
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from pytorch_grad_cam_pcasvm.atlas import shards
+from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.atlas.images import Batch, ByBlocks, Images
+from pytorch_grad_cam_pcasvm.modules import device_of
+
+
+@dataclass
+class Job:
+    """What every process needs to make shards.
+
+    Attributes:
+        images: the data set.
+        explainer: from batches to columns.
+        folder: of the atlas.
+        atlas: its digest.
+        shard_size: rows of a shard.
+        batch_size: images that are read at a time.
+        kinds: of labels and predictions.
+        skip_bad_images: go on without what cannot be read.
+    """
+
+    images: Images
+    explainer: Explainer
+    folder: Path
+    atlas: str
+    shard_size: int
+    batch_size: int
+    kinds: Mapping[str, str]
+    skip_bad_images: bool
+
+    def rows_of(self, shard: int) -> range:
+        """Return the rows of a shard."""
+        return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.images)))
+
+    def run(self, numbers: Sequence[int], workers: int = 0) -> Iterator[int]:
+        """Make shards one after the other.
+
+        Args:
+            numbers: of the shards.
+            workers: processes that read images.
+
+        Yields:
+            The number of images of each step.
+
+        Raises:
+            RuntimeError: an image cannot be read.
+            OSError: a shard cannot be written.
+        """
+        blocks = [(shard, block) for shard in numbers for block in self._blocks(self.rows_of(shard))]
+        loader = DataLoader(
+            ByBlocks(self.images, [block for _, block in blocks]),
+            batch_size=None,  # a block is a batch
+            num_workers=workers,
+            prefetch_factor=max(1, math.ceil(self.batch_size / self.explainer.block)) if workers else None,
+        )
+        columns: list[dict[str, Any]] = []
+        bad: dict[int, str] = {}
+        device = device_of(self.explainer.net)
+        for (shard, rows), batch in zip(blocks, loader, strict=True):
+            self._check(batch)
+            bad |= batch.bad
+            if batch.rows:
+                batch.images = batch.images.to(device)
+                columns.append(self.explainer(batch))
+            yield len(rows)
+            if rows[-1] == self.rows_of(shard)[-1]:
+                self._write(shard, columns, bad)
+                columns, bad = [], {}
+
+    def _blocks(self, rows: range) -> list[range]:
+        return [rows[start : start + self.explainer.block] for start in range(0, len(rows), self.explainer.block)]
+
+    def _check(self, batch: Batch) -> None:
+        if batch.bad and not self.skip_bad_images:
+            row, reason = next(iter(batch.bad.items()))
+            raise RuntimeError(
+                f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All shards before it are kept: "
+                "mend the image and run the same build again, or pass skip_bad_images=True to list it in the manifest"
+            )
+
+    def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str]) -> None:
+        columns: dict[str, Any] = {"row": np.empty(0, np.int64)}
+        for name, first in parts[0].items() if parts else ():
+            values = [part[name] for part in parts]
+            columns[name] = np.concatenate(values) if isinstance(first, np.ndarray) else list(chain(*values))
+        if parts:
+            columns["id"] = [self.images.id(int(row)) for row in columns["row"]]
+            labels = columns.pop("label")
+            if "label" in self.kinds:
+                columns["label"] = labels
+            elif any(label is not None for label in labels):
+                raise ValueError("some images have a label and the first has none: give all or none of them one")
+        marks = {"atlas": self.atlas, "number": shard, "bad": {str(row): why for row, why in bad.items()}}
+        shards.write(self.folder, shard, columns, {**self.kinds, "id": "str"}, marks)
+
+
+def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
+    """Make shards in this process, with the workers of a DataLoader to read images."""
+    return job.run(numbers, workers)
+
+
+def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Iterator[int]:
+    """Make shards in several processes of this machine, each with its part of the threads, or a GPU.
+
+    Yields:
+        The number of images of each shard.
+
+    Raises:
+        TypeError: the network or the data set cannot be sent to another process.
+        RuntimeError: a process died.
+    """
+    try:
+        sent = pickle.dumps(job)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"the network, the data set or an option cannot be sent to another process ({error}): define functions and "
+            "classes in a module, not in another function and not as a lambda, or leave processes=None"
+        ) from error
+    # Not forked: threads of this process may hold locks.
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // count)
+    identities = context.SimpleQueue()
+    for identity in range(count):
+        identities.put(identity)
+    with ProcessPoolExecutor(count, context, _begin, (sent, threads, identities, workers)) as pool:
+        waiting = [pool.submit(_make, number) for number in numbers]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process of the build died (killed, or out of memory); a script that starts processes must do so "
+                "under if __name__ == '__main__'. All finished shards are kept: run the same build again"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> Iterator[int]:
+    """Make shards on a Ray cluster, or on this machine, with a pool of actors.
+
+    Yields:
+        The number of images of each shard.
+
+    Raises:
+        ImportError: Ray is not installed.
+        RuntimeError: an image cannot be read, or an actor died.
+        OSError: a shard cannot be written, or the folder is not seen by an actor.
+    """
+    try:
+        import ray as ray_
+        from ray import data
+    except ImportError as error:
+        raise ImportError("engine='ray' needs Ray: pip install 'pytorch_grad_cam_pcasvm[ray]'") from error
+    started = not ray_.is_initialized()
+    if started:
+        ray_.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    resources = ray_.cluster_resources()
+    gpus = int(resources.get("GPU", 0)) if device_of(job.explainer.net).type == "cuda" else 0
+    cpus = resources.get("CPU", 1)
+    count = count or gpus or max(1, int(cpus) // 2)
+    # A pool that takes all CPUs starves what feeds it.
+    share = min(1.0, round(cpus / (count + 1), 2))
+    shared = ray_.put(job)
+    made = data.from_items([{"shard": number} for number in numbers], override_num_blocks=len(numbers)).map_batches(
+        Actor,
+        batch_size=1,
+        fn_constructor_args=([shared], list(sys.path), max(1, int(cpus) // count) if not gpus else None, workers),
+        compute=data.ActorPoolStrategy(size=count),
+        num_cpus=share,
+        num_gpus=min(1.0, gpus / count) if gpus else None,
+    )
+    try:
+        with _quiet(data.DataContext.get_current()):
+            for row in made.iter_rows():
+                if row["error"]:
+                    kind = {"OSError": OSError, "ValueError": ValueError}.get(row["kind"], RuntimeError)
+                    raise kind(row["error"])
+                yield int(row["images"])
+    except ray_.exceptions.RayError as error:
+        raise RuntimeError(
+            f"Ray could not make the shards: {str(error).strip().splitlines()[-1]}. Modules that the network or the "
+            "data set come from must be installed on every machine; all finished shards are kept"
+        ) from error
+    finally:
+        if started:
+            ray_.shutdown()
+
+
+@contextmanager
+def _quiet(context: Any) -> Iterator[None]:
+    """Leave the progress to the bar of the build."""
+    logger = logging.getLogger("ray.data")
+    bars, level = context.enable_progress_bars, logger.level
+    context.enable_progress_bars = False
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        logger.setLevel(level)
+
+
+class Actor:
+    """Makes the shards that Ray hands it."""
+
+    def __init__(self, shared: list[Any], paths: list[str], threads: int | None, workers: int) -> None:
+        import ray as ray_
+
+        # As multiprocessing does it: what the network is made of is imported from where it was.
+        sys.path += [path for path in paths if path not in sys.path]
+        self.job: Job = ray_.get(shared[0])
+        self.workers = workers
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Make the shards of a batch; return how many images each has, or what went wrong."""
+        rows: dict[str, list[Any]] = {"images": [], "error": [], "kind": []}
+        for number in batch["shard"]:
+            images, error, kind = 0, "", ""
+            try:
+                if not self.job.folder.is_dir():
+                    raise OSError(
+                        errno.ENOENT,
+                        f"{self.job.folder} is not there on {os.uname().nodename}: out= must be a folder that all "
+                        "machines share",
+                    )
+                images = sum(self.job.run([int(number)], self.workers))
+            # Not raised here: Ray would try again, and wrap what it says.
+            except Exception as caught:
+                error, kind = str(caught), type(caught).__name__
+            for name, value in (("images", images), ("error", error), ("kind", kind)):
+                rows[name].append(value)
+        return rows
+
+
+_of_process: tuple[Job, int]
+
+
+def _begin(sent: bytes, threads: int, identities: Any, workers: int) -> None:
+    global _of_process
+    torch.set_num_threads(threads)
+    job: Job = pickle.loads(sent)
+    number = identities.get()
+    if device_of(job.explainer.net).type == "cuda":
+        job.explainer.net.to(torch.device("cuda", number % torch.cuda.device_count()))
+    _of_process = job, workers
+
+
+def _make(number: int) -> int:
+    job, workers = _of_process
+    return sum(job.run([number], workers))

@@ -1,0 +1,117 @@
+"""The explainer: from a batch of images to the columns of an atlas. The same for every engine."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.atlas.images import Batch
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
+
+# What is kept of the maps of targets other than components has this in front of its name.
+OF_TARGETS = "target_"
+
+
+class Explainer:
+    """Explains every component of a batch, and targets besides.
+
+    The network sees ``block`` images at a time, the last ones filled up with copies: rounding depends on how many there
+    are, and so it does not depend on who reads them.
+
+    Args:
+        net: the network.
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
+        target_layer: name of the layer.
+        options: of the method.
+        targets: to be kept besides the components.
+        components: their number.
+        block: number of images.
+    """
+
+    def __init__(
+        self,
+        net: PCASVMNet,
+        method: type[ClosedFormCAM],
+        target_layer: str,
+        options: Mapping[str, Any],
+        targets: Sequence[Target],
+        components: int,
+        block: int,
+    ) -> None:
+        self.net, self.method, self.target_layer, self.options = net, method, target_layer, dict(options)
+        self.targets: list[Any] = [*map(PCATarget, range(components)), *targets]
+        self.components, self.block = components, block
+        self._cam: ClosedFormCAM | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cam": None}
+
+    @property
+    def cam(self) -> ClosedFormCAM:
+        """The method, made where it is used: in its own process."""
+        if self._cam is None:
+            self._cam = self.method(self.net, [self.target_layer], **self.options)
+        return self._cam
+
+    def explain(self, images: Tensor) -> SignedMaps:
+        """Return the maps of all components and targets of at most ``block`` images."""
+        count = len(images)
+        missing = self.block - count
+        if missing > 0:
+            images = torch.cat([images, images[:1].expand(missing, *images.shape[1:])])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BlankMapWarning)  # the atlas tells by nu
+            maps = self.cam.explain(images, self.targets)
+        return maps[:count]
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Return the columns of a batch: arrays of n rows, and lists."""
+        maps = self.explain(batch.images)
+        output: HeadOutput = maps.output
+        components = self.components
+        columns: dict[str, Any] = {
+            "row": np.array(batch.rows, np.int64),
+            "scores": _array(output.as_subclass(Tensor), np.float64),
+            "components": _array(output.components, np.float64),
+            **_kept(maps[:, :components]),
+            "thumbnail": batch.thumbnails,
+            "label": batch.labels,
+        }
+        if output.decision is not None:
+            columns["prediction"] = output.labels().tolist()
+        if len(self.targets) > components:
+            columns |= {OF_TARGETS + name: array for name, array in _kept(maps[:, components:]).items()}
+            columns[OF_TARGETS + "values"] = _array(maps.values[:, components:], np.float64)
+        return columns
+
+
+def _kept(maps: SignedMaps) -> dict[str, np.ndarray]:
+    """Return maps divided by nu in half precision, nu, and what goes with them."""
+    nu = maps.nu.reshape(*maps.nu.shape, *[1] * (maps.maps.dim() - 2))
+    columns = {}
+    for name, numbers in (("maps", maps.maps), ("opposite", maps.opposite)):
+        if numbers is not None:
+            columns[name] = _array(torch.where(nu > 0, numbers / nu, 0.0), np.float16)
+    columns["nu"] = _array(maps.nu, np.float32)
+    columns["log_scale"] = _array(maps.log_scale, np.float64)
+    for name in ("baseline_values", "remainder"):
+        numbers = getattr(maps, name)
+        if numbers is not None:
+            columns[name] = _array(numbers, np.float64)
+    return columns
+
+
+def _array(tensor: Any, dtype: Any) -> np.ndarray:
+    array = tensor.detach().cpu().numpy().astype(dtype)
+    if not np.isfinite(array).all():
+        raise ValueError(
+            "the maps are not finite: the network gives NaN or infinite values, or more than float32 holds"
+        )
+    return array

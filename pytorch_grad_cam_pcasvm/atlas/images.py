@@ -1,0 +1,268 @@
+"""Images: rows of whatever holds a data set, as tensors for the network, with labels, names and small pictures."""
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader, is_image_file
+
+THUMBNAIL = 96  # pixels, the longer side
+_IMAGE_KEYS = ("image", "pixel_values", "img")
+_LABEL_KEYS = ("label", "labels", "fine_label")
+
+
+@dataclass
+class Batch:
+    """Some rows that were read.
+
+    Attributes:
+        rows: their numbers in the data set.
+        images: for the network, shape (n, C, H, W) or (n, C, D, H, W).
+        labels: one for each; None for what has none.
+        thumbnails: WebP images; empty where none is wanted.
+        bad: why a row could not be read, by its number; it is none of the above.
+    """
+
+    rows: list[int]
+    images: Tensor
+    labels: list[Any]
+    thumbnails: list[bytes]
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+class Images:
+    """A data set, read by row number: what :func:`build` takes.
+
+    Args:
+        given: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
+            Hugging Face ``Dataset`` with an image column; or a folder, of images or of one folder for each class.
+        transform: from a PIL image to a tensor for the network; for a folder or a data set of PIL images.
+        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1]; None: what undoes the transform's
+            Normalize, or else stretches each image from its smallest to its largest value.
+        thumbnails: keep small pictures.
+
+    Raises:
+        TypeError: something else is given.
+        ValueError: it is empty, or a folder comes without a transform or without images.
+    """
+
+    def __init__(
+        self,
+        given: Any,
+        transform: Callable[[Any], Tensor] | None = None,
+        picture: Callable[[Tensor], Tensor] | None = None,
+        *,
+        thumbnails: bool = True,
+    ) -> None:
+        data: Any = _folder(Path(given), transform) if isinstance(given, str | Path) else given
+        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
+            raise TypeError(
+                f"an atlas needs rows that can be read by number, and a {type(given).__name__} has none: give a "
+                "map-style data set (with __len__ and __getitem__), a folder, or a Hugging Face Dataset"
+            )
+        if not len(data):
+            raise ValueError("the data set is empty: there is nothing to explain")
+        self.data = data
+        self.transform = None if isinstance(given, str | Path) else transform
+        self.picture = picture if picture is not None else _unnormalised(transform or _transform_of(data))
+        self.thumbnails = thumbnails
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def names(self) -> list[str] | None:
+        """Names of the classes that integer labels stand for, or None."""
+        data = self.data
+        while isinstance(data, Subset):
+            data = data.dataset
+        features = getattr(data, "features", None)
+        if isinstance(features, Mapping):
+            found = next((features[key] for key in _LABEL_KEYS if key in features), None)
+            return getattr(found, "names", None)
+        names = getattr(data, "classes", None)
+        return [str(name) for name in names] if isinstance(names, list | tuple) else None
+
+    def id(self, row: int) -> str:
+        """Return the path of an image in its folder, or else its number."""
+        data: Any = self.data
+        while isinstance(data, Subset):
+            data, row = data.dataset, int(data.indices[row])
+        if isinstance(data, ImageFolder):
+            return Path(data.samples[row][0]).relative_to(data.root).as_posix()
+        return data.id(row) if isinstance(data, _Flat) else str(row)
+
+    def digest(self) -> str:
+        """Return a digest of the rows' names and order."""
+        digest = hashlib.sha256(str(len(self)).encode())
+        for row in range(len(self)):
+            digest.update(self.id(row).encode() + b"\0")
+        return digest.hexdigest()
+
+    def read(self, rows: Sequence[int]) -> Batch:
+        """Return some rows; what cannot be read is told in ``bad``."""
+        read, images, labels, bad = [], [], [], {}
+        for row in rows:
+            try:
+                image, label = self._item(row)
+            # Whatever a file, a decoder or a transform raises: the caller decides whether to go on.
+            except Exception as error:
+                bad[row] = f"{type(error).__name__}: {error}"
+                continue
+            if not bool(image.isfinite().all()):
+                bad[row] = "it has NaN or infinite values"
+                continue
+            read.append(row)
+            images.append(image)
+            labels.append(label)
+        shapes = {tuple(image.shape): row for row, image in zip(read, images, strict=True)}
+        if len(shapes) > 1:
+            (one, first), (other, second) = list(shapes.items())[:2]
+            raise ValueError(
+                f"images {self.id(first)} and {self.id(second)} have the shapes {one} and {other}: bring all to one "
+                "size in the transform, as with torchvision.transforms.Resize((224, 224))"
+            )
+        small = [_thumbnail(image, self.picture) if self.thumbnails else b"" for image in images]
+        return Batch(read, torch.stack(images) if images else torch.empty(0), labels, small, bad)
+
+    def _item(self, row: int) -> tuple[Tensor, Any]:
+        item = self.data[row]
+        label = None
+        if isinstance(item, Mapping):
+            image = next((item[key] for key in _IMAGE_KEYS if key in item), None)
+            label = next((item[key] for key in _LABEL_KEYS if key in item), None)
+            if image is None:
+                raise KeyError(f"no image among {list(item)}: one of {_IMAGE_KEYS} is expected")
+        elif isinstance(item, tuple | list):
+            image, label = item[0], item[1] if len(item) > 1 else None
+        else:
+            image = item
+        if self.transform is not None:
+            image = self.transform(image.convert("RGB") if isinstance(image, Image.Image) else image)
+        if not isinstance(image, Tensor):
+            raise TypeError(
+                f"the image is a {type(image).__name__}, and the network takes tensors: pass transform=, as in "
+                "atlas.build(..., transform=weights.transforms())"
+            )
+        if not image.is_floating_point():
+            raise TypeError(f"the image is {image.dtype}, and the network takes floating-point values: scale it")
+        return image, _plain(label)
+
+
+class ByBlocks(Dataset[Batch]):
+    """Blocks of rows, for the workers of a DataLoader."""
+
+    def __init__(self, images: Images, blocks: Sequence[Sequence[int]]) -> None:
+        self.images, self.blocks = images, blocks
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, number: int) -> Batch:
+        return self.images.read(self.blocks[number])
+
+
+class _Flat(Dataset[Tensor]):
+    """The images of a folder without classes."""
+
+    def __init__(self, root: Path, transform: Callable[[Any], Tensor]) -> None:
+        self.root, self.transform = root, transform
+        self.paths = sorted(path for path in root.rglob("*") if is_image_file(path.name))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.transform(default_loader(self.paths[row]))
+
+    def id(self, row: int) -> str:
+        return self.paths[row].relative_to(self.root).as_posix()
+
+
+def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[Any]:
+    """Return the images of a folder, with one class for each folder in it if there are any."""
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}: give a folder of images, or of one folder for each class")
+    if transform is None:
+        raise ValueError(
+            "a folder of images needs a transform, the one that the head's features were extracted with: pass "
+            "transform=weights.transforms()"
+        )
+    classes = sorted(path for path in root.iterdir() if path.is_dir())
+    if classes and all(any(is_image_file(path.name) for path in each.rglob("*")) for each in classes):
+        return ImageFolder(str(root), transform)
+    flat = _Flat(root, transform)
+    if not len(flat):
+        raise ValueError(f"the folder {root} has no images (.jpg, .png, .webp, ...)")
+    return flat
+
+
+def _plain(label: Any) -> Any:
+    """Return a label as a Python integer, float or string; None for one that is something else."""
+    if isinstance(label, Tensor | np.ndarray | np.generic):
+        label = label.reshape(-1).tolist()
+        label = label[0] if len(label) == 1 else None
+    return label if isinstance(label, int | float | str) else None
+
+
+def _transform_of(data: Any) -> Any:
+    while isinstance(data, Subset):
+        data = data.dataset
+    return getattr(data, "transform", None)
+
+
+def _unnormalised(transform: Any) -> Callable[[Tensor], Tensor]:
+    """Return what undoes the Normalize of a transform; without one, what stretches an image to [0, 1]."""
+    mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
+    if mean is not None and std is not None:
+        return Unnormalise(list(mean), list(std))
+    for part in reversed(list(getattr(transform, "transforms", []) or [])):
+        found = _unnormalised(part)
+        if isinstance(found, Unnormalise):
+            return found
+    return stretched
+
+
+@dataclass(frozen=True)
+class Unnormalise:
+    """Undoes ``Normalize(mean, std)``."""
+
+    mean: list[float]
+    std: list[float]
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Return the picture of an image (C, ...)."""
+        shape = (-1, *[1] * (image.dim() - 1))
+        return image * torch.tensor(self.std).reshape(shape) + torch.tensor(self.mean).reshape(shape)
+
+
+def stretched(image: Tensor) -> Tensor:
+    """Return an image from its smallest to its largest value, as 0 to 1."""
+    low, high = image.min(), image.max()
+    return (image - low) / (high - low) if high > low else torch.zeros_like(image)
+
+
+def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor]) -> bytes:
+    """Return a WebP image of what the network sees, of a volume its middle slice."""
+    shown = picture(image.detach().float().cpu())
+    if shown.dim() == 4:
+        shown = shown[:, shown.shape[1] // 2]
+    if shown.dim() != 3:
+        return b""
+    shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
+    array = (shown.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    small = Image.fromarray(np.ascontiguousarray(array))
+    small.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    file = io.BytesIO()
+    small.save(file, "WEBP", quality=80, method=0)
+    return file.getvalue()

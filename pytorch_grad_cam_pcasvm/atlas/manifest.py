@@ -1,0 +1,108 @@
+"""The manifest: what an atlas was made of, so that nothing else is mixed into it."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.errors import warn
+
+FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
+NAME = "manifest.json"
+
+# What may differ between two runs of one build.
+_OF_THE_RUN = ("versions", "complete", "rows", "bad")
+
+
+def digest_of(entries: Mapping[str, Any]) -> str:
+    """Return the digest by which shards know their atlas."""
+    same = {key: value for key, value in entries.items() if key not in _OF_THE_RUN}
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+
+
+def write(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Write the manifest of an atlas, whole or not at all."""
+    temporary = folder / f".{NAME}.{os.getpid()}.tmp"
+    temporary.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.replace(folder / NAME)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the manifest of an atlas.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is none of an atlas, or from a later version.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no atlas in {folder}: make one with atlas.build(..., out={str(folder)!r})")
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        found = entries["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no manifest of an atlas: delete {folder}, and build it again") from error
+    if found != FORMAT:
+        raise ValueError(f"{path} is of the format {found!r}, this version reads {FORMAT!r}: update the package")
+    return entries
+
+
+def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to go on with an atlas of another network, head, data set or option.
+
+    Raises:
+        ValueError: something differs; the message says what.
+    """
+    keys = [key for key in sorted({*found, *wanted}) if key not in _OF_THE_RUN and found.get(key) != wanted.get(key)]
+    if keys:
+        pairs = "; ".join(f"{key}: {_short(found.get(key))} there, {_short(wanted.get(key))} now" for key in keys)
+        raise ValueError(
+            f"{folder} has an atlas of something else ({pairs}): give another folder as out=, or delete it"
+        )
+    others = [
+        f"{name} {found['versions'].get(name)} (now {version})"
+        for name, version in wanted["versions"].items()
+        if found["versions"].get(name) != version
+    ]
+    if others:
+        warn(f"{folder} was begun with {', '.join(others)}: the last bits of its numbers may differ", UserWarning)
+
+
+def digest_of_module(module: nn.Module) -> str:
+    """Return a digest of a network's layers, weights and buffers."""
+    digest = hashlib.sha256(repr(module).encode())
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(digest_of_tensor(tensor).encode())
+    return digest.hexdigest()
+
+
+def digest_of_tensor(tensor: Tensor) -> str:
+    """Return a digest of a tensor's numbers."""
+    data = tensor.detach().cpu().contiguous()
+    if data.dtype.itemsize and data.numel():
+        return hashlib.sha256(data.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256().hexdigest()
+
+
+def described(option: Any) -> Any:
+    """Return an option as JSON: a tensor by its digest, a function by its name."""
+    if option is None or isinstance(option, bool | int | float | str):
+        return option
+    if isinstance(option, Tensor):
+        return f"{tuple(option.shape)} {digest_of_tensor(option)[:16]}"
+    if isinstance(option, list | tuple):
+        return [described(item) for item in option]
+    name = getattr(option, "__qualname__", None)
+    return f"{option.__module__}.{name}" if name else repr(option)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,141 @@
+"""Shards: some rows of an atlas in a Parquet file, written whole or not at all.
+
+Every column with several numbers a row is a flat list of fixed length, which pandas, DuckDB, Ray and Hugging Face
+``datasets`` read without this package; its shape is in the field's metadata.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise ImportError("an atlas is kept in Parquet files: pip install 'pytorch_grad_cam_pcasvm[atlas]'") from error
+
+ROW_GROUP = 256  # rows that are read together where maps of single rows are asked for
+_KINDS = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+
+
+def name_of(number: int) -> str:
+    """Return the file name of a shard."""
+    return f"part-{number:05d}.parquet"
+
+
+def write(
+    folder: Path, number: int, columns: Mapping[str, Any], kinds: Mapping[str, str], marks: Mapping[str, Any]
+) -> None:
+    """Write a shard under another name and rename it when it is complete.
+
+    Args:
+        folder: of the atlas.
+        number: of the shard.
+        columns: arrays of n rows, or lists of bytes, strings or labels.
+        kinds: ``"bool"``, ``"int"``, ``"float"`` or ``"str"`` for lists that are not of bytes.
+        marks: kept beside the schema, as JSON.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk; nothing of it is left.
+    """
+    arrays, fields = [], []
+    for name, values in columns.items():
+        shape: tuple[int, ...] = ()
+        if isinstance(values, np.ndarray):
+            shape = values.shape[1:]
+            array = pa.array(np.ascontiguousarray(values).reshape(-1))
+            if shape:
+                array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(shape)))
+        else:
+            array = pa.array(values, _KINDS[kinds[name]] if name in kinds else pa.binary())
+        arrays.append(array)
+        fields.append(pa.field(name, array.type, metadata={"shape": json.dumps(shape)}))
+    metadata = {key: json.dumps(value) for key, value in marks.items()}
+    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
+    path = folder / name_of(number)
+    temporary = folder / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            # Maps hardly shrink: what compresses is the few labels.
+            pq.write_table(
+                table,
+                file,
+                row_group_size=ROW_GROUP,
+                compression="NONE",
+                use_dictionary=[name for name in ("label", "prediction") if name in columns],
+                write_page_checksum=True,
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"the shard {path} cannot be written ({error.strerror or error}): all shards before it are kept; make room "
+            "and run the same build again",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_shard(path: Path, atlas: str | None = None) -> pq.ParquetFile:
+    """Open a shard, its columns memory-mapped.
+
+    Returns:
+        The file, to be closed.
+
+    Raises:
+        ValueError: it is truncated, changed, no shard, or one of another atlas than that of the digest.
+    """
+    try:
+        file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is no shard, or a truncated one ({error}): {_REPAIR}") from error
+    found = marks_of(file).get("atlas")
+    if found is None:
+        raise ValueError(f"{path} is no shard of an atlas: {_REPAIR}")
+    if atlas is not None and found != atlas:
+        raise ValueError(f"{path} is a shard of another atlas: {_REPAIR}")
+    return file
+
+
+_REPAIR = "delete it, and run the same build again, which makes only what is missing"
+
+
+def marks_of(file: pq.ParquetFile) -> dict[str, Any]:
+    """Return what was written beside the schema."""
+    metadata = file.schema_arrow.metadata or {}
+    return {key.decode(): json.loads(value) for key, value in metadata.items() if key in (b"atlas", b"number", b"bad")}
+
+
+def read(file: pq.ParquetFile, names: Sequence[str], groups: Iterable[int] | None = None) -> dict[str, Any]:
+    """Return columns of some row groups: arrays of the shapes that were written, or lists.
+
+    Raises:
+        ValueError: the file was changed since it was written.
+    """
+    try:
+        table = file.read(list(names)) if groups is None else file.read_row_groups(list(groups), list(names))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"a shard was changed since it was written ({error}): {_REPAIR}") from error
+    return {name: _array(table.column(name), table.schema.field(name)) for name in names}
+
+
+def _array(column: Any, field: Any) -> Any:
+    if pa.types.is_binary(field.type):
+        return column.to_pylist()
+    shape = tuple(json.loads(field.metadata[b"shape"]))
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # of no rows
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_fixed_size_list(field.type):
+        return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, *shape)
+    if array.null_count:
+        return np.array(array.to_pylist(), dtype=object)
+    if pa.types.is_string(field.type):
+        return np.array(array.to_pylist(), dtype=str)
+    return array.to_numpy(zero_copy_only=False)

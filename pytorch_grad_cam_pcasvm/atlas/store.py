@@ -1,0 +1,515 @@
+"""The store: an atlas that was built, and what can be asked of it without the network."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.atlas import manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.explainer import OF_TARGETS
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, decoded
+from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.reduction import recombined
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
+
+HEAD = "head.safetensors"
+
+
+class Extremes(NamedTuple):
+    """Rows at the two ends of a component, those at the very end first."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Neighbours(NamedTuple):
+    """Rows near another, nearest first, and their distances."""
+
+    rows: np.ndarray
+    distances: np.ndarray
+
+
+@dataclass(frozen=True)
+class MeanMaps:
+    """Mean maps of a component, a group of images each.
+
+    Attributes:
+        groups: what the images of a group have in common, length G.
+        maps: signed means, shape (G, H, W), in the units of ``SignedMaps.maps``.
+        standard_errors: of the means, same shape; NaN for a group of one image.
+        counts: images of each group, shape (G,).
+    """
+
+    groups: list[Any]
+    maps: np.ndarray
+    standard_errors: np.ndarray
+    counts: np.ndarray
+
+
+def load(folder: str | Path) -> "Atlas":
+    """Open an atlas that :func:`build` finished.
+
+    Returns:
+        The atlas; its maps stay in the files until they are asked for.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not finished, or a shard is missing, truncated, or of another atlas.
+    """
+    return Atlas(folder)
+
+
+class Atlas:
+    """A data set that was explained: R rows, of B components each. Opened by :func:`load`.
+
+    Rows are counted from 0 in the order of the data set, images that could not be read left out. Maps are read from the
+    files when they are asked for, so that memory does not grow with R; single numbers per row are kept once they were.
+
+    Attributes:
+        folder: where it is.
+        manifest: what it was made of.
+        head: the head that it was built with, on the CPU.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest: dict[str, Any] = manifest.read(self.folder)
+        if not self.manifest["complete"]:
+            count = len(list(self.folder.glob("part-*.parquet")))
+            total = -(-self.manifest["images"] // self.manifest["shard_size"])
+            raise ValueError(
+                f"the atlas in {folder} is not finished, {count} of {total} shards are there: run the same build "
+                "again, which goes on where it was"
+            )
+        self.head = Head.load(self.folder / HEAD)
+        digest, counts = manifest.digest_of(self.manifest), []
+        for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
+            path = self.folder / shards.name_of(number)
+            if not path.exists():
+                raise ValueError(f"the shard {path} is missing: run the same build again, which makes it")
+            with shards.open_shard(path, digest) as file:
+                counts.append(file.metadata.num_rows)
+        # Positions where each shard begins.
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        if len(self) != self.manifest["rows"]:
+            raise ValueError(f"{self.folder} has {len(self)} rows and should have {self.manifest['rows']}")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        kept = self.manifest["columns"]
+        return (
+            f"Atlas({str(self.folder)!r}: {len(self)} images, {kept['components'][1]} components, "
+            f"{self.manifest['method']} at {self.manifest['target_layer']!r}, maps {tuple(kept['maps'][2:])})"
+        )
+
+    @cached_property
+    def components(self) -> np.ndarray:
+        """The components p, shape (R, B), float64."""
+        return self._column("components")
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """The head's scores, shape (R, C), float64: scikit-learn's decision values."""
+        return self._column("scores")
+
+    @cached_property
+    def labels(self) -> np.ndarray | None:
+        """The labels, shape (R,), or None if the data set has none."""
+        return self._column("label") if "label" in self.manifest["kinds"] else None
+
+    @cached_property
+    def predictions(self) -> np.ndarray | None:
+        """What the head predicts, shape (R,), or None without a classifier or regressor."""
+        return self._column("prediction") if "prediction" in self.manifest["kinds"] else None
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The number of each row in the data set, shape (R,)."""
+        return self._column("row")
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The path of each image in its folder, or its number in the data set, shape (R,), strings."""
+        return self._column("id")
+
+    @cached_property
+    def nu(self) -> np.ndarray:
+        """The largest value of each component map, shape (R, B); 0 where it is blank."""
+        return self._column("nu")
+
+    @cached_property
+    def log_scale(self) -> np.ndarray:
+        """Logarithm of the factor taken out of each component map, shape (R, B); usually 0."""
+        return self._column("log_scale")
+
+    @cached_property
+    def baseline_values(self) -> np.ndarray | None:
+        """The components at the baseline, shape (R, B), of maps that add up; else None."""
+        return self._column("baseline_values") if "baseline_values" in self.manifest["columns"] else None
+
+    @cached_property
+    def remainder(self) -> np.ndarray | None:
+        """What is contributed by what is not on the maps, shape (R, B), of maps that add up; else None."""
+        return self._column("remainder") if "remainder" in self.manifest["columns"] else None
+
+    def names(self, values: Any) -> list[str]:
+        """Return labels or predictions as they are to be shown: by the names of classes where the data set has some."""
+        names = self.manifest["names"]
+
+        def name(value: Any) -> str:
+            numbered = names is not None and isinstance(value, int | np.integer) and 0 <= value < len(names)
+            return str(names[int(value)]) if numbered else str(value)
+
+        return [name(value) for value in values]
+
+    def thumbnails(self, rows: Any) -> list[bytes]:
+        """Return small pictures of some rows, as WebP files; empty where there is none."""
+        return self._of_rows(rows, ["thumbnail"])["thumbnail"].tolist()
+
+    def maps(self, rows: Any) -> SignedMaps:
+        """Return the signed maps of all components for some rows, as ``cam.explain`` gives them, in float32.
+
+        Args:
+            rows: an integer, a slice, a list or a mask.
+
+        Returns:
+            Signed maps, (n, B, H, W), exact to the half precision of storage (5e-4 of nu). Their weights are not kept.
+        """
+        targets = [PCATarget(b) for b in range(self.manifest["columns"]["components"][1])]
+        return self._maps(rows, "", targets, "components")
+
+    def explain(self, rows: Any, targets: Sequence[Target] | Target | None = None, head: Any = None) -> SignedMaps:
+        """Return the signed maps of any targets, of this or another head, without the network.
+
+        ``S = sum_b g_b P_b`` (see :func:`recombined`). For a method whose maps of decisions are no sums of component
+        maps only components, and the targets that were kept.
+
+        Args:
+            rows: an integer, a slice, a list or a mask.
+            targets: as for ``cam.explain``; None: the predicted class.
+            head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the atlas was built with,
+                or one that was fitted on its components, as ``SVC().fit(store.components, store.labels)``; None: its
+                own.
+
+        Returns:
+            Signed maps, (n, K, H, W), exact to the half precision of storage.
+
+        Raises:
+            ValueError: the head takes other components, or the method allows no other targets than were kept.
+        """
+        positions = self._positions(rows)
+        listed: list[Any] = [SVMTarget() if targets is None else targets]
+        if isinstance(targets, list | tuple):
+            listed = list(targets)
+        if not listed:
+            raise ValueError("targets is empty: pass None for the predicted class, or at least one target")
+        if not self.manifest["linear"]:
+            return self._as_kept(positions, listed, head)
+        fitted = self.head if head is None else Head.of(head)
+        size = self.manifest["shard_size"]  # what is read at a time
+        blocks = [positions[start : start + size] for start in range(0, len(positions), size)]
+        return SignedMaps.cat([recombined(self.maps(block), fitted, listed) for block in blocks])
+
+    def extremes(self, component: int, count: int = 12) -> Extremes:
+        """Return the rows at the two ends of a component, those at the very end first."""
+        self._check_component(component)
+        _positive(count, "count")
+        rows = np.empty(0, np.int64)
+        values = np.empty(0)
+        for start, block in self.blocks(["components"]):
+            of_block = block["components"][:, component]
+            rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
+            values = np.concatenate([values, of_block])
+            order = np.argsort(values, kind="stable")
+            kept = np.sort(np.unique(np.concatenate([order[:count], order[::-1][:count]])))
+            rows, values = rows[kept], values[kept]
+        order = np.argsort(values, kind="stable")
+        return Extremes(rows[order[:count]], rows[order[::-1][:count]])
+
+    def mean_map(self, component: int, by: Any = None) -> MeanMaps:
+        """Return the mean signed map of a component, one for each group of images.
+
+        Args:
+            component: its number, from 0.
+            by: ``"label"``, ``"prediction"``, or a value for each row, shape (R,); None: all images together.
+
+        Returns:
+            Means, standard errors and counts, the groups in order.
+
+        Raises:
+            ValueError: there is no such component, no labels, or another number of values than rows.
+        """
+        self._check_component(component)
+        values = self._grouping(by)
+        groups, of_row = np.unique(values, return_inverse=True)
+        of_row = of_row.reshape(-1)
+        shape = tuple(self.manifest["columns"]["maps"][2:])
+        totals, squares = (np.zeros((len(groups), *shape)) for _ in range(2))
+        for start, block in self.blocks(["maps", "nu", "log_scale"]):
+            scale = block["nu"][:, component] * np.exp(block["log_scale"][:, component])
+            maps = block["maps"][:, component].astype(np.float64) * scale.reshape(-1, *[1] * len(shape))
+            group = of_row[start : start + len(maps)]
+            np.add.at(totals, group, maps)
+            np.add.at(squares, group, maps**2)
+        counts = np.bincount(of_row, minlength=len(groups))
+        each = counts.reshape(-1, *[1] * len(shape))
+        means = totals / each
+        with np.errstate(invalid="ignore", divide="ignore"):
+            variance = np.maximum(squares / each - means**2, 0) * each / (each - 1)
+            errors = np.sqrt(variance / each)
+        return MeanMaps(groups.tolist(), means, np.where(each > 1, errors, np.nan), counts)
+
+    def nearest(self, row: int, count: int = 12) -> Neighbours:
+        """Return the rows whose components are nearest to those of another, which is left out."""
+        (position,) = self._positions(int(row))
+        _positive(count, "count")
+        point = self._of_rows([position], ["components"])["components"][0]
+        rows, distances = np.empty(0, np.int64), np.empty(0)
+        for start, block in self.blocks(["components"]):
+            of_block = np.linalg.norm(block["components"] - point, axis=1)
+            rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
+            distances = np.concatenate([distances, of_block])
+            rows, distances = rows[rows != position], distances[rows != position]
+            kept = np.argsort(distances, kind="stable")[:count]
+            rows, distances = rows[kept], distances[kept]
+        return Neighbours(rows, distances)
+
+    def disagreements(self, kind: str = "wrong", count: int | None = None) -> np.ndarray:
+        """Return the rows that are worth a second look.
+
+        Args:
+            kind: ``"wrong"``: the prediction is not the label, the most decided ones first; ``"boundary"``: the score
+                of the first class is near that of the second, the nearest ones first.
+            count: how many; None: all that are wrong, or all rows.
+
+        Raises:
+            ValueError: an unknown kind, no classes, or no labels that are the head's classes.
+        """
+        if kind not in ("wrong", "boundary"):
+            raise ValueError(f"kind must be 'wrong' or 'boundary', got {kind!r}")
+        if self.head.classes_ is None or self.predictions is None:
+            raise ValueError("the head has no classes to disagree about")
+        margins = self.margins
+        if kind == "boundary":
+            return np.argsort(margins, kind="stable")[:count]
+        (wrong,) = np.nonzero(~self.correct)
+        return wrong[np.argsort(-margins[wrong], kind="stable")][:count]
+
+    @property
+    def margins(self) -> np.ndarray:
+        """How far the score of the first class is above that of the second, shape (R,)."""
+        if self.head.classes_ is None:
+            raise ValueError("the head has no classes, and so no margins between them")
+        if self.scores.shape[1] == 1:
+            return np.abs(self.scores[:, 0])
+        ordered = np.sort(self.scores, axis=1)
+        return ordered[:, -1] - ordered[:, -2]
+
+    @property
+    def correct(self) -> np.ndarray:
+        """Whether the prediction is the label, shape (R,); labels may be names of classes, or their numbers."""
+        if self.labels is None or self.predictions is None:
+            raise ValueError("the data set has no labels, or the head no predictions, to compare")
+        if self.labels.dtype.kind == self.predictions.dtype.kind:
+            return self.labels == self.predictions
+        labels, predictions = (np.array(self.names(each)) for each in (self.labels, self.predictions))
+        if not set(predictions) & set(labels):
+            raise ValueError(
+                f"labels such as {self.labels[0]!r} are none of the head's classes, {self.manifest['classes']}: fit "
+                "the head on the labels that the data set gives"
+            )
+        return labels == predictions
+
+    def to_pandas(self) -> Any:
+        """Return a DataFrame with a row for each image: id, label, prediction, scores, and components p1, p2, ...
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from error
+        columns: dict[str, Any] = {"row": self.rows, "id": self.ids}
+        for name, values in (("label", self.labels), ("prediction", self.predictions)):
+            if values is not None:
+                columns[name] = values
+        classes = self.manifest["classes"]
+        width = self.scores.shape[1]
+        of_classes = self.names(classes) if classes is not None and len(classes) == width else range(width)
+        columns |= {f"score {name}": self.scores[:, c] for c, name in enumerate(of_classes)}
+        columns |= {f"p{b + 1}": self.components[:, b] for b in range(self.components.shape[1])}
+        return pd.DataFrame(columns)
+
+    def export(self, kind: str, path: str | Path) -> Path:
+        """Write the atlas for another tool, a block of rows at a time.
+
+        Args:
+            kind: ``"npz"`` (numpy), ``"zarr"`` (needs zarr), or ``"virelay"``: the HDF5 files and the project of
+                ViRelAy (needs h5py).
+            path: the file, or the folder, to write; it must not be there.
+
+        Returns:
+            The path.
+
+        Raises:
+            ImportError: the needed package is not installed.
+            ValueError: an unknown kind.
+            FileExistsError: something is there.
+        """
+        from pytorch_grad_cam_pcasvm.atlas.export import export
+
+        return export(self, kind, Path(path))
+
+    def to_html(self, out: str | Path, *, heads: Mapping[str, Any] | None = None, single_file: bool = False) -> Path:
+        """Write a page in which the atlas is looked at: a folder that opens from the file system, offline.
+
+        Args:
+            out: the folder, new or empty or of an earlier page; with ``single_file`` a file may be named.
+            heads: further heads on the same components, by the names they are to be shown with.
+            single_file: all in one file, to be sent to a colleague.
+
+        Returns:
+            The path of the page.
+
+        Raises:
+            ValueError: the folder holds something else, a head takes other components, or the maps are of volumes.
+        """
+        from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
+
+        return write_page(self, out, heads=heads, single_file=single_file)
+
+    def _maps(self, rows: Any, prefix: str, targets: list[Any], values: str) -> SignedMaps:
+        names = [name for name in _OF_MAPS if prefix + name in self.manifest["columns"]]
+        read = self._of_rows(rows, [*(prefix + name for name in names), values, "components"])
+        nu = torch.from_numpy(read[prefix + "nu"])
+        scale = nu.reshape(*nu.shape, *[1] * (len(self.manifest["columns"]["maps"]) - 2))
+        found: dict[str, Any] = {}
+        for name in names:
+            tensor = torch.from_numpy(read[prefix + name])
+            found[name] = tensor.float() * scale if name in ("maps", "opposite") else tensor
+        maps = found["maps"]
+        return SignedMaps(
+            **found,
+            weights=maps.new_zeros(*maps.shape[:2], 0),
+            values=torch.from_numpy(read[values]),
+            targets=targets,
+            output=self._output(torch.from_numpy(read["components"])),
+            linear=self.manifest["linear"],
+        )
+
+    def _output(self, components: Tensor) -> HeadOutput:
+        with torch.no_grad():
+            return HeadOutput.of(self.head, self.head.resume(self.head.component_position or 0, components))
+
+    def _as_kept(self, positions: np.ndarray, targets: list[Any], head: Any) -> SignedMaps:
+        """Return maps of targets that were kept, of a method that allows no others."""
+        kept = [decoded(target) for target in self.manifest["targets"]]
+        count = self.manifest["columns"]["components"][1]
+        known: list[Any] = [*map(PCATarget, range(count)), *kept]
+        missing = [target for target in targets if _named(target) not in map(_named, known)]
+        if head is not None or missing:
+            what = "another head" if head is not None else missing[0]
+            raise ValueError(
+                f"maps of {self.manifest['method']} for decisions are no sums of component maps, so {what} cannot be "
+                f"answered; there are components 0 to {count - 1} and {kept}: build with targets=[...], or with "
+                "ContributionCAM or ClosedFormGradCAM, which answer everything"
+            )
+        parts = [self.maps(positions)]
+        if kept:
+            parts.append(self._maps(positions, OF_TARGETS, kept, OF_TARGETS + "values"))
+        columns = []
+        for target in targets:
+            k = [_named(each) for each in known].index(_named(target))
+            columns.append(parts[0][:, k] if k < count else parts[1][:, k - count])
+        names = [name for name in (*_OF_MAPS, "weights", "values") if getattr(columns[0], name) is not None]
+        joined: Any = {name: torch.cat([getattr(column, name) for column in columns], 1) for name in names}
+        return replace(columns[0], **joined, targets=targets)
+
+    def _grouping(self, by: Any) -> np.ndarray:
+        if by is None:
+            return np.zeros(len(self), np.int64)
+        if isinstance(by, str):
+            found = {"label": self.labels, "prediction": self.predictions}.get(by)
+            if found is None:
+                raise ValueError(f"by={by!r}: it is 'label' or 'prediction', where there are any, or one value per row")
+            return found
+        values = np.asarray(by)
+        if values.shape != (len(self),):
+            raise ValueError(f"by must have one value for each of the {len(self)} rows, got the shape {values.shape}")
+        return values
+
+    def _check_component(self, component: int) -> None:
+        count = self.manifest["columns"]["components"][1]
+        if isinstance(component, bool) or not isinstance(component, int | np.integer) or not 0 <= component < count:
+            raise ValueError(f"there are {count} components, numbered from 0: there is no {component!r}")
+
+    def _positions(self, rows: Any) -> np.ndarray:
+        """Return rows that are given by an integer, a slice, a list or a mask, as positions."""
+        index = rows if isinstance(rows, slice) else np.asarray(rows)
+        if not isinstance(index, slice) and index.size == 0:
+            index = index.astype(np.int64)
+        try:
+            found = np.atleast_1d(np.arange(len(self))[index])
+        except IndexError as error:
+            raise IndexError(f"there are {len(self)} rows, numbered from 0; got {rows!r:.80}") from error
+        if not len(found):
+            raise ValueError("no rows are asked for")
+        return found
+
+    def _column(self, name: str) -> Any:
+        return np.concatenate([block[name] for _, block in self.blocks([name])])
+
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield columns of the files, a shard at a time, each with the position of its first row."""
+        for number, start in enumerate(self._starts[:-1]):
+            if self._starts[number + 1] > start:
+                with self._open(number) as file:
+                    yield int(start), shards.read(file, names)
+
+    def _open(self, number: int) -> Any:
+        return shards.open_shard(self.folder / shards.name_of(number))
+
+    def _of_rows(self, rows: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return columns of some rows; only the row groups with one of them are read."""
+        positions = self._positions(rows)
+        names = list(dict.fromkeys(names))
+        shard = np.searchsorted(self._starts, positions, side="right") - 1
+        found: dict[str, np.ndarray] = {}
+        for number in np.unique(shard):
+            (places,) = np.nonzero(shard == number)
+            offsets = positions[places] - self._starts[number]
+            groups, of_place = np.unique(offsets // shards.ROW_GROUP, return_inverse=True)
+            with self._open(int(number)) as file:
+                read = shards.read(file, names, groups.tolist())
+            chosen = of_place * shards.ROW_GROUP + offsets % shards.ROW_GROUP
+            for name in names:
+                values = read[name]
+                values = np.array(values, dtype=object) if isinstance(values, list) else values
+                if name not in found:
+                    found[name] = np.empty((len(positions), *values.shape[1:]), values.dtype)
+                elif found[name].dtype != values.dtype:  # strings of another length
+                    found[name] = found[name].astype(np.promote_types(found[name].dtype, values.dtype))
+                found[name][places] = values[chosen]
+        return found
+
+
+_OF_MAPS = ("maps", "opposite", "nu", "log_scale", "baseline_values", "remainder")
+
+
+def _named(target: Any) -> Any:
+    """Return what a target is compared by: a function of a user's by its name, as the manifest has it."""
+    return target if isinstance(target, str | PCATarget | SVMTarget) else getattr(target, "__name__", target)
+
+
+def _positive(number: Any, name: str) -> None:
+    if not isinstance(number, int | np.integer) or number < 1:
+        raise ValueError(f"{name} must be a positive integer, got {number!r}")

@@ -1,0 +1,232 @@
+"""The command line: fit a head on a folder of images, explain a folder, write the page to look at it."""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from pytorch_grad_cam_pcasvm import methods
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.features import extract_features
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+
+_METHODS = {
+    name: kind
+    for name, kind in vars(methods).items()
+    if isinstance(kind, type) and issubclass(kind, ClosedFormCAM) and kind.__module__ == methods.__name__
+}
+
+_RUN = "python -m pytorch_grad_cam_pcasvm"
+_EXAMPLE = f"""example:
+  {_RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
+  {_RUN} atlas --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out atlas
+  {_RUN} explore atlas --out explorer
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: of the command line; None: those that Python was started with.
+
+    Returns:
+        The exit status: 0, 2 where something was wrong, 130 where it was stopped.
+    """
+    options = _parser().parse_args(arguments)
+    warnings.showwarning = _told  # type: ignore[assignment]
+    try:
+        options.run(options)
+    except KeyboardInterrupt:
+        print("stopped: what is finished is kept, and the same command goes on there", file=sys.stderr)
+        return 130
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError, KeyError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_RUN,
+        description="Signed attention maps through a PCA and an SVM, for a folder of images.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[Any], None], text: str, example: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n  {_RUN} {example}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=run)
+        return added
+
+    at = "--images photos/{} --backbone mobilenet_v2 --layer features"
+    fit = command("fit", _fit, "fit scaler, PCA and SVM on the features of a folder with one folder for each class",
+                  at.format("train") + " --out head.safetensors")  # fmt: skip
+    _of_network(fit)
+    fit.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
+    fit.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="of the SVM (default: rbf)")
+    fit.add_argument("--out", required=True, type=Path, metavar="FILE", help="the head, as .safetensors")
+    build = command("atlas", _atlas, "explain every image of a folder once, and keep the maps",
+                    at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
+    _of_network(build)
+    build.add_argument("--head", required=True, type=Path, metavar="FILE", help="of 'fit', Head.save, or skops")
+    build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
+    build.add_argument("--method", default="ContributionCAM", choices=sorted(_METHODS), metavar="NAME",
+                       help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
+    build.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
+    build.add_argument("--engine", default="local", choices=["local", "ray"], help="who explains (default: local)")
+    build.add_argument("--processes", type=int, help="that explain, each with its part of the threads or a GPU")
+    build.add_argument("--skip-bad-images", action="store_true", help="list what cannot be read, and go on")
+    explore = command(
+        "explore", _explore, "write the page in which an atlas is looked at", "explore atlas --out explorer"
+    )
+    explore.add_argument("atlas", type=Path, help="folder of the atlas")
+    explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
+    explore.add_argument("--head", action="append", default=[], metavar="NAME=FILE", help="a further head to choose")
+    explore.add_argument("--single-file", action="store_true", help="all in one file, to be sent to a colleague")
+    return parser
+
+
+def _of_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="of images, or of classes")
+    parser.add_argument("--backbone", required=True, metavar="NAME", help="torchvision's name, or timm:NAME")
+    parser.add_argument("--weights", metavar="FILE", help="a state dict; default: the library's own, downloaded")
+    parser.add_argument("--layer", required=True, metavar="NAME", help="whose activations become maps")
+    parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
+    parser.add_argument("--pool", default="mean", help="of the features: mean (default), max, gem, cls, cls+mean, none")
+    parser.add_argument("--batch-size", type=int, default=64, help="images that are read at a time (default: 64)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
+
+
+def _fit(options: Any) -> None:
+    from sklearn.decomposition import PCA
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVC
+
+    from pytorch_grad_cam_pcasvm.atlas.images import Images
+
+    backbone, transform = _backbone(options)
+    images = Images(options.images, transform)
+    if images.names is None:
+        raise ValueError(f"{options.images} has no classes: give a folder with one folder of images for each class")
+    loader = DataLoader(images.data, batch_size=options.batch_size, num_workers=options.workers)
+    features, numbers = extract_features(backbone, loader, options.features or options.layer, pool=_pool(options))
+    if options.components > min(features.shape):
+        raise ValueError(
+            f"{len(features)} images with {features.shape[1]} features have fewer components: lower --components"
+        )
+    labels = [images.names[number] for number in numbers]
+    head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), SVC(kernel=options.kernel))
+    Head.of(head.fit(features, labels)).save(options.out)
+    right = head.score(features, labels)
+    print(f"{options.out}: {options.components} components, {right:.0%} of {len(labels)} training images right")
+
+
+def _atlas(options: Any) -> None:
+    from pytorch_grad_cam_pcasvm import atlas
+
+    backbone, transform = _backbone(options)
+    net = PCASVMNet(backbone, _head(options.head), options.features or options.layer, pool=_pool(options))
+    of_method: dict[str, Any] = {"reshape_transform": "tokens"} if options.tokens else {}
+    store = atlas.build(
+        net,
+        options.images,
+        [options.layer],
+        options.out,
+        method=_METHODS[options.method],
+        transform=transform,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        engine=options.engine,
+        processes=options.processes,
+        skip_bad_images=options.skip_bad_images,
+        **of_method,
+    )
+    print(f"{store}\nlook at it: {_RUN} explore {options.out}")
+
+
+def _explore(options: Any) -> None:
+    from pytorch_grad_cam_pcasvm import atlas
+
+    heads = {}
+    for given in options.head:
+        name, _, path = given.partition("=")
+        if not path:
+            raise ValueError(f"--head takes NAME=FILE, got {given!r}")
+        heads[name] = _head(Path(path))
+    page = atlas.load(options.atlas).to_html(options.out, heads=heads or None, single_file=options.single_file)
+    print(f"open {page.resolve().as_uri()}")
+
+
+def _pool(options: Any) -> str | None:
+    return None if options.pool == "none" else options.pool
+
+
+def _head(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no head {path}: make one with '{_RUN} fit', or net.head.save(path)")
+    if path.suffix != ".skops":
+        return Head.load(path)
+    try:
+        from skops import io
+    except ImportError as error:
+        raise ImportError("a head in a .skops file needs skops: pip install skops") from error
+    return io.load(path)
+
+
+def _backbone(options: Any) -> tuple[nn.Module, Callable[[Any], Any]]:
+    """Return a network in evaluation mode, and the transform that its weights were trained with."""
+    library, _, name = options.backbone.rpartition(":")
+    given = options.weights is not None
+    if library == "timm":
+        try:
+            import timm
+            from timm import data
+        except ImportError as error:
+            raise ImportError("timm:NAME needs timm: pip install timm") from error
+        net = timm.create_model(name, pretrained=not given, num_classes=0)
+        transform: Any = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
+    elif not library:
+        import torchvision
+
+        if name not in torchvision.models.list_models():
+            raise ValueError(f"torchvision has no backbone {name!r}; of timm: --backbone timm:{name}")
+        weights = torchvision.models.get_model_weights(name).DEFAULT
+        net = torchvision.models.get_model(name, weights=None if given else weights)
+        transform = weights.transforms()
+    else:
+        raise ValueError(f"--backbone is a name of torchvision's, or timm:NAME, got {options.backbone!r}")
+    if given:
+        net.load_state_dict(_state(Path(options.weights)))
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return net.eval().to(device), transform
+
+
+def _state(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file of weights {path}")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _told(message: Any, category: Any, *where: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)

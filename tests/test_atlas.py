@@ -1,0 +1,443 @@
+"""Building an atlas: the same bytes whoever builds it, refusals, and what is left when it is stopped."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from atlases import Pictures, backbone, contents, folder, images, layer, problem
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import SVC
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ClosedFormLayerCAM,
+    ContributionCAM,
+    Head,
+    PCASVMNet,
+    PCATarget,
+    SVMTarget,
+    atlas,
+)
+
+TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+
+def build(out, net=None, data=None, **options):
+    given, rows = problem()
+    net, data = net or given, rows if data is None else data
+    options = {"shard_size": 32, "progress": False} | options
+    return atlas.build(net, data, [layer(net)], out, **options)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("atlas") / "built"
+    return build(out)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 5}, {"batch_size": 90}, {"workers": 2, "batch_size": 33}, {"processes": 2}, {"thumbnails": True}],
+    ids=str,
+)
+def test_who_builds_it_does_not_matter(built, tmp_path, options):
+    store = build(tmp_path / "atlas", **options)
+    assert contents(store.folder) == contents(built.folder)
+
+
+def test_the_size_of_shards_does_not_matter(built, tmp_path):
+    for size in (1, 48, 1000):
+        store = build(tmp_path / str(size), shard_size=size)
+        for name in ("rows", "components", "scores", "labels", "predictions", "nu", "log_scale", "baseline_values"):
+            np.testing.assert_array_equal(getattr(store, name), getattr(built, name))
+        assert torch.equal(store.maps(slice(None)).maps, built.maps(slice(None)).maps)
+        assert store.thumbnails(slice(None)) == built.thumbnails(slice(None))
+
+
+def test_ray_writes_the_same(built, tmp_path):
+    pytest.importorskip("ray")
+    for size in (32, 64):
+        store = build(tmp_path / f"ray{size}", shard_size=size, engine="ray", processes=2)
+        np.testing.assert_array_equal(store.components, built.components)
+        assert torch.equal(store.maps(slice(None)).maps, built.maps(slice(None)).maps)
+        if size == 32:
+            assert contents(store.folder) == contents(built.folder)
+    with pytest.raises(RuntimeError, match=r"image 40 .* no file for 40"):
+        build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
+
+
+@pytest.mark.parametrize("method", [ContributionCAM, ClosedFormGradCAM])
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "poly"])
+def test_rows_are_what_the_network_gives(tmp_path, method, kernel):
+    net, data = problem(kernel)
+    store = build(tmp_path / "atlas", net, method=method)
+    x = data.tensors[0]
+    with method(net, [layer(net)]) as cam:
+        expected = cam.explain(x, [*map(PCATarget, range(4)), SVMTarget(), SVMTarget(1), SVMTarget(0, versus=2)])
+    np.testing.assert_allclose(store.components, expected.values[:, :4], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(store.scores, expected.output, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(store.predictions, net.predict(x))
+    np.testing.assert_array_equal(store.labels, data.tensors[1])
+    np.testing.assert_allclose(store.nu, expected.nu[:, :4], rtol=1e-4)
+    actual = store.explain(slice(None), expected.targets)
+    assert float((actual.maps - expected.maps).abs().max() / expected.nu.max()) < 1e-3
+    np.testing.assert_allclose(actual.values, expected.values, rtol=1e-5, atol=1e-6)
+    if method is ContributionCAM:
+        np.testing.assert_allclose(actual.baseline_values, expected.baseline_values, rtol=1e-5, atol=1e-6)
+        total = actual.maps.double().sum((2, 3)) + actual.remainder + actual.baseline_values
+        np.testing.assert_allclose(total, actual.values, atol=5e-3 * float(actual.values.abs().max()))
+
+
+def test_a_method_that_is_not_linear_keeps_its_targets(tmp_path):
+    net, data = problem()
+    store = build(tmp_path / "atlas", method=ClosedFormLayerCAM, targets=[SVMTarget(), SVMTarget(2)])
+    with ClosedFormLayerCAM(net, [layer(net)]) as cam:
+        expected = cam.explain(data.tensors[0], [SVMTarget(2), PCATarget(1), SVMTarget()])
+    actual = store.explain(slice(None), expected.targets)
+    for name in ("maps", "opposite"):
+        difference = getattr(actual, name) - getattr(expected, name)
+        assert float(difference.abs().max() / expected.nu.max()) < 1e-3
+    np.testing.assert_allclose(actual.values, expected.values, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"no sums of component maps, so SVMTarget\(category=1"):
+        store.explain(0, SVMTarget(1))
+    with pytest.raises(ValueError, match="another head"):
+        store.explain(0, head=net.head)
+    assert build(tmp_path / "default", method=ClosedFormLayerCAM).explain([3]).maps.shape == (1, 1, 6, 6)
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_images(tmp_path):
+    net = problem()[0]
+    root = folder(tmp_path / "photos")
+    store = build(tmp_path / "classes", net, root, transform=TO_TENSOR)
+    same = build(tmp_path / "same", net, ImageFolder(str(root), TO_TENSOR))
+    assert store.ids.tolist() == ["cat/0.png", "cat/2.png", "cat/4.png", "dog/1.png", "dog/3.png", "dog/5.png"]
+    assert store.names(store.labels) == ["cat"] * 3 + ["dog"] * 3
+    np.testing.assert_array_equal(store.components, same.components)
+    flat = build(tmp_path / "flat", net, root / "dog", transform=TO_TENSOR)
+    assert flat.labels is None
+    assert flat.ids.tolist() == ["1.png", "3.png", "5.png"]
+    part = build(tmp_path / "part", net, Subset(ImageFolder(str(root), TO_TENSOR), [4, 1]))
+    assert part.ids.tolist() == ["dog/3.png", "cat/2.png"]
+    np.testing.assert_allclose(part.components, store.components[[4, 1]], rtol=1e-6)
+    with pytest.raises(ValueError, match="needs a transform"):
+        build(tmp_path / "none", net, root)
+    with pytest.raises(ValueError, match="there is no folder"):
+        build(tmp_path / "none", net, tmp_path / "nowhere", transform=TO_TENSOR)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no images"):
+        build(tmp_path / "none", net, tmp_path / "empty", transform=TO_TENSOR)
+
+
+def test_hugging_face_data_sets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    root = folder(tmp_path / "photos")
+    paths = sorted(map(str, root.rglob("*.png")))
+    names = datasets.ClassLabel(names=["cat", "dog"])
+    features = datasets.Features({"image": datasets.Image(), "label": names})
+    data = datasets.Dataset.from_dict({"image": paths, "label": ["dog" in path for path in paths]}, features=features)
+    store = build(tmp_path / "atlas", data=data, transform=TO_TENSOR)
+    expected = build(tmp_path / "expected", data=ImageFolder(str(root), TO_TENSOR))
+    np.testing.assert_array_equal(store.components, expected.components)
+    assert store.names(store.labels) == ["cat"] * 3 + ["dog"] * 3
+    with pytest.raises(RuntimeError, match="pass transform="):
+        build(tmp_path / "pil", data=data)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "labels"),
+    [
+        (lambda x, y: list(x), None),
+        (lambda x, y: [(image, int(label)) for image, label in zip(x, y, strict=True)], [0, 1, 2, 0]),
+        (
+            lambda x, y: [{"image": i, "label": f"c{int(k)}"} for i, k in zip(x, y, strict=True)],
+            ["c0", "c1", "c2", "c0"],
+        ),
+        (lambda x, y: TensorDataset(x, y[:, None]), [0, 1, 2, 0]),
+        (lambda x, y: TensorDataset(x, y / 2), [0.0, 0.5, 1.0, 0.0]),
+    ],
+    ids=["bare", "pairs", "dicts", "columns", "numbers"],
+)
+def test_data_sets_of_many_kinds(tmp_path, wrap, labels):
+    store = build(tmp_path / "atlas", data=wrap(*images(4)))
+    found = None if store.labels is None else store.labels.tolist()
+    assert found == labels
+
+
+def test_volumes(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten()).eval()
+    x = torch.rand(20, 1, 6, 8, 8)
+    y = np.arange(20) % 2
+    head = make_pipeline(PCA(2), SVC()).fit(net(x).detach().numpy(), y)
+    store = atlas.build(PCASVMNet(net, head), TensorDataset(x), ["1"], tmp_path / "atlas", progress=False)
+    assert store.maps([0, 7]).maps.shape == (2, 2, 6, 8, 8)
+    assert store.mean_map(1).maps.shape == (1, 6, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        ([], ValueError, "empty"),
+        (object(), TypeError, "by number"),
+        (type("Stream", (IterableDataset,), {"__iter__": lambda self: iter([])})(), TypeError, "by number"),
+        ([torch.zeros(3, 12, 12, dtype=torch.uint8)], RuntimeError, "floating-point"),
+        ([torch.zeros(3, 12, 12), torch.zeros(3, 10, 12)], ValueError, "shapes"),
+        ([torch.full((3, 12, 12), torch.nan)], RuntimeError, "NaN"),
+        ([(torch.zeros(3, 12, 12), None), (torch.zeros(3, 12, 12), 1)], ValueError, "the first has none"),
+    ],
+    ids=["empty", "no data set", "stream", "uint8", "sizes", "nan", "some labels"],
+)
+def test_data_sets_that_are_refused(tmp_path, data, error, match):
+    with pytest.raises(error, match=match):
+        build(tmp_path / "atlas", data=data)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"engine": "spark"}, ValueError, "'local' or 'ray'"),
+        ({"batch_size": 0}, ValueError, "batch_size must be a positive integer"),
+        ({"processes": 0}, ValueError, "processes"),
+        ({"method": torch.nn.ReLU}, TypeError, "ContributionCAM"),
+        ({"base": "mean"}, TypeError, "no option 'base': it takes attention, baseline"),
+        ({"baseline": "median"}, ValueError, "baseline must be"),
+        ({"processes": 2, "picture": lambda image: image}, TypeError, "lambda"),
+    ],
+    ids=str,
+)
+def test_options_that_are_refused(tmp_path, options, error, match):
+    with pytest.raises(error, match=match):
+        build(tmp_path / "atlas", **options)
+
+
+def test_heads_and_layers_that_are_refused(tmp_path):
+    net, data = problem()
+    with pytest.raises(TypeError, match="PCASVMNet"):
+        atlas.build(net.backbone, data, ["0"], tmp_path / "atlas")
+    with pytest.raises(ValueError, match="list of one layer"):
+        atlas.build(net, data, ["0", "1"], tmp_path / "atlas")
+    svm = SVC().fit(net.backbone(data.tensors[0]).detach().numpy(), data.tensors[1])
+    with pytest.raises(ValueError, match="put a PCA in front"):
+        build(tmp_path / "atlas", PCASVMNet(net.backbone, svm))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="not empty and no atlas"):
+        build(tmp_path / "full")
+
+
+# --- what was begun is gone on with -----------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_not_made_again(tmp_path):
+    store = build(tmp_path / "atlas")
+    before = {path: path.stat().st_mtime_ns for path in store.folder.glob("*.parquet")}
+    (store.folder / "part-00001.parquet").unlink()
+    with pytest.raises(ValueError, match=r"part-00001.parquet is missing: run the same build again"):
+        atlas.load(store.folder)
+    whole = contents(store.folder)
+    again = build(tmp_path / "atlas")
+    changed = [path.name for path, at in before.items() if path.stat().st_mtime_ns != at]
+    assert changed == ["part-00001.parquet"]
+    assert whole.items() < contents(again.folder).items()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda o: {"net": PCASVMNet(backbone(5), problem()[0].head)}, "weights"),
+        (lambda o: {"net": PCASVMNet(problem()[0].backbone, problem("linear")[0].head)}, "head"),
+        (lambda o: {"data": TensorDataset(*images(91))}, "images: 90 there, 91 now"),
+        (lambda o: {"data": TensorDataset(*images(90, seed=7))}, "first_image"),
+        (lambda o: {"method": ClosedFormGradCAM}, 'method: "ContributionCAM" there, "ClosedFormGradCAM" now'),
+        (lambda o: {"baseline": "mean"}, "options"),
+        (lambda o: {"targets": [SVMTarget(1)]}, "targets"),
+        (lambda o: {"thumbnails": False}, "thumbnails: 96 there, 0 now"),
+        (lambda o: {"shard_size": 64}, "shard_size: 32 there, 64 now"),
+    ],
+    ids=["weights", "head", "images", "pictures", "method", "baseline", "targets", "thumbnails", "shards"],
+)
+def test_another_build_in_the_same_folder_is_refused(built, change, told):
+    before = contents(built.folder)
+    with pytest.raises(ValueError, match="something else") as error:
+        build(built.folder, **change(None))
+    assert told in str(error.value)
+    assert contents(built.folder) == before
+
+
+def test_shards_that_are_broken_are_named(tmp_path):
+    store = build(tmp_path / "atlas")
+    other = build(tmp_path / "other", problem("linear")[0])
+    shard = store.folder / "part-00001.parquet"
+    whole = shard.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 3] ^= 255
+    for broken, match in (
+        (whole[: len(whole) // 2], "truncated"),
+        (b"", "truncated"),
+        (other.folder.joinpath(shard.name).read_bytes(), "of another atlas"),
+    ):
+        shard.write_bytes(broken)
+        for call in (lambda: atlas.load(store.folder), lambda: build(store.folder)):
+            with pytest.raises(ValueError, match=rf"part-00001.parquet .*{match}.*delete it"):
+                call()
+    shard.write_bytes(flipped)
+    columns = [*json.loads((store.folder / "manifest.json").read_text())["columns"], "thumbnail"]
+    with pytest.raises(ValueError, match="was changed since it was written"):
+        list(atlas.load(store.folder).blocks(columns))
+    shard.unlink()
+    assert contents(build(store.folder).folder)[shard.name] == whole
+
+
+def test_manifests_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no atlas"):
+        atlas.load(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match="no manifest"):
+        atlas.load(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"format": "pytorch_grad_cam_pcasvm atlas 9"}')
+    with pytest.raises(ValueError, match="update the package"):
+        atlas.load(tmp_path)
+
+
+def test_another_version_is_told(tmp_path):
+    store = build(tmp_path / "atlas")
+    entries = json.loads((store.folder / "manifest.json").read_text())
+    entries["versions"]["torch"] = "1.0"
+    (store.folder / "manifest.json").write_text(json.dumps(entries))
+    with pytest.warns(UserWarning, match=r"begun with torch 1.0 \(now"):
+        build(store.folder)
+
+
+def test_bad_images(tmp_path):
+    data = Pictures(problem()[1], (3, 40, *range(64, 90)))
+    with pytest.raises(RuntimeError, match=r"image 3 \(3\) cannot be explained: FileNotFoundError: no file for 3"):
+        build(tmp_path / "stopped", data=data)
+    later = Pictures(problem()[1], (70,))
+    with pytest.raises(RuntimeError, match="image 70"):
+        build(tmp_path / "later", data=later, processes=2)
+    assert len(list((tmp_path / "later").glob("part-*"))) == 2  # what was finished is kept
+    store = build(tmp_path / "atlas", data=data, skip_bad_images=True)
+    assert store.rows.tolist() == [row for row in range(64) if row not in (3, 40)]
+    assert list(store.manifest["bad"]) == ["3", "40", *map(str, range(64, 90))]
+    assert store.extremes(0, 3).high.max() < len(store) == 62
+    with pytest.raises(RuntimeError, match="pass skip_bad_images=True again"):
+        build(tmp_path / "atlas", data=data)
+    with pytest.raises(RuntimeError, match="none of the 90 images can be read; the first, 0: FileNotFoundError"):
+        build(tmp_path / "none", data=Pictures(problem()[1], tuple(range(90))), skip_bad_images=True)
+
+
+class Slow(Pictures):
+    def __getitem__(self, row):
+        time.sleep(0.002)
+        return super().__getitem__(row)
+
+
+def forked(call, *args):
+    """Run a call in a process of its own, which shares what was imported."""
+    process = multiprocessing.get_context("fork").Process(target=call, args=args)
+    process.start()
+    return process
+
+
+def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
+    data = Slow(TensorDataset(*images(400)), ())
+    whole = contents(build(tmp_path / "whole", data=data, shard_size=16).folder)
+    random = np.random.default_rng()
+    out = tmp_path / "killed"
+    finished = 0
+    for kill in range(4):
+        process = forked(lambda: build(out, data=data, shard_size=16))
+        while len(list(out.glob("part-*"))) < min(finished + 1 + kill, 20) and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(random.uniform(0, 0.05))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kept = {name: written for name, written in contents(out).items() if name.startswith("part-")}
+        assert kept.items() <= whole.items()
+        finished = len(kept)
+        assert finished > 0
+        if finished < 25:
+            with pytest.raises(ValueError, match=f"not finished, {finished} of 25 shards"):
+                atlas.load(out)
+    times = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    build(out, data=data, shard_size=16)
+    assert contents(out) == whole
+    assert all(path.stat().st_mtime_ns == at for path, at in times.items())
+
+
+def _on_a_full_disk(out: Path, data, told: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # a shard of 16 rows fits, one of 64 does not
+    try:
+        build(out, data=data, shard_size=64)
+    except OSError as error:
+        told.write_text(str(error))
+
+
+def test_a_full_disk_leaves_no_half_a_shard(tmp_path):
+    told = tmp_path / "told"
+    data = TensorDataset(*images(64 + 64))
+    process = forked(_on_a_full_disk, tmp_path / "atlas", data, told)
+    process.join()
+    assert "part-00000.parquet cannot be written" in told.read_text()
+    assert "run the same build again" in told.read_text()
+    assert sorted(path.name for path in (tmp_path / "atlas").iterdir()) == ["head.safetensors", "manifest.json"]
+
+
+def test_the_callers_state_is_left_alone(tmp_path):
+    net, _ = problem()
+    net.backbone.train()
+    try:
+        build(tmp_path / "atlas")
+        assert net.backbone.training
+        assert all(not module._forward_hooks for module in net.modules())
+    finally:
+        net.backbone.eval()
+
+
+def test_files_are_read_without_the_package(built):
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.read_table(built.folder / "part-00000.parquet")
+    assert table.num_rows == 32
+    np.testing.assert_array_equal(np.stack(table["components"].to_numpy()), built.components[:32])
+    maps = np.stack(table["maps"].to_numpy()).reshape(32, 4, 6, 6)
+    expected = built.maps(range(32))
+    scaled = maps.astype(np.float32) * built.nu[:32, :, None, None]
+    np.testing.assert_array_equal(scaled, expected.maps)
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.concat(map(pandas.read_parquet, sorted(built.folder.glob("*.parquet"))))
+    np.testing.assert_array_equal(np.stack(frame["components"]), built.components)
+    duckdb = pytest.importorskip("duckdb")
+    found = duckdb.sql(f"select label, avg(nu[1]) from '{built.folder}/*.parquet' group by label order by label")
+    means = [built.nu[built.labels == label, 0].mean() for label in range(3)]
+    np.testing.assert_allclose([row[1] for row in found.fetchall()], means, rtol=1e-5)
+
+
+def test_the_head_is_kept_to_the_last_bit(built):
+    net, data = problem()
+    head = Head.load(built.folder / "head.safetensors")
+    features = net.backbone(data.tensors[0])
+    assert torch.equal(head.scores(head(features)), net.head.scores(net.head(features)))
+
+
+def test_a_loader_is_no_data_set(tmp_path):
+    with pytest.raises(TypeError, match="by number"):
+        build(tmp_path / "atlas", data=DataLoader(problem()[1], 8))
+    with pytest.raises(TypeError, match="by number"):
+        build(tmp_path / "atlas", data=itertools.repeat(torch.zeros(3, 12, 12)))
