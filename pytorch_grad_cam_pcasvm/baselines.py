@@ -79,6 +79,7 @@ class WithBaseline(ClosedFormCAM):
     def _at_baseline(self, run: Run, layer: int) -> AtBaseline:
         """Run the path from the baseline, once for all chunks of targets."""
         if layer not in run.kept:
+            run.activations(layer)  # refuses those that no map can be made of
             start = self._start(run, layer)
             path = run.passed.baseline(start, layer)
             run.kept[layer] = AtBaseline(path, run.output_of(path.output), run.passed.activations[layer] - start)
@@ -124,7 +125,8 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
         progress: show a progress bar.
 
     Returns:
-        The mean, (T, H, W), float32 or better, on the network's device.
+        The mean, of the shape that the layer gives for one image, as (T, H, W) or, of tokens, (L, D); float32 or
+        better, on the network's device.
 
     Raises:
         TypeError: the loader gives something else than floating-point tensors, or the layer does.

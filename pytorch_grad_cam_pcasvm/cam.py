@@ -11,8 +11,8 @@ from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
-from pytorch_grad_cam_pcasvm.features import checked_images, flatten, output_of
-from pytorch_grad_cam_pcasvm.layout import Layout, layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.features import checked_images, flatten
+from pytorch_grad_cam_pcasvm.layout import Layout
 from pytorch_grad_cam_pcasvm.maps import (
     Jacobians,
     SignedMaps,
@@ -45,6 +45,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     every_class,
     every_component,
 )
+from pytorch_grad_cam_pcasvm.transforms import transform_of
 
 
 @dataclass
@@ -70,26 +71,7 @@ class ClosedFormCAM(BaseCAM):
     its gradients and hooks are left alone. What goes around a target layer, as a skip connection, is a constant, as in
     the host.
 
-    Args:
-        model: a :class:`PCASVMNet`, or any network with a differentiable end: then the host's maps. Of a compiled one,
-            what was compiled: maps need the modules themselves.
-        target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
-            (N, T, D, H, W), if need be after ``reshape_transform``.
-        reshape_transform: brings activations to (N, T, H, W), as in the host; ``"tokens"``: the grid, and the tokens
-            that belong to no patch (class, registers), are found by running the network on a few images of noise; also
-            for channels that come last.
-        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path
-            alone, with one warning; ``"autograd"``: always do that.
-        attention: ``"frozen"``: the weights of attention, and of every other softmax, are taken for constants, as in
-            attention rollout and decompositions by head: how tokens move is explained, not why; ``"exact"``: they are
-            functions of the activations, as they are for autograd.
-        max_bytes: bound on the temporary memory of a call besides the network's own; targets are taken in chunks, of
-            one at least. None: all at once.
-
-    Raises:
-        TypeError: the model is not a module, or the target layers are no list of modules or names.
-        ValueError: an unknown ``jacobian``, ``attention`` or ``reshape_transform``, no target layer, one that is not in
-            the network, or a DataParallel.
+    Arguments and errors: see :class:`~pytorch_grad_cam_pcasvm.ClosedFormGradCAM`.
     """
 
     # What targets=None explains in a call. The host's methods explain a score, others add up to a margin.
@@ -140,6 +122,7 @@ class ClosedFormCAM(BaseCAM):
         self._names: list[str | None] = [None] * len(self._given)
         self._by_autograd = jacobian == "autograd"
         self._checked: set[Any] = set()
+        self._seen: set[Any] = set()
         self._checked_head: Any = None
         if next(model.parameters(), None) is None:
             raise ValueError(f"{type(model).__name__} has no parameters, by which the host finds its device")
@@ -338,25 +321,16 @@ class ClosedFormCAM(BaseCAM):
                 warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning)
                 self._by_autograd = True
         passed = AutogradPath(*layers).run(x) if passed is None else passed
-        pairs = zip(layers[2], passed.activations, strict=True)
-        transforms = [self._transform(layers[0], name, x, activations) for name, activations in pairs]
+        transforms = [
+            transform_of(self.reshape_transform, layers[0], name, x, activations, self._seen)
+            for name, activations in zip(layers[2], passed.activations, strict=True)
+        ]
         run = Run(self.model, x, passed, passed.output, layers[2], transforms)
         if isinstance(self.model, PCASVMNet) and self._checked_head is not self.model.head:
             self.model.head.check(flatten(passed.output)[:2])
             self._checked_head = self.model.head
         run.output = run.output_of(passed.output)
         return run
-
-    def _transform(self, backbone: nn.Module, name: str, x: Tensor, activations: Tensor) -> Any:
-        """Return what brings the activations of a target layer to (N, T, H, W), or None."""
-        if self.reshape_transform == "tokens":
-            return layout_of(backbone, lambda net, images: output_of(net, name, images), name, x, activations)
-        if self.reshape_transform is None and looks_channels_last(activations.shape, x.shape):
-            raise ValueError(
-                f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last: pass "
-                "reshape_transform='tokens', or lambda t: t if they come first"
-            )
-        return self.reshape_transform
 
     def _tell_blind_tokens(self, run: Run, layer: int, nu: Tensor) -> bool:
         """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
@@ -390,7 +364,9 @@ class ClosedFormCAM(BaseCAM):
                 shared = Rowwise(list(targets))
                 made = self._explained(run, layer, [shared])
                 maps, nu = made.maps, largest(made.maps, made.opposite)
-                self._tell_blind_tokens(run, layer, nu)
+                if self._tell_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
+                    layers.append(np.zeros((len(x), 1, *x.shape[2:]), np.float32))
+                    continue
                 if eigen_smooth:
                     check_finite(maps)
                     maps = smoothed_by_svd(self._terms(run, layer, shared, made), maps, targets)

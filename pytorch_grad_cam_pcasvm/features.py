@@ -134,9 +134,10 @@ class FeatureSource:
         layout = layout_of(
             backbone,
             lambda net, images: output_of(net, whole, images),
-            repr(self)[1:-1],
+            f"the output of {self}" if self.field or self.layer else "the backbone's output",
             x,
             fix="pass a function as pool, as pool=lambda t: t[:, 0] of tokens (N, L, D)",
+            without="it is pooled already, so leave pool out, or name an earlier layer, as layer=",
         )
         return replace(self, pool=pool_of(self.pool, layout))
 

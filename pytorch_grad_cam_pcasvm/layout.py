@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,7 @@ from pytorch_grad_cam_pcasvm.hooks import hooked
 from pytorch_grad_cam_pcasvm.modules import modules_of, unchanged
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def layout_of(
     x: Tensor,
     output: Tensor | None = None,
     fix: str = _TRANSFORM,
+    without: str = "choose an earlier layer, as ",
 ) -> Layout:
     """Find out how the output of a layer lies on the image.
 
@@ -77,10 +80,11 @@ def layout_of(
     Args:
         backbone: the network.
         place: runs such a network on images and returns the output.
-        name: of the layer, for messages.
+        name: of the layer, for messages, as ``"the output of 'norm'"``.
         x: images, shape (N, C, H, W) or (N, C, D, H, W).
         output: what the layer gives for them, if that is known.
         fix: the way out where it cannot be known.
+        without: the way out where no positions are left; the name of an earlier layer follows.
 
     Returns:
         The layout.
@@ -93,19 +97,43 @@ def layout_of(
     known = _known.setdefault(backbone, {})
     if key not in known:
         with unchanged(backbone), torch.no_grad():
-            twin = _without_hooks(backbone)
             try:
-                probe = _Probe(twin, place, x)
-                known[key] = (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
+                known[key] = _looked_at(backbone, place, x)
+            except _PooledError as error:
+                shape, earlier = error.args
+                way = without + (repr(earlier) if earlier else "...")
+                raise ValueError(f"{name}, {shape}, has no positions or tokens left: {way}") from None
             except _UnknownError as error:
-                raise ValueError(
-                    f"how the output of {name!r} lies on the image cannot be known: {error}; {fix}"
-                ) from None
+                raise ValueError(f"how {name} lies on the image cannot be known: {error}; {fix}") from None
     return known[key]
 
 
 class _UnknownError(Exception):
     """Why a layout cannot be known."""
+
+
+class _PooledError(Exception):
+    """The shape of an output that has no positions, and the last layer whose output has, or None."""
+
+
+def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor) -> Layout:
+    """Return the layout that a twin of the network shows, in float32 at least if its kernels can do that."""
+
+    def layout(twin: nn.Module, x: Tensor) -> Layout:
+        probe = _Probe(twin, place, x)
+        return (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
+
+    kind = x.device.type
+    if x.dtype in _HALVES or torch.is_autocast_enabled(kind) or any(p.dtype in _HALVES for p in backbone.parameters()):
+        # What a corner of the image changes may be less than the rounding of such numbers.
+        try:
+            with torch.autocast(kind, enabled=False):
+                return layout(_without_hooks(backbone, full=True), x.float() if x.dtype in _HALVES else x)
+        except (_UnknownError, _PooledError):
+            raise
+        except Exception:  # scripted modules, kernels of half precision alone, no memory: whatever it may be
+            pass
+    return layout(_without_hooks(backbone), x)
 
 
 def forget(layout: Layout) -> None:
@@ -115,8 +143,19 @@ def forget(layout: Layout) -> None:
             del known[key]
 
 
-def _without_hooks(backbone: nn.Module) -> nn.Module:
-    """Return modules that share everything with those of a network but hooks, in evaluation mode."""
+def _without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
+    """Return modules that share everything with those of a network but hooks, in evaluation mode.
+
+    With ``full`` all that has half precision is copied in float32.
+    """
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in _HALVES:
+            return value.detach().float()
+        if type(value) in (dict, OrderedDict):
+            return type(value)((name, copied(part)) for name, part in value.items())
+        return value
+
     # What is hooked by others is not to see noise, and other threads may need the hooks meanwhile.
     twins: dict[nn.Module, nn.Module] = {}
     for module in modules_of(backbone):
@@ -128,6 +167,8 @@ def _without_hooks(backbone: nn.Module) -> nn.Module:
             name: OrderedDict() if "_hooks" in name and isinstance(value, dict) else value
             for name, value in vars(module).items()
         } | {"training": False}
+        if full:
+            twin.__dict__ = copied(twin.__dict__)
     for module, twin in twins.items():
         if twin is not module:
             children = module._modules.items()
@@ -179,6 +220,8 @@ class _Probe:
             self._images[where] = 4 * noise[(2, slice(None), *corner)]
         self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
         self._seen: list[_Tokens] = []
+        self._positions: dict[nn.Module, bool] = {}  # whether a module's output has any, in order
+        self._backbone = backbone
         with hooked() as hooks:
             for module in modules_of(backbone):
                 if isinstance(module, torch.jit.ScriptModule):
@@ -196,6 +239,8 @@ class _Probe:
     def layout(self) -> Layout:
         """Return the layout of what was found."""
         output, count = self._output, len(self._images)
+        if isinstance(output, Tensor) and output.dim() == 2:
+            raise _PooledError(f"(N, {output.shape[1]})", self._last_with_positions())
         if not isinstance(output, Tensor) or output.dim() not in (3, 4, 5):
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise _UnknownError(f"it gives {shape}, which has no positions")
@@ -259,7 +304,22 @@ class _Probe:
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if isinstance(module, _CONVOLUTIONS) and output.dim() == self._images.dim():
             self._shapes.append(tuple(output.shape[2:]))
-        self._see((output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ())
+        items = (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ()
+        self._see(items)
+        shape = next((item.shape for item in items if isinstance(item, Tensor)), None)
+        if shape is not None:
+            self._positions.pop(module, None)
+            self._positions[module] = min(math.prod(shape[1:-1]), math.prod(shape[2:])) > 1
+
+    def _last_with_positions(self) -> str | None:
+        """Return the name of the last layer whose output has positions, and is no part of one whose output has none."""
+        names = {module: name for name, module in self._backbone.named_modules()}
+        without = {names[module] for module, has in self._positions.items() if not has}
+        for module, has in reversed(self._positions.items()):
+            parents = accumulate(names[module].split(".")[:-1], "{}.{}".format)
+            if has and names[module] and not without.intersection(parents):
+                return names[module]
+        return None
 
 
 def _largest(change: Tensor) -> Tensor:

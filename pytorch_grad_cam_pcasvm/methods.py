@@ -35,7 +35,28 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget
 class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
     """Grad-CAM, ``sum_t (sum_i d_t,i) F_t``: the maps of the paper (Eqs. 11 to 17).
 
-    Selvaraju et al., Grad-CAM, arXiv 1610.02391. Arguments as for :class:`ClosedFormCAM`.
+    Selvaraju et al., Grad-CAM, arXiv 1610.02391.
+
+    Args:
+        model: a :class:`PCASVMNet`, or any network with a differentiable end: then the host's maps. Of a compiled one,
+            what was compiled: maps need the modules themselves.
+        target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
+            (N, T, D, H, W), if need be after ``reshape_transform``.
+        reshape_transform: brings activations to (N, T, H, W), as in the host; ``"tokens"``: the grid, and the tokens
+            that belong to no patch (class, registers), are found by running the network on a few images of noise; also
+            for channels that come last.
+        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path
+            alone, with one warning; ``"autograd"``: always do that.
+        attention: ``"frozen"``: the weights of attention, and of every other softmax, are taken for constants, as in
+            attention rollout and decompositions by head: how tokens move is explained, not why; ``"exact"``: they are
+            functions of the activations, as they are for autograd.
+        max_bytes: bound on the temporary memory of a call besides the network's own; targets are taken in chunks, of
+            one at least. None: all at once.
+
+    Raises:
+        TypeError: the model is not a module, or the target layers are no list of modules or names.
+        ValueError: an unknown ``jacobian``, ``attention`` or ``reshape_transform``, no target layer, one that is not in
+            the network, or a DataParallel.
     """
 
     _linear = True
@@ -51,7 +72,7 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
 class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
     """HiResCAM, ``sum_t d_t F_t`` position by position. Behind a mean over positions it is Grad-CAM.
 
-    Draelos and Carin, arXiv 2011.08891. Arguments as for :class:`ClosedFormCAM`.
+    Draelos and Carin, arXiv 2011.08891. Arguments as for :class:`ClosedFormGradCAM`.
     """
 
     _linear = True
@@ -69,7 +90,8 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
 class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
     """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``; 0 where the sum is.
 
-    Behind a mean over positions it is Grad-CAM. Fu et al., arXiv 2008.02312. Arguments as for :class:`ClosedFormCAM`.
+    Behind a mean over positions it is Grad-CAM. Fu et al., arXiv 2008.02312. Arguments as for
+    :class:`ClosedFormGradCAM`.
     """
 
     _linear = True
@@ -86,7 +108,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     """Grad-CAM++, ``sum_t w_t F_t`` with ``w_t = sum_i relu(d_t,i) / (2 + d_t,i sum_j F_t,j)``.
 
     Its weights are derived for ``exp(score)``: of a component or a margin they are what the formula gives.
-    Chattopadhyay et al., arXiv 1710.11063, Eq. 19. Arguments as for :class:`ClosedFormCAM`.
+    Chattopadhyay et al., arXiv 1710.11063, Eq. 19. Arguments as for :class:`ClosedFormGradCAM`.
     """
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -109,7 +131,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
 class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
     """LayerCAM, ``sum_t relu(d_t) F_t`` position by position.
 
-    Jiang et al., IEEE Transactions on Image Processing 30 (2021). Arguments as for :class:`ClosedFormCAM`.
+    Jiang et al., IEEE Transactions on Image Processing 30 (2021). Arguments as for :class:`ClosedFormGradCAM`.
     """
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -123,7 +145,7 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
-    """Element-wise Grad-CAM, ``sum_t relu(d_t F_t)``, as in the host. Arguments as for :class:`ClosedFormCAM`."""
+    """Element-wise Grad-CAM, ``sum_t relu(d_t F_t)``, as in the host. Arguments as for :class:`ClosedFormGradCAM`."""
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
@@ -150,7 +172,7 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     """ShapleyCAM, ``sum_t w_t F_t`` with ``w_t = sum_i (d - H F / 2)_t,i``, H the Hessian of the target.
 
     The product H F is the derivative of the closed-form gradient along F; where path and head are linear it is 0, and
-    the map that of Grad-CAM. Cai, arXiv 2501.06261. Arguments as for :class:`ClosedFormCAM`.
+    the map that of Grad-CAM. Cai, arXiv 2501.06261. Arguments as for :class:`ClosedFormGradCAM`.
     """
 
     _of_means = True
@@ -174,7 +196,7 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
 
     Only what follows the first step that is not linear is evaluated for every channel. The paper divides by the value,
     which the host does too: of a negative value that turns the map around, so here nothing is divided.
-    Desai and Ramaswamy, WACV 2020. Arguments as for :class:`ClosedFormCAM`.
+    Desai and Ramaswamy, WACV 2020. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
         baseline: what takes the place of an ablated channel (see :class:`ContributionCAM`).
@@ -198,7 +220,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
     """Score-CAM, ``sum_t w_t F_t`` with ``w_t`` the rise of the target when the image is masked by channel t.
 
     ``w_t = value(image * mask_t) - value(0 * image)``, mask_t the channel upsampled and brought to [0, 1]. All targets
-    share the T runs of the network. Wang et al., arXiv 1910.01279. Arguments as for :class:`ClosedFormCAM`.
+    share the T runs of the network. Wang et al., arXiv 1910.01279. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
         softmax: put the weights through a softmax over the channels, as the host does: of components and margins it
@@ -208,7 +230,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         batch_size: of the runs with masks.
 
     Raises:
-        ValueError: ``channels`` or ``batch_size`` is no positive integer, or as for :class:`ClosedFormCAM`.
+        ValueError: ``channels`` or ``batch_size`` is no positive integer, or as for :class:`ClosedFormGradCAM`.
     """
 
     _predicted = SVMTarget()
@@ -273,13 +295,15 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     ``maps.sum((2, 3)) + baseline_values == values`` to rounding (sums times ``exp(log_scale)``). Behind a mean over
     positions it is the integrated gradient of the whole head, in closed form (Sundararajan et al., arXiv 1703.01365);
     through ReLU and max pooling the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685). Unlike the gradient
-    it does not fade where a kernel machine is flat. Arguments as for :class:`ClosedFormCAM`.
+    it does not fade where a kernel machine is flat. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
         baseline: F0, where the way begins. ``"zero"``: no activation at all; ``"mean"``: the mean of the training set,
             which the head knows where features are means over positions (then the maps of a component sum to its value,
-            and red means positive); activations, shape (T,), (T, H, W) or (N, T, H, W), as from
-            :func:`mean_activations`; or an image, of the shape of those that are explained, which is run.
+            and red means positive); activations as the layer gives them, shape (T,), (T, H, W) or (N, T, H, W), of
+            tokens (L, D) or (N, L, D), as from :func:`mean_activations`; or an image, of the shape of those that are
+            explained, which is run. With ``attention="frozen"`` the image's own attention is at work there, too, and
+            ``baseline_values`` are the values that come of it.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor.
@@ -307,7 +331,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
 class LIFTCAM(WithBaseline, ClosedFormCAM):
     """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i`` the contribution of channel t (:class:`ContributionCAM`).
 
-    Jung and Oh, arXiv 2102.05228. Arguments as for :class:`ClosedFormCAM`.
+    Jung and Oh, arXiv 2102.05228. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
         baseline: where contributions begin, as for :class:`ContributionCAM`.
@@ -325,7 +349,7 @@ class RelevanceCAM(WithBaseline, ClosedFormCAM):
 
     R is layer-wise relevance propagation on the path (z+ rule). The paper ends in a softmax and knows no PCA or SVM:
     here the relevance of the features is what they contribute, secants of the head times their difference from the
-    baseline. Lee et al., CVPR 2021. Arguments as for :class:`ClosedFormCAM`.
+    baseline. Lee et al., CVPR 2021. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
         baseline: where contributions to the head begin, as for :class:`ContributionCAM`.
@@ -344,7 +368,7 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
     They add up as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Positions that are not there have
     the activations of the baseline. Up to 12 positions are exact, over all subsets; more are sampled, each order
     together with its reverse, with ``standard_errors`` of every position. Zheng et al., arXiv 2208.03608. Arguments as
-    for :class:`ClosedFormCAM`.
+    for :class:`ClosedFormGradCAM`.
 
     Args:
         samples: orders that are drawn, an even number.

@@ -161,3 +161,16 @@ def test_features_stay_on_the_device():
         problem.backbone, [(problem.x, torch.arange(5))], "classifier.4", as_numpy=False, progress=False
     )
     assert features.device.type == labels.device.type == "cuda"
+
+
+def test_an_atlas_is_built_on_a_device(tmp_path):
+    atlas = pytest.importorskip("pytorch_grad_cam_pcasvm.atlas")
+    cpu, cuda = pair(torch.float32, n=40)
+    cuda.__dict__["head"] = cpu.head
+    stores = [
+        atlas.build(p.net, list(cpu.x), [p.target_layer], tmp_path / p.device, progress=False) for p in (cpu, cuda)
+    ]
+    assert relative(torch.from_numpy(stores[1].components), torch.from_numpy(stores[0].components)) < 1e-4
+    assert relative(stores[1].maps(slice(None)).maps, stores[0].maps(slice(None)).maps) < 2e-3
+    again = atlas.build(cuda.net, list(cpu.x), [cuda.target_layer], tmp_path / "again", batch_size=7, progress=False)
+    assert (again.components == stores[1].components).all()

@@ -1,6 +1,7 @@
 """Figures: what they contain."""
 
 import copy
+import dataclasses
 import itertools
 import re
 from types import SimpleNamespace
@@ -19,8 +20,10 @@ from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
+from towers import Tower
 
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
@@ -31,6 +34,7 @@ from pytorch_grad_cam_pcasvm import (
     ProbabilityTarget,
     SignedMaps,
     SVMTarget,
+    extract_features,
     recombined,
 )
 from pytorch_grad_cam_pcasvm.figures import (
@@ -583,7 +587,8 @@ def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
     for n, made in itertools.product(range(3), groups.values()):
         assert next(ends) == written(made.nu[n, 0])
         list(itertools.islice(ends, problem.components))
-    assert any("less that at the baseline: contributions." in text.replace("\n", " ") for text in texts)
+    sentence = "Sum of a map + value at the baseline = the value above it: contributions."
+    assert any(sentence in text.replace("\n", " ") for text in texts)
 
 
 def test_methods_that_wrap_have_headings_in_every_line(problem):
@@ -692,6 +697,66 @@ def test_a_decision_of_another_head_and_without_others(apart):
         assert len(heights) == 1 + 6 + 1
         assert sum(heights[:-1]) == pytest.approx(heights[-1])
     assert {"margin, low", "margin, high"} & set(texts_of(figure))
+
+
+@pytest.fixture(scope="module")
+def of_tokens():
+    """A head on the class token of a tower with registers, and contributions at its first block."""
+    torch.manual_seed(0)
+    backbone = Tower(before=3).double().eval()
+    x = torch.randn(12, 3, 24, 16, dtype=torch.float64)
+    features, _ = extract_features(backbone, [x], pool="cls", progress=False)
+    head = make_pipeline(StandardScaler(), PCA(6), SVC()).fit(features, np.arange(12) % 2)
+    net = PCASVMNet(backbone, head, pool="cls").eval()
+    return net, ContributionCAM(net, ["blocks.0"], "tokens").explain(x[:3])
+
+
+def as_number(text):
+    return float(text.replace("\N{MINUS SIGN}", "-"))
+
+
+def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_tokens):
+    net, maps = of_tokens
+    figure = plot_decision(PICTURES, maps, net.head, row=1, count=3)
+    axis, _, heights = steps_of(figure)
+    found = [re.fullmatch(r"map (\S+)\ntokens (\S+)", text.get_text()) for text in axis.texts]
+    parts = np.array([[as_number(part) for part in match.groups()] for match in found if match])
+    whole = recombined(maps, net.head)
+    rise = float(whole.values[1] - whole.baseline_values[1])
+    assert parts.sum(1) == pytest.approx([*heights[1:-1], rise], abs=0.011)
+    assert parts[-1] == pytest.approx([float(whole.maps[1].sum()), float(whole.remainder[1, 0])], abs=6e-3)
+    assert parts[:-1].sum(0) == pytest.approx(parts[-1], abs=0.03)
+    assert np.abs(parts[:, 1]).max() > 0.1
+    texts = [text.replace("\n", " ") for text in texts_of(figure)]
+    assert any("the map above it and of the class and register tokens, which are on no map" in text for text in texts)
+    texts = [text.replace("\n", " ") for text in texts_of(plot_maps(PICTURES, maps))]
+    assert any(
+        "map + class and register tokens + value at the baseline = the value above it." in text for text in texts
+    )
+    # Of a network without such tokens nothing is said of them.
+    without = dataclasses.replace(maps, remainder=torch.full_like(maps.remainder, 1e-9))
+    texts = [text.replace("\n", " ") for text in texts_of(plot_decision(PICTURES, without, net.head))]
+    assert any(text.endswith("Each is the sum of the map above it.") for text in texts)
+    assert not any("tokens" in text for text in texts)
+
+
+@pytest.mark.parametrize("scale", [1, 1e-3, 1e-8, 1e-20])
+def test_the_numbers_beside_a_scale_are_not_cut_off(of_tokens, many, scale):
+    net, maps = of_tokens
+    small = dataclasses.replace(maps, maps=maps.maps * scale)
+    problem, _ = many
+
+    class Small(ContributionCAM):
+        def explain(self, *given, **options):
+            maps = super().explain(*given, **options)
+            return dataclasses.replace(maps, maps=maps.maps * scale, nu=maps.nu * scale)
+
+    cam = Small(problem.net, [problem.target_layer])
+    figures = plot_decision(PICTURES, small, net.head), plot_component(problem.net, 0, problem.x, cam=cam)
+    for figure in figures:
+        for bar in bars_of(figure):
+            for label in bar.get_yticklabels():
+                assert label.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_what_cannot_be_taken_apart_is_refused(apart):

@@ -110,10 +110,73 @@ def test_windows_in_place_of_images_are_refused():
         layout_of(net, lambda net, x: net(x).unflatten(1, (5, 5)).flatten(0, 1), "windows", X)
 
 
-@pytest.mark.parametrize("output", [lambda net, x: x.flatten(1), lambda net, x: (x, x)])
-def test_what_has_no_positions_is_refused(output):
-    with pytest.raises(ValueError, match="which has no positions"):
-        layout_of(tower(), output, "rows", X)
+def test_several_tensors_are_refused():
+    with pytest.raises(
+        ValueError, match=r"how several lies on the image .*: it gives tuple, which has no positions; pass"
+    ):
+        layout_of(tower(), lambda net, x: (x, x), "several", X)
+
+
+class Pooled(nn.Module):
+    """A tower whose tokens are pooled by a layer that has none left, although a part of it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower, self.pool = tower(), nn.Sequential(nn.Linear(12, 6), nn.Flatten())
+        self.head = nn.Linear(25 * 6, 5)
+
+    def forward(self, x):
+        return self.head(self.pool(self.tower(x)))
+
+
+@pytest.mark.parametrize("layer", ["pool", "head", None])
+def test_what_has_no_positions_left_is_refused_and_the_last_layer_with_some_is_named(layer):
+    torch.manual_seed(0)
+    shape = r"\(N, 150\)" if layer == "pool" else r"\(N, 5\)"
+    with pytest.raises(
+        ValueError, match=f"^{layer}, {shape}, has no positions or tokens left: choose an earlier layer, as 'tower'$"
+    ):
+        found(Pooled(), layer)
+
+
+def test_no_layer_with_positions_is_named_where_there_is_none():
+    with pytest.raises(ValueError, match=r"has no positions or tokens left: choose an earlier layer, as \.\.\.$"):
+        found(nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 16, 5)), None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "size"), [(torch.float16, 1e-4, 0.01), (torch.bfloat16, 1e-3, 1.0), (None, 1e-3, 1.0)]
+)
+def test_changes_below_the_rounding_of_half_precision_are_seen(dtype, scale, size):
+    net = tower(before=5, fused=True).eval()
+    with torch.no_grad():  # as with LayerScale, and small patches: a block changes next to nothing
+        net.patches.weight *= size
+        net.before *= size
+        for block in net.blocks:
+            for last in (block.attn.proj, block.mlp[2]):
+                last.weight *= scale
+                last.bias *= scale
+    net = net if dtype is None else net.to(dtype)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is None):
+        for layer in (None, "blocks.1"):
+            assert found(net, layer, X if dtype is None else X.to(dtype)) == Layout(GRID, 3, 0, 2, 5)
+    after = net.state_dict()
+    assert all(after[name].dtype == value.dtype and torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_network_that_takes_half_precision_alone_is_looked_at_in_it():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower = tower(before=2)
+
+        def forward(self, x):
+            if x.dtype != torch.bfloat16:
+                raise TypeError("a kernel of half precision")
+            return self.tower(x)
+
+    assert found(Half().bfloat16(), None, X.bfloat16()).before == 2
 
 
 def test_merged_tokens_that_no_longer_fit_are_refused():

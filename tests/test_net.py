@@ -171,7 +171,8 @@ def test_bad_arguments_are_refused(problem, arguments, error, message):
 
 
 def test_features_of_another_size_are_refused(problem):
-    with pytest.raises(ValueError, match=r"fitted on 9 features, but the backbone gives 12: name the layer"):
+    way = r"name the layer that the features came from, and their pool: PCASVMNet\(.*, layer=\.\.\., pool=\.\.\.\)"
+    with pytest.raises(ValueError, match=f"fitted on 9 features, but the backbone gives 12: {way}"):
         PCASVMNet(problem.backbone, problem.head, layer="classifier.1")(problem.x)
 
 

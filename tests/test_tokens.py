@@ -15,6 +15,7 @@ from sklearn.svm import SVC
 from torch import nn
 from towers import Attention, Block, ChannelsLast, Tower
 
+import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
     BlankMapWarning,
@@ -77,7 +78,8 @@ def test_maps_of_tokens_are_those_of_a_hand_written_transform(kind):
     net, x = net_of(tower(before=5), "cls"), images(3, 1)
     found = kind(net, ["blocks.1.norm1"], "tokens").explain(x)
     expected = kind(net, ["blocks.1.norm1"], by_hand(5)).explain(x)
-    usual = kind(net, ["blocks.1.norm1"], lambda t: t[:, 1:25].mT.unflatten(2, GRID)).explain(x)
+    with pytest.warns(UserWarning, match="takes the tokens 1 to 24"):
+        usual = kind(net, ["blocks.1.norm1"], lambda t: t[:, 1:25].mT.unflatten(2, GRID)).explain(x)
     assert found.maps.shape == (3, 4, *GRID)
     assert relative(found.maps, expected.maps) < 1e-12
     assert relative(usual.maps, expected.maps) > 0.1, "the registers make no difference here"
@@ -276,11 +278,36 @@ def test_a_class_token_that_is_not_there_is_refused():
         extract_features(tower(before=0), [images(2)], pool="cls", progress=False)
 
 
-def test_features_that_look_at_no_patch_name_the_layer_to_take():
+@pytest.mark.parametrize("layer", [None, "head"])
+def test_a_pool_of_what_is_pooled_already_is_refused(layer):
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower = tower()
+            self.norm, self.head = nn.LayerNorm(12), nn.Linear(12, 5)
+
+        def forward(self, x):
+            return self.head(self.norm(self.tower(x))[:, 0])
+
+    what = "the output of 'head'" if layer else "the backbone's output"
+    with pytest.raises(ValueError, match="has no positions") as caught:
+        extract_features(Classifier().double(), [images(2)], layer, pool="cls", progress=False)
+    assert str(caught.value) == (
+        f"{what}, (N, 5), has no positions or tokens left: it is pooled already, so leave pool out, or name an earlier "
+        "layer, as layer='norm'"
+    )
+
+
+def test_features_that_look_at_no_patch_name_the_layer_to_take_once():
     net, x = net_of(tower(before=1), "cls"), images(2, 1)
-    for call in (lambda cam: cam.explain(x), lambda cam: cam(x)):
-        with pytest.warns(BlankMapWarning, match=r"other tokens only, as at a class token; choose 'blocks\.1\.norm1'"):
-            call(ClosedFormGradCAM(net, ["blocks.1"], "tokens"))
+    for call in (lambda cam: cam.explain(x), lambda cam: cam(x), lambda cam: cam(x, eigen_smooth=True)):
+        with pytest.warns(BlankMapWarning) as caught:
+            maps = call(ClosedFormGradCAM(net, ["blocks.1"], "tokens"))
+        (message,) = [str(warning.message) for warning in caught]
+        assert "other tokens only, as at a class token; choose 'blocks.1.norm1'" in message
+    assert maps.shape == (2, 24, 16)
+    assert maps.dtype == np.float32
+    assert not maps.any()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens").explain(x)
@@ -373,8 +400,12 @@ def test_heads_that_cannot_be_kept_apart_are_refused():
     net, x = net_of(tower(before=2, fused=True), "mean"), images(2, 1)
     with pytest.raises(NoClosedFormError, match="not all that follows the target layer goes through one attention"):
         ClosedFormGradCAM(net, ["blocks.0"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match="there is none behind the target layer"):
+    with pytest.raises(NoClosedFormError, match=r"none behind the target layer: load .*attn_implementation='sdpa'"):
         ClosedFormGradCAM(net_of(tower(), "cls"), ["blocks.1.norm1"], "tokens").explain(x, heads=True)
+    with pytest.raises(
+        NoClosedFormError, match="none behind the target layer: choose the norm in front of an attention"
+    ):
+        ClosedFormGradCAM(net, ["blocks.1.norm2"], "tokens").explain(x, heads=True)
     with pytest.raises(ValueError, match="heads of ClosedFormLayerCAM do not add up: use ClosedFormGradCAM"):
         ClosedFormLayerCAM(net, ["blocks.1.norm1"], "tokens").explain(x, heads=True)
     with pytest.raises(NoClosedFormError, match="autograd has no heads"):
@@ -655,5 +686,79 @@ def test_bad_options_are_refused():
         ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", attention="fixed")
     with pytest.raises(ValueError, match="autograd knows no frozen attention"):
         ContributionCAM(net, ["blocks.1.norm1"], "tokens", attention="frozen", jacobian="auto")
-    with pytest.raises(ValueError, match="reshape_transform='tokens'"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"]).explain(images(2))
+
+
+KINDS = [kind for kind in vars(pytorch_grad_cam_pcasvm).values() if isinstance(kind, type) and hasattr(kind, "explain")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_not_taken_for_channels(kind):
+    net, x = net_of(tower(before=1), "cls"), images(2)
+    with pytest.raises(ValueError, match=r"have shape \(2, 25, 12\): .*pass reshape_transform='tokens'"):
+        kind(net, ["blocks.1.norm1"]).explain(x)
+    with pytest.raises(ValueError, match=r"have shape \(2, 25, 12\): .*pass reshape_transform='tokens'"):
+        kind(net, ["blocks.1.norm1"])(x)
+
+
+@pytest.mark.parametrize("kind", [ClosedFormGradCAM, ContributionCAM, ShapCAM])
+def test_a_function_that_does_not_fit_is_told_what_lies_there(kind):
+    net, x = net_of(tower(before=5, after=1), "cls"), images(2)
+
+    def usual(t):
+        return t[:, 1:].reshape(len(t), *GRID, 12).permute(0, 3, 1, 2)
+
+    with pytest.raises(ValueError, match=r"fails on the activations of 'blocks.1.norm1', \(2, 30, 12\)") as caught:
+        kind(net, ["blocks.1.norm1"], usual).explain(x)
+    way = "they are 30 tokens: 24 patches behind 5 others, and 1 behind them: use reshape_transform='tokens'"
+    assert str(caught.value).endswith(way)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    net = net_of(tower(before=1, order="late"), lambda t: t[:, 0])
+    with pytest.raises(ValueError, match=r"\(2, 25, 12\): shape '.*' is invalid for input of size \d+$"):
+        kind(net, ["blocks.1.norm1"], lambda t: t.reshape(len(t), 7, 7, -1)).explain(x)
+
+
+def squares(t):
+    side = int((t.shape[1] - 1) ** 0.5)
+    return t[:, 1 : 1 + side**2].mT.unflatten(2, (side, side))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda t: t[:, 1:25].mT.unflatten(2, GRID), "takes the tokens 1 to 24"),
+        (lambda t: t[:, 4:28].flip(1).mT.unflatten(2, GRID), "takes the tokens 4 to 27"),
+        (squares, "takes the tokens 1 to 25"),
+        (lambda t: t[:, 5::2].mT.unflatten(2, (6, 2)), "takes 12 of the tokens 5 to 27"),
+    ],
+)
+def test_a_function_that_takes_other_tokens_than_patches_is_hinted_at_once(function, words):
+    net, x = net_of(tower(before=5), "cls"), images(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cam = ContributionCAM(net, ["blocks.1.norm1"], function)
+        cam.explain(x)
+        cam.explain(x)
+    (message,) = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    assert message == (
+        f"reshape_transform {words} of 'blocks.1.norm1', and the patches seem to be 5 to 28 (29 tokens: 24 patches "
+        "behind 5 others): if that is not meant, use reshape_transform='tokens'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "function"),
+    [
+        ({"before": 1}, lambda t: t[:, 1:].mT.unflatten(2, GRID)),
+        ({"before": 1}, lambda t: t[:, 1:].flip(1).mT.unflatten(2, (4, 6))),  # upside down, as somebody wants it
+        ({"before": 1}, lambda t: 2 * t[:, :24].mT.unflatten(2, GRID)),  # is no choice of tokens
+        ({"before": 1}, lambda t: t.new_zeros(2, 12, 5, 5)),
+        ({"before": 1}, lambda t: t.double()[:, 1:].mT.unflatten(2, GRID) @ torch.eye(4, dtype=torch.float64)),
+        ({"before": 1, "order": "late"}, lambda t: t[:, :24].mT.unflatten(2, GRID)),  # nobody knows where they lie
+    ],
+)
+def test_other_functions_are_not_hinted_at(options, function):
+    net, x = net_of(tower(**options), lambda t: t[:, 0]), images(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("ignore", BlankMapWarning)
+        ClosedFormGradCAM(net, ["blocks.1.norm1"], function).explain(x)

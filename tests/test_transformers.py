@@ -133,7 +133,7 @@ class Named(nn.Module):
 
     def __init__(self):
         super().__init__()
-        tower = Tower(before=5, depth=12)
+        tower = Tower(before=5, depth=12, fused=True)
         self.tower, self.blocks, self.norm = tower, tower.blocks, tower.norm
 
     def forward(self, x):
@@ -143,7 +143,13 @@ class Named(nn.Module):
 def test_the_other_blocks_of_the_page_run_one_after_the_other():
     found = sections()
     others = [title for title in found if title not in RECIPES]
-    assert others == ["Transformers", "What is on the map, and what is not", "Frozen attention", "What is refused"]
+    assert others == [
+        "Transformers",
+        "What is on the map, and what is not",
+        "Frozen attention",
+        "Maps of single heads",
+        "What is refused",
+    ]
     torch.manual_seed(0)
     names = run(found["Transformers"], backbone=Named().eval(), **given(64))
     check(names, (16, 16))
@@ -151,6 +157,10 @@ def test_the_other_blocks_of_the_page_run_one_after_the_other():
     names = run([block for title in others[1:] for block in found[title]], **names)
     assert torch.allclose(names["total"], names["maps"].values, rtol=1e-4)
     assert relative(names["frozen"].maps, by_layout.maps) > 1e-3, "attention makes no difference here"
+    apart = names["apart"]
+    assert apart.heads.shape == (2, 4, 2, 16, 16)
+    assert relative(apart.heads.sum(2), apart.maps) < 1e-4
+    assert names["most"].shape == (2, 4)
     # The function by hand is of the tower that the page speaks of: registers left out, patches row by row.
     check(names, (16, 16))
     assert names["maps"] is not by_layout
@@ -161,7 +171,7 @@ def test_the_page_says_what_the_errors_say():
     text = PAGE[PAGE.index("## What is refused") :]
     messages = re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
     source = "".join(file.read_text() for file in PACKAGE.glob("*.py"))
-    assert len(messages) == 4
+    assert len(messages) == 5
     assert [message for message in messages if message not in source] == []
 
 

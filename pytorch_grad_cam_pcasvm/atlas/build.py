@@ -13,9 +13,9 @@ from tqdm.auto import tqdm
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.atlas.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.maps import encoded
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.atlas.images import Batch, ByBlocks, Images
+from pytorch_grad_cam_pcasvm.images import Batch, ByBlocks, Images
 from pytorch_grad_cam_pcasvm.modules import device_of
 
 

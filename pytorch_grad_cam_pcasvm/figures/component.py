@@ -32,6 +32,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     draw_signed,
     new_figure,
     number,
+    room_beside_bar,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
@@ -220,7 +221,7 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
     """Return the figure, its pictures from the lowest to the highest value."""
     pitch, high = _PICTURE + _GAP, _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2]
     names = _most_telling(along)
-    width = _LEFT + (2 * count + 2) * pitch + _MIDDLE + _RIGHT
+    width = _LEFT + (2 * count + 2) * pitch + _MIDDLE + max(_RIGHT, 0.21 + room_beside_bar(_end(ends, 1.0)))
     note = filled(_note(along), width - 0.3, "small")
     bottom, strip = 0.95 + 0.23 * note.count("\n"), max(1.2, 0.36 * len(names))
     below = bottom + strip + 0.45
@@ -272,7 +273,12 @@ def _draw_ends(axis_at: Callable[[int, int], Axes], ends: Ends, along: Along, co
         draw_signed(axis, picture, values)
         if column in (count, len(columns) - 1):
             share = top if column == count else 1.0
-            draw_bar(axis.inset_axes((1.07, 0, 0.1, 1)), number(share * ends.top, ends.log_scale), signed=True)
+            draw_bar(axis.inset_axes((1.07, 0, 0.1, 1)), _end(ends, share), signed=True)
+
+
+def _end(ends: Ends, share: float) -> str:
+    """Return where a scale ends, as text: at a share of the largest value."""
+    return number(share * ends.top, ends.log_scale)
 
 
 def _note(along: Along) -> str:

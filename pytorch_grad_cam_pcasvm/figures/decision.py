@@ -26,6 +26,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     draw_signed,
     new_figure,
     number,
+    room_beside_bar,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.reduction import recombined
@@ -35,19 +36,21 @@ GREY = "0.35"
 _PICTURE, _BETWEEN, _BARS = 1.6, 0.32, 2.7  # in inches: a picture, what is between two, the height of the steps
 _LEFT, _RIGHT, _TOP, _MIDDLE = 0.95, 0.85, 1.15, 0.3
 _NOTE = (
-    "Red raises the value, blue lowers it; all maps share one scale. Each bar is the sum of the map above it: the "
-    "steps lead from the value at the baseline, where the image says nothing yet, to the value that decides."
+    "Red raises the value, blue lowers it; all maps share one scale. The steps lead from the value at the baseline, "
+    "where the image says nothing yet, to the value that decides. Each is the sum of the map above it"
 )
+_TOKENS = " and of the class and register tokens, which are on no map: both parts stand below it"
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a part of the decision gives: the sum of its map (H, W), which is drawn below it."""
+    """What a part of the decision gives: the sum of its map (H, W), drawn above it, and tokens that are on no map."""
 
     name: str
     formula: str
     map: Tensor
     rise: float
+    tokens: float
 
 
 def plot_decision(
@@ -64,8 +67,9 @@ def plot_decision(
     """Draw a decision taken apart: the map of each component times its weight g_b, and their sums as steps.
 
     Red raises the decision, blue lowers it; all maps share one scale. The steps ``g_b (p_b - p0_b)``, g_b the secant of
-    the decision from the baseline's components p0 to p, go from the baseline's value to that of the image. The network
-    is not needed, so any head that was fitted on the same components can be asked.
+    the decision from the baseline's components p0 to p, go from the baseline's value to that of the image. What is on
+    no map, the part of a class token and of registers, is in them, too, and stands below them. The network is not
+    needed, so any head that was fitted on the same components can be asked.
 
     Args:
         images: what was explained, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
@@ -100,7 +104,7 @@ def plot_decision(
     value, start = float(whole.values), float(whole.baseline_values)
     steps = _steps(components[row], head, target, whole, count)
     check_classes(classes, {"": whole})
-    last = Step(heading(target, whole.output), "", whole.maps[0, 0], value - start)
+    last = Step(heading(target, whole.output), "", whole.maps[0, 0], value - start, sum(step.tokens for step in steps))
     with mpl.rc_context({"font.size": FONT}):
         words = subject(whole, 0, 0, classes)
         return _drawn(pictures[row], [*steps, last], start, words, float(whole.log_scale), size)
@@ -122,18 +126,19 @@ def _steps(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, co
     of_components = components[:, [b for b, _ in known]]
     g, _ = weights_of(of_components, head, target, range(len(of_components.targets)))
     maps = g[0].reshape(-1, 1, 1) * of_components.maps[0].to(g.dtype)
-    rises = maps.sum((1, 2))
-    if of_components.remainder is not None:  # tokens of no patch
-        rises = rises + g[0] * of_components.remainder[0].to(g.dtype)
-    rises = rises * whole.log_scale[0, 0].exp()
+    factor, remainder = whole.log_scale[0, 0].exp(), of_components.remainder
+    tokens = (torch.zeros_like(g[0]) if remainder is None else g[0] * remainder[0].to(g.dtype)) * factor
+    rises = maps.sum((1, 2)) * factor + tokens
     order = rises.abs().argsort(descending=True).tolist()
     shown = order if len(order) == count + 1 else order[:count]  # nothing is gained by calling a single one "others"
     formula = "$g_{{{0}}}\\,(p_{{{0}}} - p_{{{0}}}^0)$"
-    steps = [Step(f"component {b + 1}", formula.format(b + 1), maps[b], float(rises[b])) for b in shown]
+    steps = [
+        Step(f"component {b + 1}", formula.format(b + 1), maps[b], float(rises[b]), float(tokens[b])) for b in shown
+    ]
     rest = order[len(shown) :]
     if rest:
         name = f"{len(rest)} others"
-        steps.append(Step(name, name, maps[rest].sum(0), float(rises[rest].sum())))
+        steps.append(Step(name, name, maps[rest].sum(0), float(rises[rest].sum()), float(tokens[rest].sum())))
     return steps
 
 
@@ -148,14 +153,19 @@ def _drawn(
     """Return the figure of the steps, of which the last is the decision itself."""
     high = _PICTURE * picture.shape[0] / picture.shape[1]
     pitch = _PICTURE + _BETWEEN
-    width = _LEFT + (len(steps) + 1) * pitch - _BETWEEN + _RIGHT
-    note = filled(_NOTE, width - 0.3, "small")
-    bottom = 0.82 + 0.23 * note.count("\n")
+    maps = upsampled(torch.stack([step.map for step in steps]).unsqueeze(0), picture.shape[:2])[0].cpu().numpy()
+    top = float(np.abs(maps).max())
+    scale = number(top, log_scale)
+    width = _LEFT + (len(steps) + 1) * pitch - _BETWEEN + max(_RIGHT, 0.24 + room_beside_bar(scale))
+    # As many places for all numbers as show three digits of the largest: written, they add up, too.
+    largest = max(abs(start), abs(start + steps[-1].rise), *(abs(step.rise) for step in steps))
+    places = max(0, 2 - math.floor(math.log10(largest or 1.0)))
+    has_tokens = any(round(step.tokens, places) for step in steps)
+    note = filled(f"{_NOTE}{_TOKENS if has_tokens else ''}.", width - 0.3, "small")
+    bottom = 0.82 + 0.23 * note.count("\n") + (0.55 if has_tokens else 0)
     below = bottom + _BARS + _MIDDLE
     height = below + high + _TOP
     figure = new_figure(size or (width, height))
-    maps = upsampled(torch.stack([step.map for step in steps]).unsqueeze(0), picture.shape[:2])[0].cpu().numpy()
-    top = float(np.abs(maps).max())
 
     def axis_at(column: int) -> Axes:
         x, y = _LEFT + column * pitch, below
@@ -172,10 +182,16 @@ def _drawn(
         axis.text(
             -_BETWEEN / _PICTURE / 2, 0.5, sign, transform=axis.transAxes, ha="center", va="center", weight="bold"
         )
-    draw_bar(axis.inset_axes((1.06, 0, 0.09, 1)), number(top, log_scale), signed=True)
+    draw_bar(axis.inset_axes((1.06, 0, 0.09, 1)), scale, signed=True)
     wide = (len(steps) + 1) * pitch
     bars = figure.add_axes(((_LEFT - _BETWEEN / 2) / width, bottom / height, wide / width, _BARS / height))
-    begin, rise, end = _draw_steps(bars, steps, start)
+    begin, rise, end = _draw_steps(bars, steps, start, places)
+    if has_tokens:
+        style: dict[str, Any] = {"xytext": (0, -36), "textcoords": "offset points", "fontsize": "small", "color": "0.3"}
+        for column, step in enumerate(steps, 1):
+            both = (("map", step.rise - step.tokens), ("tokens", step.tokens))
+            text = "\n".join(f"{name} {_written(part, places, sign=True)}" for name, part in both)
+            bars.annotate(text, (column, 0), xycoords=bars.get_xaxis_transform(), ha="center", va="top", **style)
     title = f"{steps[-1].name}{', ' if subject else ''}{subject}"
     figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", weight="bold")
     sentence = f"{end} = {begin} at the baseline {rise} from the components"
@@ -184,7 +200,7 @@ def _drawn(
     return figure
 
 
-def _draw_steps(axis: Axes, steps: Sequence[Step], start: float) -> tuple[str, str, str]:
+def _draw_steps(axis: Axes, steps: Sequence[Step], start: float, places: int) -> tuple[str, str, str]:
     """Draw a bar of each step, from where the last one ended, and return start, rise and end of all, as text."""
     *parts, last = steps
     levels = np.cumsum([start, *(step.rise for step in parts)])
@@ -196,8 +212,6 @@ def _draw_steps(axis: Axes, steps: Sequence[Step], start: float) -> tuple[str, s
         axis.plot([column - 0.3, column + 1.3], [level, level], color="0.5", linewidth=1, zorder=3)
     low, high = min(0.0, *levels), max(0.0, *levels)
     room = 0.14 * (high - low or 1.0)
-    # As many places for all of them as show three digits of the largest: written numbers add up, too.
-    places = max(0, 2 - math.floor(math.log10(max(map(abs, heights)) or 1.0)))
     for column, (bottom, height) in enumerate(zip(bottoms, heights, strict=True)):
         up, is_step = height >= 0, 0 < column < len(heights) - 1
         y = bottom + height + (0.15 if up else -0.15) * room

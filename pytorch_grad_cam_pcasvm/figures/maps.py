@@ -78,8 +78,8 @@ def plot_maps(
     if adding_up:
         which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
         others = (groups[title].remainder for title in adding_up)
-        tokens = " and the part of tokens of no patch" if any(r is not None and bool(r.any()) for r in others) else ""
-        notes.append(f"Maps that add up to the value above them, less that at the baseline{tokens}{which}.")
+        tokens = " + class and register tokens" if any(r is not None and bool(r.any()) for r in others) else ""
+        notes.append(f"Sum of a map{tokens} + value at the baseline = the value above it{which}.")
     for title, group in groups.items():
         numbers, known = _selected(group.targets, components)
         blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]

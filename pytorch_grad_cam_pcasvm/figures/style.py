@@ -91,6 +91,11 @@ def draw_bar(bar: Axes, top: str, signed: bool) -> None:
     bar.tick_params(length=0, pad=2)
 
 
+def room_beside_bar(top: str) -> float:
+    """Return how many inches the numbers of a signed scale need beside its bar."""
+    return 0.08 + 0.11 * (len(top) + 1)
+
+
 def number(value: float, log_scale: float = 0.0) -> str:
     """Return ``value * exp(log_scale)`` with two digits, also where no float is small enough."""
     if log_scale == 0 or value == 0:

@@ -144,7 +144,8 @@ class Head(Hookable):
         if self.n_features not in (None, features.shape[-1]):
             raise ValueError(
                 f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}: "
-                "name the layer that the features came from, PCASVMNet(backbone, head, layer=...)"
+                "name the layer that the features came from, and their pool: PCASVMNet(backbone, head, layer=..., "
+                "pool=...)"
             )
         return self.resume(0, features), None
 

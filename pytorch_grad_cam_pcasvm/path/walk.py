@@ -70,9 +70,11 @@ class Walk:
         for step in self.steps:
             if step.function is F.scaled_dot_product_attention:
                 return step
+        written_out = any(getattr(step.function, "__name__", "") == "softmax" for step in self.steps)
+        way = "load the model with attn_implementation='sdpa' if it is Hugging Face's"
         raise NoClosedFormError(
             "heads are kept apart of torch's scaled_dot_product_attention, and there is none behind the target layer",
-            "choose the norm in front of an attention",
+            way if written_out else "choose the norm in front of an attention",
             "leave heads=False",
         )
 

@@ -40,7 +40,7 @@ class Batch:
 
 
 class Images:
-    """A data set, read by row number: what :func:`build` takes.
+    """A data set, read by row number.
 
     Args:
         given: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
