@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example:\n  {_RUN} {example}\n",
+            epilog=f"example:\n  {_RUN} {name} {example}\n",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run)
@@ -91,9 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="who explains (default: local)")
     build.add_argument("--processes", type=int, help="that explain, each with its part of the threads or a GPU")
     build.add_argument("--skip-bad-images", action="store_true", help="list what cannot be read, and go on")
-    explore = command(
-        "explore", _explore, "write the page in which an atlas is looked at", "explore atlas --out explorer"
-    )
+    explore = command("explore", _explore, "write the page in which an atlas is looked at", "atlas --out explorer")
     explore.add_argument("atlas", type=Path, help="folder of the atlas")
     explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
     explore.add_argument("--head", action="append", default=[], metavar="NAME=FILE", help="a further head to choose")
@@ -119,7 +117,7 @@ def _fit(options: Any) -> None:
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
 
-    from pytorch_grad_cam_pcasvm.atlas.images import Images
+    from pytorch_grad_cam_pcasvm.images import Images
 
     backbone, transform = _backbone(options)
     images = Images(options.images, transform)

@@ -295,3 +295,25 @@ def test_without_pyarrow(tmp_path):
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent)
     assert result.stdout == "imported\n"
     assert "pip install 'pytorch_grad_cam_pcasvm[atlas]'" in result.stderr.splitlines()[-1]
+
+
+def test_the_page_about_atlases_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "atlas.md").read_text()
+    (code,) = [block.split("```")[0] for block in page.split("```python")[1:] if "store.extremes" in block]
+    x, y = images(90)
+    names = np.array(["cat", "dog", "elk"])[y]
+    net, _ = problem()
+    features = net.backbone(x).detach().numpy()
+    head = make_pipeline(PCA(4), SVC()).fit(features, names)
+    backbone = net.backbone
+    backbone.features = [layer(net)]
+    another_svm = SVC(kernel="linear").fit(PCA(4).fit_transform(features), names)
+    monkeypatch.chdir(tmp_path)
+    found = {"net": PCASVMNet(backbone, head), "backbone": backbone, "another_svm": another_svm}
+    found["dataset"] = list(zip(x, names, strict=True))
+    try:
+        exec(code.replace('out="atlas")', 'out="atlas", progress=False)'), found)
+    finally:
+        del backbone.features
+    assert len(found["low"]) == 12
+    assert (tmp_path / "explorer" / "index.html").exists()

@@ -1,0 +1,108 @@
+"""The command line, as it is typed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from atlases import folder
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import SVC
+
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, extract_features
+from pytorch_grad_cam_pcasvm.command import main
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return folder(tmp_path_factory.mktemp("photos"), 8)
+
+
+@pytest.fixture(scope="module")
+def network(weights, photos):
+    """What stands in every command that needs a network."""
+    return ["--images", str(photos), "--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
+
+
+@pytest.fixture(scope="module")
+def head(network, tmp_path_factory):
+    path = tmp_path_factory.mktemp("head") / "head.safetensors"
+    assert main(["fit", *network, "--components", "3", "--out", str(path)]) == 0
+    return path
+
+
+def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights):
+    out = tmp_path / "atlas"
+    assert main(["atlas", *network, "--head", str(head), "--out", str(out)]) == 0
+    assert re.search(r"Atlas\(.*8 images, 3 components, ContributionCAM at 'features'", capsys.readouterr().out)
+    store = atlas.load(out)
+    backbone = torchvision.models.squeezenet1_1(weights=None).eval()
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
+    data = torchvision.datasets.ImageFolder(str(photos), transform)
+    x = torch.stack([image for image, _ in data])
+    net = PCASVMNet(backbone, Head.load(head), "features", pool="mean")
+    with ContributionCAM(net, ["features"]) as cam:
+        expected = cam.explain(x)
+    np.testing.assert_allclose(store.components, expected.values[:, :3], rtol=1e-4, atol=1e-4)
+    assert float((store.maps(slice(None)).maps - expected.maps[:, :3]).abs().max() / expected.nu.max()) < 2e-3
+    assert store.names(store.predictions) == net.predict(x).tolist()
+    assert main(["explore", str(out), "--out", str(tmp_path / "page"), "--head", f"again={head}"]) == 0
+    assert (tmp_path / "page" / "index.html").exists()
+    assert capsys.readouterr().out.startswith("open file://")
+
+
+def test_heads_of_skops(network, photos, tmp_path, weights):
+    skops = pytest.importorskip("skops.io")
+    backbone = torchvision.models.squeezenet1_1(weights=None).eval()
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
+    data = torchvision.datasets.ImageFolder(str(photos), transform)
+    loader = torch.utils.data.DataLoader(data, 8)
+    features, labels = extract_features(backbone, loader, "features", pool="mean", progress=False)
+    fitted = make_pipeline(PCA(2), SVC()).fit(features, labels)
+    skops.dump(fitted, tmp_path / "head.skops")
+    out = tmp_path / "atlas"
+    assert main(["atlas", *network, "--head", str(tmp_path / "head.skops"), "--out", str(out)]) == 0
+    np.testing.assert_array_equal(atlas.load(out).predictions, fitted.predict(features))
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "match"),
+    [
+        ("atlas", {"--images": "nowhere"}, "there is no folder nowhere"),
+        ("atlas", {"--backbone": "resnet51"}, "torchvision has no backbone 'resnet51'"),
+        ("atlas", {"--backbone": "keras:vgg"}, "a name of torchvision's, or timm:NAME"),
+        ("atlas", {"--layer": "fetures"}, "no layer 'fetures'"),
+        ("atlas", {"--head": "nowhere.safetensors"}, "there is no head nowhere.safetensors"),
+        ("atlas", {"--weights": "nowhere.pth"}, "there is no file of weights nowhere.pth"),
+        ("fit", {"--components": "99"}, "lower --components"),
+        ("explore", {}, "there is no atlas in"),
+    ],
+)
+def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, match):
+    options = dict(zip(network[::2], network[1::2], strict=True)) | {"--out": str(tmp_path / "out")}
+    options |= {"--head": str(head)} if command == "atlas" else {}
+    arguments = [word for pair in (options | change).items() for word in pair]
+    assert main([command, *(arguments if command != "explore" else [str(tmp_path / "none")])]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert match in line
+
+
+@pytest.mark.parametrize("command", [None, "fit", "atlas", "explore"])
+def test_help_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([*([command] if command else []), "--help"])
+    assert f"python -m pytorch_grad_cam_pcasvm {command or 'atlas'} " in capsys.readouterr().out.split("example:")[1]
+
+
+def test_the_module_is_run():
+    command = [sys.executable, "-m", "pytorch_grad_cam_pcasvm", "explore", "nowhere"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: there is no atlas in nowhere")
