@@ -79,6 +79,15 @@ def test_ray_writes_the_same(built, tmp_path):
         build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
 
 
+def test_ray_finds_what_is_named_from_here(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    folder(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    store = build("atlas", data="photos", transform=TO_TENSOR, engine="ray", processes=1)
+    assert len(store) == 6
+    assert store.folder == Path("atlas")
+
+
 @pytest.mark.parametrize("method", [ContributionCAM, ClosedFormGradCAM])
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "poly"])
 def test_rows_are_what_the_network_gives(tmp_path, method, kernel):
@@ -198,10 +207,11 @@ def test_volumes(tmp_path):
         (type("Stream", (IterableDataset,), {"__iter__": lambda self: iter([])})(), TypeError, "by number"),
         ([torch.zeros(3, 12, 12, dtype=torch.uint8)], RuntimeError, "floating-point"),
         ([torch.zeros(3, 12, 12), torch.zeros(3, 10, 12)], ValueError, "shapes"),
+        ([torch.zeros(3, 12, 12)] * 16 + [torch.zeros(3, 10, 12)], ValueError, "image 16 has the shape"),
         ([torch.full((3, 12, 12), torch.nan)], RuntimeError, "NaN"),
         ([(torch.zeros(3, 12, 12), None), (torch.zeros(3, 12, 12), 1)], ValueError, "the first has none"),
     ],
-    ids=["empty", "no data set", "stream", "uint8", "sizes", "nan", "some labels"],
+    ids=["empty", "no data set", "stream", "uint8", "sizes", "sizes of blocks", "nan", "some labels"],
 )
 def test_data_sets_that_are_refused(tmp_path, data, error, match):
     with pytest.raises(error, match=match):
@@ -263,7 +273,7 @@ def test_what_is_there_is_not_made_again(tmp_path):
         (lambda o: {"net": PCASVMNet(backbone(5), problem()[0].head)}, "weights"),
         (lambda o: {"net": PCASVMNet(problem()[0].backbone, problem("linear")[0].head)}, "head"),
         (lambda o: {"data": TensorDataset(*images(91))}, "images: 90 there, 91 now"),
-        (lambda o: {"data": TensorDataset(*images(90, seed=7))}, "first_image"),
+        (lambda o: {"data": TensorDataset(*images(90, seed=7))}, "digest of the first image (is a transform random?)"),
         (lambda o: {"method": ClosedFormGradCAM}, 'method: "ContributionCAM" there, "ClosedFormGradCAM" now'),
         (lambda o: {"baseline": "mean"}, "options"),
         (lambda o: {"targets": [SVMTarget(1)]}, "targets"),

@@ -115,7 +115,15 @@ def build(
     folder = Path(out)
     _begin(folder, net, entries)
     job = engines.Job(
-        images, explainer, folder, manifest.digest_of(entries), shard_size, batch_size, kinds, skip_bad_images
+        images,
+        explainer,
+        folder.absolute(),
+        manifest.digest_of(entries),
+        shard_size,
+        batch_size,
+        tuple(first.images.shape[1:]),
+        kinds,
+        skip_bad_images,
     )
     missing = _missing(job)
     if missing:

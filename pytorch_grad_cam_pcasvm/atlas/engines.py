@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -37,6 +38,7 @@ class Job:
         atlas: its digest.
         shard_size: rows of a shard.
         batch_size: images that are read at a time.
+        shape: of an image.
         kinds: of labels and predictions.
         skip_bad_images: go on without what cannot be read.
     """
@@ -47,6 +49,7 @@ class Job:
     atlas: str
     shard_size: int
     batch_size: int
+    shape: tuple[int, ...]
     kinds: Mapping[str, str]
     skip_bad_images: bool
 
@@ -98,6 +101,11 @@ class Job:
             raise RuntimeError(
                 f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All shards before it are kept: "
                 "mend the image and run the same build again, or pass skip_bad_images=True to list it in the manifest"
+            )
+        if batch.rows and batch.images.shape[1:] != self.shape:
+            raise ValueError(
+                f"image {self.images.id(batch.rows[0])} has the shape {tuple(batch.images.shape[1:])}, and the first "
+                f"one {self.shape}: bring all to one size in the transform, as with Resize((224, 224))"
             )
 
     def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str]) -> None:
@@ -183,11 +191,13 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
     count = count or gpus or max(1, int(cpus) // 2)
     # A pool that takes all CPUs starves what feeds it.
     share = min(1.0, round(cpus / (count + 1), 2))
+    here = (os.getcwd(), list(sys.path))
+    threads = max(1, int(cpus) // count) if not gpus else None
     shared = ray_.put(job)
     made = data.from_items([{"shard": number} for number in numbers], override_num_blocks=len(numbers)).map_batches(
         Actor,
         batch_size=1,
-        fn_constructor_args=([shared], list(sys.path), max(1, int(cpus) // count) if not gpus else None, workers),
+        fn_constructor_args=([shared], here, threads, workers),
         compute=data.ActorPoolStrategy(size=count),
         num_cpus=share,
         num_gpus=min(1.0, gpus / count) if gpus else None,
@@ -226,10 +236,13 @@ def _quiet(context: Any) -> Iterator[None]:
 class Actor:
     """Makes the shards that Ray hands it."""
 
-    def __init__(self, shared: list[Any], paths: list[str], threads: int | None, workers: int) -> None:
+    def __init__(self, shared: list[Any], here: tuple[str, list[str]], threads: int | None, workers: int) -> None:
         import ray as ray_
 
-        # As multiprocessing does it: what the network is made of is imported from where it was.
+        # As multiprocessing does it: images are found, and what the network is made of is imported, where they were.
+        folder, paths = here
+        if os.path.isdir(folder):
+            os.chdir(folder)
         sys.path += [path for path in paths if path not in sys.path]
         self.job: Job = ray_.get(shared[0])
         self.workers = workers
@@ -245,7 +258,7 @@ class Actor:
                 if not self.job.folder.is_dir():
                     raise OSError(
                         errno.ENOENT,
-                        f"{self.job.folder} is not there on {os.uname().nodename}: out= must be a folder that all "
+                        f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all "
                         "machines share",
                     )
                 images = sum(self.job.run([int(number)], self.workers))

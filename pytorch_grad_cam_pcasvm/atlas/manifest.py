@@ -19,6 +19,9 @@ NAME = "manifest.json"
 _OF_THE_RUN = ("versions", "complete", "rows", "bad")
 
 
+_CALLED = {"first_image": "digest of the first image (is a transform random?)", "ids": "digest of the images' names"}
+
+
 def digest_of(entries: Mapping[str, Any]) -> str:
     """Return the digest by which shards know their atlas."""
     same = {key: value for key, value in entries.items() if key not in _OF_THE_RUN}
@@ -60,7 +63,9 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     """
     keys = [key for key in sorted({*found, *wanted}) if key not in _OF_THE_RUN and found.get(key) != wanted.get(key)]
     if keys:
-        pairs = "; ".join(f"{key}: {_short(found.get(key))} there, {_short(wanted.get(key))} now" for key in keys)
+        pairs = "; ".join(
+            f"{_CALLED.get(key, key)}: {_short(found.get(key))} there, {_short(wanted.get(key))} now" for key in keys
+        )
         raise ValueError(
             f"{folder} has an atlas of something else ({pairs}): give another folder as out=, or delete it"
         )
