@@ -1,0 +1,235 @@
+"""Contents of the page: what it says of an atlas, block by block, as JSON."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorch_grad_cam_pcasvm.atlas.explorer.data import packed
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, tail_of
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.voting import OneClass, Regression
+
+BLOCK = 256  # rows that are read at a time
+SAVED = "head of the atlas"
+
+_CHUNK = 2**17  # bytes of maps that the page loads at a time
+_PICTURES = 32  # thumbnails that it loads at a time
+_MOST_DECISIONS = 4_000_000  # numbers of one head that the page loads at once
+_MOST_GROUPS = 200  # classes of which there are mean maps
+_MOST_NUMBERED = 1000  # integers as labels: with more they are no classes
+_AT_ONCE = 1024  # rows through a head
+
+
+class Contents:
+    """What the page shows of an atlas.
+
+    Args:
+        store: the atlas.
+        heads: further heads on its components, by their names; None stands for the atlas's own.
+
+    Raises:
+        ValueError: its maps are not of images but of volumes, it has no rows, or a head takes other components.
+    """
+
+    def __init__(self, store: Any, heads: Mapping[str, Any] | None) -> None:
+        if not len(store):
+            raise ValueError("the atlas has no rows: there is nothing to show")
+        first = store.maps([0])
+        if first.maps.dim() != 4:
+            raise ValueError(
+                f"the explorer draws maps (H, W), and those of this atlas are volumes {tuple(first.maps.shape[2:])}: "
+                "take store.maps(rows).positive(size) and a viewer of volumes, or build an atlas of slices"
+            )
+        self.store = store
+        self.count, self.height, self.width = first.maps.shape[1:]
+        self.opposite = first.opposite is not None
+        row_bytes = (2 if self.opposite else 1) * 2 * self.count * self.height * self.width
+        self.rows_per_chunk = 1 << max(0, min(BLOCK, _CHUNK // row_bytes).bit_length() - 1)
+        self.label_names, self.labels = self._labels()
+        self.heads = self._heads(heads)
+        self.groupings: dict[str, list[str]] = {}
+        if self.label_names is not None and len(self.label_names) <= _MOST_GROUPS:
+            self.groupings["label"] = [self.label_names[i] for i in self.labels]
+        if self.heads and self.heads[0][1].get("classes") and len(self.heads[0][1]["classes"]) <= _MOST_GROUPS:
+            self.groupings["prediction"] = store.names(store.predictions)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yield what the page needs to open, each with its name: all but maps, means and pictures."""
+        store = self.store
+        manifest = {key: store.manifest.get(key) for key in ("method", "dataset", "target_layer", "backbone")}
+        yield (
+            "atlas",
+            {
+                **{key: None if value is None else str(value) for key, value in manifest.items()},
+                "versions": {str(name): str(version) for name, version in store.manifest.get("versions", {}).items()},
+                "addsUp": bool(store.manifest["adds_up"]),
+                "linear": bool(store.manifest["linear"]),
+                "rows": len(store),
+                "components": self.count,
+                "height": self.height,
+                "width": self.width,
+                "rowsPerChunk": self.rows_per_chunk,
+                "opposite": self.opposite,
+                "rowsPerPictures": _PICTURES,
+                "labels": self.label_names,
+                "heads": [about for _, about, _ in self.heads],
+                "means": list(self.groupings),
+            },
+        )
+        baseline = store.baseline_values
+        if baseline is not None and bool((baseline == baseline[:1]).all()):
+            baseline = baseline[:1]  # as where it is no activation at all
+        remainder, log_scale = store.remainder, np.asarray(store.log_scale)
+        yield (
+            "rows",
+            {
+                "ids": [str(name) for name in store.ids],
+                "components": packed(np.asarray(store.components, np.float64)),
+                "labels": None if self.labels is None else packed(self.labels),
+                "numbers": None if self.numbers is None else packed(self.numbers),
+                "baseline": None if baseline is None else packed(np.asarray(baseline, np.float64)),
+                "remainder": packed(np.asarray(remainder, np.float64)) if np.any(remainder) else None,
+                "logScale": packed(log_scale.astype(np.float64)) if np.any(log_scale) else None,
+            },
+        )
+        for number, (tail, _, values) in enumerate(self.heads):
+            yield f"head-{number}", {**values, "machine": machine_data(tail, np.asarray(store.components))}
+
+    def means(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the mean maps of all components by label, and by prediction."""
+        for by, names in self.groupings.items():
+            found = [self.store.mean_map(b, by=np.array(names)) for b in range(self.count)]
+            yield (
+                f"means-{by}",
+                {
+                    "groups": [str(group) for group in found[0].groups],
+                    "counts": [int(count) for count in found[0].counts],
+                    "maps": packed(np.stack([np.asarray(mean.maps, np.float32) for mean in found])),
+                },
+            )
+
+    def blocks(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield for every block of rows how many there are, and chunks of maps and of pictures by their names."""
+        for start in range(0, len(self.store), BLOCK):
+            rows = np.arange(start, min(start + BLOCK, len(self.store)))
+            yield len(rows), self._maps(rows) | self._pictures(rows)
+
+    def _maps(self, rows: np.ndarray) -> dict[str, Any]:
+        maps = self.store.maps(rows)
+        size, found = self.rows_per_chunk, {}
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            chunk = {"maps": _of_nu(maps.maps[part], maps.nu[part]), "nu": packed(maps.nu[part].float().numpy())}
+            if self.opposite:
+                chunk["opposite"] = _of_nu(maps.opposite[part], maps.nu[part])
+            found[f"maps-{(int(rows[0]) + start) // size:05d}"] = chunk
+        return found
+
+    def _pictures(self, rows: np.ndarray) -> dict[str, Any]:
+        found = {}
+        for start in range(0, len(rows), _PICTURES):
+            thumbnails = self.store.thumbnails(rows[start : start + _PICTURES])
+            texts = [base64.b64encode(data).decode("ascii") for data in thumbnails]
+            found[f"pictures-{(int(rows[0]) + start) // _PICTURES:05d}"] = texts
+        return found
+
+    def _labels(self) -> tuple[list[str] | None, Any]:
+        """Return the names of all labels, classes of the head first, and each row's position among them.
+
+        Labels that are no classes but numbers, as those of a regression, are kept as such.
+        """
+        labels = self.store.labels
+        self.numbers = None
+        if labels is None:
+            return None, None
+        kind = np.asarray(labels).dtype.kind
+        if kind == "f" or (kind in "iu" and len(np.unique(labels)) > _MOST_NUMBERED):
+            self.numbers = np.asarray(labels, np.float64)
+            return None, None
+        shown = self.store.names(labels)
+        classes = self.store.head.classes_
+        names = list(dict.fromkeys([*([] if classes is None else self.store.names(classes)), *sorted(set(shown))]))
+        position = {name: number for number, name in enumerate(names)}
+        return names, np.array([position[name] for name in shown], np.int32)
+
+    def _heads(self, heads: Mapping[str, Any] | None) -> list[tuple[Head, dict[str, Any], dict[str, Any]]]:
+        """Return what lies behind the components in every head with a machine, what it is, and what it says."""
+        given = {SAVED: None} | {str(name): head for name, head in (heads or {}).items()}
+        found = []
+        for name, head in given.items():
+            fitted = self.store.head if head is None else Head.of(head)
+            try:
+                tail = tail_of(fitted, self.count, self.store.head.n_features)
+            except ValueError as error:
+                raise ValueError(f"head {name!r}: {error}") from error
+            if tail is None or tail.decision_position is None:
+                if head is not None:
+                    raise ValueError(f"head {name!r} has no SVM behind its components: there is nothing to decide")
+                continue
+            found.append((tail, *self._of_head(name, tail)))
+        return found
+
+    def _of_head(self, name: str, tail: Head) -> tuple[dict[str, Any], dict[str, Any]]:
+        classes = None if tail.classes_ is None else self.store.names(tail.classes_)
+        voting = tail.voting
+        kind = (
+            "one-class"
+            if isinstance(voting, OneClass)
+            else "regression"
+            if isinstance(voting, Regression)
+            else "classes"
+        )
+        values = decided(tail, np.asarray(self.store.components, np.float64))
+        correct = None
+        if classes is not None and self.label_names is not None:
+            shown = [self.label_names[i] for i in self.labels]
+            if set(shown) & set(classes):
+                pairs = zip(shown, values["predictions"].tolist(), strict=True)
+                correct = np.array([label == classes[index] for label, index in pairs], np.uint8)
+        about = {"name": name, "kind": kind, "classes": classes, "judged": correct is not None}
+        return about, {
+            **{key: None if array is None else packed(array) for key, array in values.items()},
+            "correct": None if correct is None else packed(correct),
+        }
+
+
+def decided(tail: Head, components: np.ndarray) -> dict[str, Any]:
+    """Return what a head says of all rows: predictions, the classes that came second, margins and decision values.
+
+    Args:
+        tail: what lies behind the components.
+        components: shape (R, B).
+
+    Returns:
+        Positions among the classes, int32 (R,), or None without classes: ``predictions``, and by their scores ``first``
+        and ``second``. ``margins`` (R,): the value of the predicted class, or of the machine. ``decisions`` (R, P), or
+        None where they are too many.
+    """
+    names = ("predictions", "first", "second", "margins", "decisions")
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    keeps = len(components) * int(tail.stages[-1].n_outputs) <= _MOST_DECISIONS
+    voting, named = tail.voting, tail.classes_ is not None
+    with torch.no_grad():
+        for start in range(0, len(components), _AT_ONCE):
+            decision = tail(torch.from_numpy(components[start : start + _AT_ONCE])).values[-1]
+            predicted = voting.predicted(decision) if named else torch.zeros(len(decision), dtype=torch.long)
+            parts["margins"].append((voting.seed(predicted, None, decision) * decision).sum(-1).float())
+            if keeps:
+                parts["decisions"].append(decision.float())
+            if named:
+                # Where votes are equal, the prediction need not have the best score.
+                ranking = voting.ranking(decision)
+                first = ranking.argmax(-1)
+                second = ranking.scatter(-1, first.unsqueeze(-1), -torch.inf).argmax(-1)
+                for name, index in (("predictions", predicted), ("first", first), ("second", second)):
+                    parts[name].append(index.int())
+    return {name: torch.cat(tensors).numpy() if tensors else None for name, tensors in parts.items()}
+
+
+def _of_nu(maps: torch.Tensor, nu: torch.Tensor) -> dict[str, Any]:
+    """Return maps divided by nu in half precision, which is how an atlas keeps them."""
+    divisor = torch.where(nu > 0, nu, 1.0).reshape(*nu.shape, 1, 1)
+    return packed((maps / divisor).to(torch.float16).numpy())

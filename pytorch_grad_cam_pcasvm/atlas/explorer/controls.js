@@ -1,0 +1,131 @@
+// Controls: what is explained, how maps are drawn, and which images are shown.
+(function (atlas) {
+  "use strict";
+
+  const { element } = atlas.maps;
+  const of = (id) => document.getElementById(id);
+
+  /** Fills a select with [value, text] pairs. */
+  function fill(select, options) {
+    select.replaceChildren(...options.map(([value, text]) => element("option", { value: String(value) }, text)));
+  }
+
+  /** Ties a select to a part of the view; numbers and null are written as texts. */
+  function tie(id, name = id, read = (text) => text) {
+    const select = of(id);
+    select.addEventListener("change", () => atlas.view.set({ [name]: read(select.value) }));
+    atlas.view.on([name], () => { select.value = String(atlas.view.current[name]); });
+  }
+
+  const position = (text) => (text === "null" ? null : text === "second" ? text : Number(text));
+
+  function fillClasses() {
+    const { current, groupsOf } = atlas.view, head = current.headData, classes = (head && head.classes) || [];
+    const named = classes.map((name, k) => [k, name]);
+    fill(of("category"), [["null", classes.length ? "the predicted class" : "the value"], ...named]);
+    const others = classes.length > 2 ? [["second", "the second best"]] : [];
+    fill(of("versus"), [["null", classes.length > 2 ? "all others" : "the other"], ...others, ...named]);
+    fill(of("class"), [["null", "all"], ...groupsOf(current).map((name, k) => [k, name])]);
+    for (const id of ["category", "versus"]) {
+      of(id).value = String(current[id]);
+      of(id).parentElement.hidden = !classes.length || (id === "versus" && classes.length < 3);
+    }
+    of("class").value = String(current.class);
+    of("class").parentElement.hidden = !groupsOf(current).length;
+    of("judged").parentElement.hidden = !(head && head.correct);
+    of("range").hidden = !head;
+  }
+
+  function fillColours() {
+    const { about } = atlas.data, head = atlas.view.current.headData;
+    const classes = about.labels ? "class" : head && head.classes ? "predicted class" : "none";
+    const options = [["class", atlas.data.numbers ? "label" : classes]];
+    if (about.labels && head && head.classes) options.push(["prediction", "predicted class"]);
+    if (head) options.push(["decision", "value of what is explained"]);
+    if (head && head.correct) options.push(["error", "right or wrong"]);
+    fill(of("colour"), options);
+    of("colour").value = atlas.view.current.colour;
+  }
+
+  /** Loads the head that was chosen, whose classes may be others. */
+  async function chooseHead() {
+    const { about } = atlas.data, { current, set } = atlas.view;
+    if (!about.heads.length) return;
+    const data = await atlas.data.head(current.head), count = (data.classes || []).length;
+    const kept = (name) => (typeof current[name] === "number" && current[name] >= count ? null : current[name]);
+    set({ headData: data, category: kept("category"), versus: kept("versus") });
+  }
+
+  function limits() {
+    const { current, set } = atlas.view;
+    for (const id of ["low", "high"]) {
+      of(id).addEventListener("change", () => {
+        const number = parseFloat(of(id).value);
+        set({ [id]: Number.isFinite(number) ? number : null });
+      });
+      atlas.view.on([id], () => { of(id).value = current[id] === null ? "" : current[id]; });
+    }
+    of("reset").addEventListener("click", () => set({ class: null, judged: "all", low: null, high: null }));
+    atlas.view.on(["class", "judged", "low", "high", "headData"], () => {
+      const { about } = atlas.data;
+      of("count").textContent = atlas.view.selected().length + " of " + about.rows + " images";
+      if (!current.headData) return;
+      const all = current.headData.margins.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)],
+        [Infinity, -Infinity]);
+      of("low").placeholder = atlas.maps.number(all[0]);
+      of("high").placeholder = atlas.maps.number(all[1]);
+    });
+  }
+
+  function texts() {
+    const { about } = atlas.data, count = about.components;
+    const title = "Atlas of " + (about.dataset || about.rows + " images");
+    document.title = title;
+    of("title").textContent = title;
+    const classes = about.labels ? about.labels.length + " classes, " : "";
+    const from = about.backbone ? " of " + about.backbone : "";
+    const images = about.dataset ? about.rows + " images, " : "";
+    of("summary").textContent = images + classes + count + (count === 1 ? " component" : " components")
+      + ", explained by " + about.method + " at layer " + about.target_layer + from
+      + ", maps " + about.height + " × " + about.width;
+    of("help-method").textContent = about.addsUp
+      ? "Here maps add up: red and blue of a map sum to the number minus what it is at the baseline p₀, and the bars, "
+        + "g (p − p₀) with g the secant from the baseline, sum to the decision minus that of the baseline."
+      : "Here maps are gradients: what would change the number, by a very small step. The bars, g p, do not add up to "
+        + "the decision unless the machine is linear; far inside a class of an RBF machine the gradient says little. "
+        + "Contributions (ContributionCAM) add up.";
+    of("made").textContent = "Made by pytorch_grad_cam_pcasvm ("
+      + Object.entries(about.versions).map(([name, version]) => name + " " + version).join(", ")
+      + "). This page works offline and asks no server for anything.";
+  }
+
+  /** Ties all controls to the view. */
+  function setUp() {
+    const { about } = atlas.data, numbers = Array.from({ length: about.components }, (_, b) => [b, String(b + 1)]);
+    texts();
+    for (const id of ["x", "y", "component"]) {
+      fill(of(id), numbers);
+      tie(id, id, Number);
+    }
+    fill(of("head"), about.heads.map((head, k) => [k, head.name]));
+    of("decision-controls").hidden = !about.heads.length;
+    of("head").parentElement.hidden = about.heads.length < 2;
+    fill(of("means-by"), about.means.map((by) => [by, by === "label" ? "class" : "predicted class"]));
+    if (!about.heads.length || !about.linear) of("scale").querySelector("[value=parts]").remove();
+    if (about.opposite) of("style").querySelector("[value=signed]").remove();
+    tie("head", "head", Number);
+    tie("category", "category", position);
+    tie("versus", "versus", position);
+    tie("class", "class", position);
+    tie("means-by", "by");
+    for (const id of ["style", "scale", "colour", "judged"]) tie(id);
+    of("opacity").addEventListener("input", () => atlas.view.set({ opacity: Number(of("opacity").value) }));
+    atlas.view.on(["opacity"], () => { of("opacity").value = atlas.view.current.opacity; });
+    atlas.view.on(["headData"], fillClasses);
+    atlas.view.on(["headData"], fillColours);
+    atlas.view.on(["head"], () => chooseHead().catch(atlas.report));
+    limits();
+  }
+
+  atlas.controls = { setUp };
+})((window.atlas = window.atlas || {}));

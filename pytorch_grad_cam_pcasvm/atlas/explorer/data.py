@@ -1,0 +1,39 @@
+"""What the page reads: arrays as base64, and JSON that no name in it can break out of."""
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+
+_TYPES = ("float64", "float32", "float16", "int32", "uint16", "uint8")
+
+
+def packed(array: Any) -> dict[str, Any]:
+    """Return an array as JSON: its type, shape, and little-endian bytes in base64. The page decodes it.
+
+    Args:
+        array: of one of the types that the page knows: float64, float32, float16, int32, uint16 or uint8.
+
+    Returns:
+        A dictionary with ``type``, ``shape`` and ``base64``.
+
+    Raises:
+        TypeError: it has another type.
+    """
+    array = np.ascontiguousarray(array)
+    kind = array.dtype.name
+    if kind not in _TYPES:
+        raise TypeError(f"the page reads arrays of {', '.join(_TYPES)}, got {kind}")
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return {"type": kind, "shape": list(array.shape), "base64": base64.b64encode(little.tobytes()).decode("ascii")}
+
+
+def json_text(value: Any) -> str:
+    """Return JSON in ASCII that may stand in a script: no ``<`` ends it, and no U+2028 breaks a line of it.
+
+    Raises:
+        ValueError: it has NaN or infinite numbers, which JSON has no name for.
+    """
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

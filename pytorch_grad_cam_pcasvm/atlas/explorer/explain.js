@@ -1,0 +1,105 @@
+// Explanations: maps of decisions from maps of components, S = sum_b g_b P_b.
+(function (atlas) {
+  "use strict";
+
+  /** Returns which decision of a row is meant, as positions of classes. */
+  function targetOf(head, row, category, versus) {
+    if (!head.classes) return { category: 0, versus: null };
+    const first = category === null ? head.predictions[row] : category;
+    const best = head.first[row] === first ? head.second[row] : head.first[row]; // of all others
+    return { category: first, versus: versus === "second" ? best : versus };
+  }
+
+  /** Returns a class by its name or position; null: the predicted one, or none. */
+  function classOf(head, given) {
+    if (given === null || given === undefined || given === "second") return given === undefined ? null : given;
+    const position = typeof given === "number" ? given : (head.classes || []).indexOf(given);
+    if (!head.classes || !(position >= 0 && position < head.classes.length)) {
+      throw new Error(given + " is no class of " + head.name + ".");
+    }
+    return position;
+  }
+
+  /** Returns value, gradient and each component's part for a row, without maps; or {reason} why there is none. */
+  function decisionOf(head, row, category, versus) {
+    const target = targetOf(head, row, category, versus);
+    if (head.reason) return { ...target, reason: head.reason };
+    const seed = atlas.machine.seedOf(head.machine, target.category, target.versus);
+    if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: choose one class alone." };
+    const { p, p0 } = atlas.data.pointOf(row);
+    const sum = (values) => values.reduce((total, value, d) => total + seed[d] * value, 0);
+    const found = atlas.machine.gradient(head.machine, seed, p, p0);
+    const factor = Math.exp(found.logScale);
+    return {
+      ...target,
+      seed,
+      value: sum(atlas.machine.decisions(head.machine, p)),
+      baselineValue: p0 ? sum(atlas.machine.decisions(head.machine, p0)) : null,
+      gradient: found.gradient,
+      logScale: found.logScale,
+      parts: found.gradient.map((g, b) => factor * g * (p0 ? p[b] - p0[b] : p[b])),
+    };
+  }
+
+  /** Adds the map of the decision, divided by exp(logScale), its nu, and each component's factor in it. */
+  function combined(decision, row, { maps, nu }) {
+    const { about, logScale, remainder } = atlas.data;
+    const count = about.components, size = about.height * about.width;
+    // Factors that were taken out of single components.
+    const sizes = Array.from(decision.gradient, (g, b) => (g === 0 || !logScale ? 0 : logScale[row * count + b]));
+    const used = sizes.filter((_, b) => decision.gradient[b] !== 0);
+    const largest = logScale && used.length ? Math.max(...used) : 0;
+    const factors = decision.gradient.map((g, b) => g * Math.exp(sizes[b] - largest));
+    const map = new Float64Array(size);
+    let outside = 0;
+    factors.forEach((factor, b) => {
+      if (factor === 0) return;
+      for (let i = 0; i < size; i++) map[i] += factor * nu[b] * maps[b * size + i];
+      if (remainder) outside += factor * remainder[row * count + b];
+    });
+    const total = decision.logScale + largest;
+    return {
+      ...decision, map, factors, nu: largestOf(map), logScale: total, remainder: outside * Math.exp(total),
+    };
+  }
+
+  const largestOf = (map) => map.reduce((found, value) => Math.max(found, Math.abs(value)), 0);
+
+  /**
+   * Explains a decision about a row, as store.explain does in Python.
+   *
+   * row: its number. head: its number or name. category: a class, by name or position; null: the predicted one.
+   * versus: another class, "second" for the one that came second, or null.
+   * Returns {value, baselineValue, parts, map, nu, logScale, ...}; {reason} where the page cannot.
+   */
+  atlas.explain = async function (row, { head = 0, category = null, versus = null } = {}) {
+    const { heads, linear } = atlas.data.about;
+    const number = typeof head === "number" ? head : heads.findIndex((each) => each.name === head);
+    if (!heads[number]) throw new Error("There is no head " + head + ".");
+    const chosen = await atlas.data.head(number);
+    const decision = decisionOf(chosen, row, classOf(chosen, category), classOf(chosen, versus));
+    if (decision.reason) return decision;
+    if (!linear) return { ...decision, parts: null, map: null };
+    return combined(decision, row, await atlas.data.mapsOf(row));
+  };
+
+  /** Returns the value of what is explained for all rows, or null where they are too many for the page. */
+  function valuesOf(head, category, versus) {
+    const none = versus === null || !head.classes;
+    if (none && (category === null || !head.classes)) return head.margins;
+    if (!head.decisions || !head.machine) return null;
+    const outputs = head.machine.outputs, seeds = new Map();
+    return head.margins.map((_, row) => {
+      const target = targetOf(head, row, category, versus);
+      const key = target.category + " " + target.versus;
+      if (!seeds.has(key)) {
+        const seed = atlas.machine.seedOf(head.machine, target.category, target.versus);
+        seeds.set(key, seed && [...seed].map((factor, d) => [d, factor]).filter(([, factor]) => factor !== 0));
+      }
+      const seed = seeds.get(key);
+      return seed ? seed.reduce((sum, [d, factor]) => sum + factor * head.decisions[row * outputs + d], 0) : NaN;
+    });
+  }
+
+  atlas.explanation = { valuesOf };
+})((window.atlas = window.atlas || {}));

@@ -1,0 +1,217 @@
+"""The tail of a head, what lies behind its components, as data from which the page computes decisions and gradients.
+
+Affine stages are folded into one matrix. What is left is a list of machines side by side: linear decisions, and kernel
+machines with their support vectors. They give P decision values, of which what is explained is a sum with *seeds*: a
+row of factors for every class, and one for every pair of classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.atlas.explorer.data import packed
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
+from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Stage
+from pytorch_grad_cam_pcasvm.head.voting import Voting
+
+# C (C - 1) / 2 seeds: more than these would be longer than the data.
+MOST_CLASSES_IN_PAIRS = 100
+
+# Two computations of the same features differ by rounding, in single precision and through another batch.
+_SAME = 1e-4
+
+_KERNELS = {
+    known_kernels.Linear: "linear",
+    known_kernels.Polynomial: "polynomial",
+    known_kernels.Sigmoid: "sigmoid",
+    known_kernels.RBF: "rbf",
+}
+
+
+class NotInPageError(Exception):
+    """What the page cannot compute, in words for its reader."""
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """``z = matrix p + offset``, matrix of shape (D, B), offset (D,)."""
+
+    matrix: Tensor
+    offset: Tensor
+
+    @classmethod
+    def identity(cls, count: int) -> "_Affine":
+        return cls(torch.eye(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64))
+
+    def then(self, stage: Stage) -> "_Affine":
+        """Return this, followed by a stage that is affine."""
+        y, saved = stage.evaluate(self.offset.unsqueeze(0))  # type: ignore[operator]
+        jacobian, log_scale = stage.jacobian(saved, y)
+        if log_scale is not None:
+            jacobian = jacobian * log_scale.exp().unsqueeze(-1)
+        return _Affine(jacobian[0] @ self.matrix, y[0])
+
+
+def tail_of(head: Head, count: int, n_features: int | None) -> Head | None:
+    """Return what of a head lies behind ``count`` components; None if there is nothing.
+
+    Args:
+        head: one with the reduction that the components came from, or one that was fitted on the components.
+        count: number of components B.
+        n_features: what the reduction takes, by which the two are told apart.
+
+    Raises:
+        ValueError: the head takes another number of components.
+    """
+    whole = head.n_features == count != n_features
+    stages = list(head.stages)[0 if whole else head.component_position or 0 :]
+    if not stages:
+        return None
+    tail = Head(stages)
+    if tail.n_features not in (None, count):
+        raise ValueError(f"the head takes {tail.n_features} components, and the atlas has {count}")
+    return tail
+
+
+def machine_data(tail: Head, components: np.ndarray) -> dict[str, Any]:
+    """Return the tail of a head as JSON.
+
+    Args:
+        tail: what lies behind the components; it ends with a decision.
+        components: of the rows of the atlas, shape (R, B): a support vector among them is shown with its picture.
+
+    Returns:
+        ``machines``, a list, each with the position ``first`` of its decision values among all; ``outputs``, the number
+        P of these; ``margins``, for every class the factors ``[[position, factor], ...]`` of the decision values in its
+        margin; ``pairs``, the same for the decisions of every class against each later one, in the order (0, 1),
+        (0, 2), ...; None where there are too many. Where the page cannot compute the decision there is only ``reason``.
+    """
+    try:
+        with torch.no_grad():
+            machines = _machines(list(tail.stages), _Affine.identity(components.shape[1]), 1.0, 0, components)
+    except NotInPageError as error:
+        return {"reason": str(error)}
+    outputs = int(tail.stages[-1].n_outputs)
+    return {"machines": machines, "outputs": outputs, **_seeds(tail.voting, outputs)}
+
+
+def _seeds(voting: Voting, outputs: int) -> dict[str, Any]:
+    count = voting.n_classes
+    every = torch.arange(count)
+    margins = _sparse(voting.seed(every, None, torch.zeros(count, outputs, dtype=torch.float64)))
+    if count > MOST_CLASSES_IN_PAIRS:
+        return {"margins": margins, "pairs": None}
+    pairs = []
+    for category in range(count - 1):
+        others = every[category + 1 :]
+        like = torch.zeros(len(others), outputs, dtype=torch.float64)
+        pairs += _sparse(voting.seed(torch.full_like(others, category), others, like))
+    return {"margins": margins, "pairs": pairs}
+
+
+def _sparse(rows: Tensor) -> list[list[list[float]]]:
+    return [[[int(p), float(row[p])] for p in row.nonzero()[:, 0]] for row in rows]
+
+
+def _machines(
+    stages: Sequence[Any], affine: _Affine, sign: float, first: int, components: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return the machines of a chain, whose decision values begin at ``first`` and are multiplied by ``sign``."""
+    *before, decision = stages
+    if isinstance(decision, Chain):
+        return _machines([*before, *decision.stages], affine, sign, first, components)
+    for stage in before:
+        if isinstance(stage, Chain):
+            return _machines([*_flat(before), decision], affine, sign, first, components)
+        affine = _through(stage, affine)
+    if isinstance(decision, Ensemble):
+        found = []
+        for member, size in zip(decision.members, decision.sizes, strict=True):
+            found += _machines([member], affine, sign * decision.sign, first, components)
+            first += size
+        return found
+    if isinstance(decision, KernelSVM):
+        return [_kernel_machine(decision, affine, sign, first, components)]
+    affine = _through(decision, affine)
+    weight, bias = packed((sign * affine.matrix).numpy()), packed((sign * affine.offset).numpy())
+    return [{"kind": "linear", "first": first, "weight": weight, "bias": bias}]
+
+
+def _flat(stages: Sequence[Any]) -> list[Any]:
+    return [part for stage in stages for part in (_flat(stage.stages) if isinstance(stage, Chain) else [stage])]
+
+
+def _through(stage: Stage, affine: _Affine) -> _Affine:
+    if not stage.linear:
+        raise NotInPageError(
+            f"This page cannot compute the decision of this head: {type(stage).__name__}, between the components and "
+            "the machine, is not affine. Its predictions were made in Python; explain it with store.explain."
+        )
+    return affine.then(stage)
+
+
+def _kernel_machine(
+    machine: KernelSVM, affine: _Affine, sign: float, first: int, components: np.ndarray
+) -> dict[str, Any]:
+    name = _KERNELS.get(type(machine.kernel))
+    if name is None:
+        raise NotInPageError(f"This page does not know the kernel {type(machine.kernel).__name__} of this head.")
+    points = machine.support_vectors.numpy()
+    plain = torch.equal(affine.matrix, torch.eye(*affine.matrix.shape, dtype=torch.float64)) and not affine.offset.any()
+    inputs = components if plain else components @ affine.matrix.numpy().T + affine.offset.numpy()
+    return {
+        "kind": "kernel",
+        "first": first,
+        "kernel": {"name": name, **asdict(machine.kernel)},
+        "affine": None if plain else {"matrix": packed(affine.matrix.numpy()), "offset": packed(affine.offset.numpy())},
+        "points": packed(points),
+        "dual": packed(sign * machine.dual_coef.numpy()),
+        "groups": _groups(machine),
+        "intercept": packed(sign * machine.intercept.numpy()),
+        "rows": packed(rows_of_points(points, inputs)),
+        "training": packed(machine.support.numpy().astype(np.int32)),
+    }
+
+
+def _groups(machine: KernelSVM) -> list[dict[str, Any]]:
+    """Return, for every class, how many support vectors it has, and which decision every row of ``dual`` is for."""
+    if len(machine.dual_coef) == 1:
+        return [{"count": len(machine.support_vectors), "decisions": [0]}]
+    count = len(machine.n_support)
+    first, second = np.triu_indices(count, 1)
+    decisions = np.zeros((count, count - 1), int)
+    decisions[first, second - 1] = decisions[second, first] = np.arange(len(first))
+    return [{"count": size, "decisions": row.tolist()} for size, row in zip(machine.n_support, decisions, strict=True)]
+
+
+def rows_of_points(points: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    """Return which row of the atlas every support vector is, int32 of shape (I,); -1 where it is none of them.
+
+    Args:
+        points: support vectors, shape (I, D).
+        inputs: what the machine gets for the rows, shape (R, D).
+    """
+    found = np.full(len(points), -1, np.int32)
+    if not len(points) or not len(inputs):
+        return found
+    spread = np.sqrt(inputs.var(0).sum())
+    tolerance = _SAME * (spread if spread > 0 else 1.0)
+    # Along the widest coordinate only few rows are near; of these the nearest is taken.
+    widest = int(inputs.var(0).argmax())
+    order = inputs[:, widest].argsort()
+    along = inputs[order, widest]
+    begins = along.searchsorted(points[:, widest] - tolerance)
+    ends = along.searchsorted(points[:, widest] + tolerance, side="right")
+    for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        near = order[begin:end]
+        if len(near):
+            distances = np.linalg.norm(inputs[near] - points[i], axis=1)
+            if distances.min() <= tolerance:
+                found[i] = near[distances.argmin()]
+    return found

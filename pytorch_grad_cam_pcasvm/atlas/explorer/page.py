@@ -1,0 +1,179 @@
+"""The page: files that a browser opens from the file system, or one file with all in it."""
+
+import base64
+import hashlib
+import html
+import os
+import re
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
+from pytorch_grad_cam_pcasvm.atlas.explorer.data import json_text
+
+_PACKAGE = Path(__file__).parent
+_STYLE = "explorer.css"
+_MARK = "pytorch_grad_cam_pcasvm explorer"  # in every page, and in the style sheet of every folder
+
+_SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>')
+_LINK = f'<link rel="stylesheet" href="{_STYLE}">'
+_DATA = "<!-- data -->"
+_POLICY = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")[^"]*(">)')
+
+
+class _Sink(Protocol):
+    """Where the page goes."""
+
+    def text(self, name: str, text: str) -> None:
+        """Take data in ASCII."""
+
+    def finish(self) -> Path:
+        """End the page, and return where it is."""
+
+    def abandon(self) -> None:
+        """Leave nothing that looks like a page."""
+
+
+def write_page(
+    store: Any, out: str | Path, *, heads: Mapping[str, Any] | None = None, single_file: bool = False
+) -> Path:
+    """Write the explorer of an atlas: a page that opens offline from the file system, and asks no server for anything.
+
+    Args:
+        store: the atlas, as ``atlas.load`` gives it.
+        out: a new or empty folder, or one of an earlier explorer, which is replaced; with ``single_file`` also the name
+            of the file, ending in ``.html``.
+        heads: further heads that the reader may choose, by name: fitted estimators or :class:`Head`, with the reduction
+            that the atlas was built with, or fitted on its components.
+        single_file: everything in one file, to send to somebody. For some thousand images: more open faster as folder.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        FileExistsError: the folder has something else in it, or the file is no explorer.
+        ValueError: the maps are volumes, or a head takes other components.
+    """
+    contents = Contents(store, heads)
+    target = Path(out)
+    if single_file:
+        page = target if target.suffix.lower() in (".html", ".htm") else target / "index.html"
+        sink: _Sink = _OneFile(page)
+    else:
+        sink = _Folder(target)
+    try:
+        for name, value in chain(contents.items(), contents.means()):
+            sink.text(name, json_text(value))
+        with tqdm(total=len(store), desc="explorer", unit="image", disable=None) as bar:
+            for count, chunks in contents.blocks():
+                for name, chunk in chunks.items():
+                    sink.text(name, json_text(chunk))
+                bar.update(count)
+        return sink.finish()
+    except BaseException:
+        sink.abandon()
+        raise
+
+
+class _Folder:
+    """A page in a folder, its data in scripts that are loaded when they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        _check_folder(folder)
+        self.folder = folder
+        data = folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        (folder / "index.html").unlink(missing_ok=True)
+        # First of all, so that a folder whose writing was stopped is known as one of an explorer.
+        (folder / _STYLE).write_text(_source(_STYLE), encoding="utf-8")
+        for old in data.glob("*.js"):
+            old.unlink()
+        for script in _SCRIPT.findall(_source("index.html")):
+            (folder / script).write_text(_source(script), encoding="utf-8")
+
+    def text(self, name: str, text: str) -> None:
+        # As a string: an object literal would give keys such as __proto__ a meaning.
+        (self.folder / "data" / f"{name}.js").write_text(f"atlas.receive({json_text(name)},{json_text(text)});\n")
+
+    def finish(self) -> Path:
+        page = self.folder / "index.html"
+        page.write_text(_source("index.html"), encoding="utf-8")
+        return page
+
+    def abandon(self) -> None:
+        (self.folder / "index.html").unlink(missing_ok=True)
+
+
+class _OneFile:
+    """A page in one file, its data in blocks that no browser takes for scripts."""
+
+    def __init__(self, page: Path) -> None:
+        if page.exists() and not (page.is_file() and _is_marked(page)):
+            raise FileExistsError(f"{page} is there and no explorer: give another name, or delete it")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        self.page, self.temporary = page, page.with_name(f".{page.name}.{os.getpid()}.tmp")
+        before, self.after = _in_one_file().split(_DATA)
+        self.file: TextIO = self.temporary.open("w", encoding="utf-8", newline="\n")
+        self.file.write(before)
+
+    def text(self, name: str, text: str) -> None:
+        self.file.write(f'<script type="application/json" id="data-{html.escape(name)}">{text}</script>\n')
+
+    def finish(self) -> Path:
+        self.file.write(self.after)
+        self.file.close()
+        self.temporary.replace(self.page)
+        return self.page
+
+    def abandon(self) -> None:
+        self.file.close()
+        self.temporary.unlink(missing_ok=True)
+
+
+def _in_one_file() -> str:
+    """Return the page with its scripts and style in it, and a policy that allows these alone, by their digests."""
+    style = _source(_STYLE)
+    page = _source("index.html").replace(_LINK, f"<style>{style}</style>")
+    digests = []
+
+    def inlined(match: re.Match[str]) -> str:
+        script = _source(match[1])
+        digests.append(_digest(script))
+        return f"<script>{script}</script>"
+
+    page = _SCRIPT.sub(inlined, page)
+    policy = (
+        f"default-src 'none'; script-src {' '.join(digests)}; style-src {_digest(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _POLICY.sub(lambda match: match[1] + policy + match[2], page)
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _source(name: str) -> str:
+    return (_PACKAGE / name).read_text(encoding="utf-8")
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: give a folder, or single_file=True and a name that ends in .html")
+    # What a file manager left there is nobody's.
+    others = (
+        [path for path in folder.iterdir() if path.name not in (".DS_Store", "Thumbs.db")] if folder.is_dir() else []
+    )
+    if others and not _is_marked(folder / _STYLE):
+        raise FileExistsError(f"{folder} is not empty, and no earlier explorer wrote it: give a new or an empty folder")
+
+
+def _is_marked(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _MARK.encode() in file.read(4096)

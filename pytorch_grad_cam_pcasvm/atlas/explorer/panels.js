@@ -1,0 +1,178 @@
+// Panels: the image that was chosen, its component maps, the two ends of a component, and mean maps.
+(function (atlas) {
+  "use strict";
+
+  const { element, filling, number, tile } = atlas.maps;
+  const AT_FIRST = 24; // components that are drawn before all are asked for
+  const AT_AN_END = 10;
+
+  let every = false;
+
+  function classNameOf(row) {
+    const { groupOf, groupsOf, current } = atlas.view, group = groupOf(row);
+    return group < 0 ? "" : groupsOf(current)[group];
+  }
+
+  /** Returns an image in words: its class and number. */
+  function titleOf(row) {
+    const name = classNameOf(row), id = atlas.data.ids[row], short = id.length > 24 ? "…" + id.slice(-23) : id;
+    return (name ? name + " · " : "") + short;
+  }
+
+  /** Returns how strong the map of a component of a row is, in units in which all maps compare. */
+  function strengthOf(row, b, nu) {
+    const { about, logScale } = atlas.data;
+    return nu * Math.exp(logScale ? logScale[row * about.components + b] : 0);
+  }
+
+  const largestOf = (numbers) => numbers.reduce((most, each) => Math.max(most, Math.abs(each)), 0);
+
+  /** Returns the map of a component, which has a strength, to be drawn on a scale; a negative strength turns its signs. */
+  function shownOf(maps, b, strength, scale) {
+    const { about } = atlas.data, size = about.height * about.width;
+    const part = (array) => array && array.subarray(b * size, (b + 1) * size);
+    const map = part(maps.maps), turned = strength < 0 ? map.map((value) => -value) : map;
+    // It is divided by its nu already.
+    return { map: turned, opposite: part(maps.opposite), divisor: scale ? scale / Math.abs(strength) : 1 };
+  }
+
+  async function large() {
+    const { row } = atlas.view.current, { about } = atlas.data;
+    const [found, picture] = await Promise.all([atlas.decision.current(), atlas.data.pictureOf(row)]);
+    const title = titleOf(row), width = document.getElementById("large").clientWidth;
+    const split = atlas.view.current.style === "split";
+    const size = split ? Math.max(150, width / 3 - 14) : Math.min(280, width / 2 - 14);
+    const plain = tile(atlas.maps.canvases(picture, { map: null }, size, "image " + title), ["What the network saw"]);
+    if (!found || !found.map) return [plain];
+    const what = "map of " + atlas.decision.described(found);
+    const shown = { map: found.map, divisor: found.nu };
+    const drawn = atlas.maps.canvases(picture, shown, split ? size / 0.75 : size, what + " over image " + title);
+    const lines = [atlas.maps.colourBar(found.nu, found.logScale)];
+    if (found.nu === 0) lines.push("blank: no component has a part in it");
+    if (about.addsUp && found.remainder) lines.push("not on the map: " + number(found.remainder));
+    return [plain, tile(drawn, ["Map of " + atlas.decision.described(found), ...lines])];
+  }
+
+  function facts() {
+    const { row, headData: head } = atlas.view.current, { about, labels, numbers, ids } = atlas.data;
+    const pairs = [];
+    if (about.labels) pairs.push(["Class", about.labels[labels[row]]]);
+    if (numbers) pairs.push(["Label", number(numbers[row])]);
+    if (head && head.classes) {
+      const verdict = !head.correct ? "" : head.correct[row] ? " ✓ right" : " ✗ wrong";
+      pairs.push(["Predicted", head.classes[head.predictions[row]] + verdict], ["Margin", number(head.margins[row])]);
+    } else if (head) {
+      const name = head.kind === "one-class" ? "Value (above 0: like the others)" : "Predicted value";
+      pairs.push([name, number(head.margins[row])]);
+    }
+    document.getElementById("image-id").textContent = ids[row] + " (row " + row + ")";
+    document.getElementById("facts").replaceChildren(
+      ...pairs.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    const { p } = atlas.data.pointOf(row), { x, y } = atlas.view.current;
+    document.getElementById("live").textContent = "Image " + ids[row] + ". "
+      + pairs.map(([name, value]) => name + ": " + value + ". ").join("")
+      + "Component " + (x + 1) + ": " + number(p[x]) + ". Component " + (y + 1) + ": " + number(p[y]) + ".";
+  }
+
+  async function components() {
+    const { row, scale } = atlas.view.current, { about } = atlas.data;
+    const [maps, picture, found] = await Promise.all([
+      atlas.data.mapsOf(row), atlas.data.pictureOf(row), scale === "parts" ? atlas.decision.current() : null,
+    ]);
+    const { p } = atlas.data.pointOf(row), parts = found && found.factors;
+    const strengths = Array.from(maps.nu, (nu, b) => (parts ? nu * parts[b] : strengthOf(row, b, nu)));
+    const one = scale === "own" || (scale === "parts" && !parts) ? null : largestOf(strengths);
+    const note = document.getElementById("components-note");
+    note.textContent = parts ? "Each map times its factor g, all on one scale: together they are the map of the decision."
+      : one === null ? "Each map on its own scale, nu. Click one to see the two ends of its component."
+        : "All on one scale, the largest nu of this image. Click one to see the two ends of its component.";
+    const button = document.getElementById("every"), count = every ? about.components : Math.min(AT_FIRST, about.components);
+    button.hidden = about.components <= AT_FIRST;
+    button.textContent = every ? "Show the first " + AT_FIRST : "Show all " + about.components + " components";
+    return Array.from({ length: count }, (_, b) => {
+      const shown = shownOf(maps, b, strengths[b], one === null ? Math.abs(strengths[b]) : one);
+      const title = "Component " + (b + 1) + ": " + number(p[b]), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
+      const log = parts ? found.logScale : atlas.data.logScale ? atlas.data.logScale[row * about.components + b] : 0;
+      const drawn = atlas.maps.canvases(picture, shown, 108, title);
+      const scaleLine = nu === 0 ? "blank (nu 0)" : (parts ? "nu of g·P " : "nu ") + number(nu, log);
+      return tile(drawn, [title, scaleLine], title + ", " + scaleLine + ": show its two ends",
+        () => atlas.view.set({ component: b }));
+    });
+  }
+
+  /** Returns the rows at an end of a component among those that pass the filters. */
+  function endOf(component, direction) {
+    const { components: values, about } = atlas.data, value = (row) => values[row * about.components + component];
+    return [...atlas.view.selected()].sort((a, b) => direction * (value(b) - value(a)) || a - b).slice(0, AT_AN_END);
+  }
+
+  async function end(direction) {
+    const { component, scale } = atlas.view.current, { about, components: values } = atlas.data;
+    const rows = endOf(component, direction);
+    const maps = await Promise.all(rows.map(atlas.data.mapsOf));
+    const pictures = await Promise.all(rows.map(atlas.data.pictureOf));
+    const strengths = maps.map((each, k) => strengthOf(rows[k], component, each.nu[component]));
+    const largest = largestOf(strengths);
+    if (!rows.length) return ["No image passes the filters."];
+    return rows.map((row, k) => {
+      const nu = maps[k].nu[component], value = number(values[row * about.components + component]);
+      const shown = shownOf(maps[k], component, strengths[k], scale === "one" ? largest : strengths[k]);
+      const title = titleOf(row), lines = ["p " + value, nu === 0 ? "blank" : "nu " + number(nu), title];
+      const label = "Image " + title + ", component " + (component + 1) + " " + value + ": show this image";
+      return tile(atlas.maps.canvases(pictures[k], shown, 96, title), lines, label, () => atlas.view.set({ row }));
+    });
+  }
+
+  function endTitles() {
+    const { component } = atlas.view.current;
+    document.getElementById("ends-title").textContent = "Component " + (component + 1) + ": what its two ends look like";
+    document.getElementById("low-title").textContent = "Lowest values";
+    document.getElementById("high-title").textContent = "Highest values";
+    document.getElementById("means-title").textContent = "Mean maps of component " + (component + 1);
+  }
+
+  async function means() {
+    const { about } = atlas.data, panel = document.getElementById("means-panel");
+    panel.hidden = !about.means.length;
+    if (panel.hidden) return [];
+    const { component, by } = atlas.view.current, found = await atlas.data.means(by || about.means[0]);
+    const count = found.groups.length, size = about.height * about.width, start = component * count * size;
+    const of = (g) => found.maps.subarray(start + g * size, start + (g + 1) * size);
+    const nus = found.groups.map((_, g) => largestOf(of(g))), largest = largestOf(nus);
+    document.getElementById("means-note").textContent = "All images, whatever the filters; all on one scale, "
+      + number(largest) + ".";
+    return found.groups.map((name, g) => {
+      const alt = "mean map of " + name + ", component " + (component + 1);
+      const drawn = atlas.maps.canvases(null, { map: of(g), divisor: largest }, 84, alt);
+      return tile(drawn, [name, found.counts[g] + (found.counts[g] === 1 ? " image" : " images"), "nu " + number(nus[g])]);
+    });
+  }
+
+  /** Makes all panels follow the view. */
+  function setUp() {
+    const { on, set } = atlas.view, of = (id) => document.getElementById(id);
+    const drawing = ["style", "opacity"], decision = ["category", "versus"];
+    const redrawn = filling(of("components"), components);
+    on(["row", "headData", "x", "y"], facts);
+    on(["row", "headData", ...decision, ...drawing], filling(of("large"), large));
+    on(["row", "scale", "headData", ...decision, ...drawing], redrawn);
+    on(["component"], endTitles);
+    const filters = ["class", "judged", "low", "high", "headData"];
+    on(["component", "scale", ...filters, ...drawing], filling(of("lowest"), () => end(-1)));
+    on(["component", "scale", ...filters, ...drawing], filling(of("highest"), () => end(1)));
+    on(["component", "by", ...drawing], filling(of("means"), means));
+    of("every").addEventListener("click", () => {
+      every = !every;
+      redrawn();
+    });
+    const step = (direction) => {
+      const rows = atlas.view.selected(), { row } = atlas.view.current;
+      const ahead = direction > 0 ? rows.find((each) => each > row) : rows.findLast((each) => each < row);
+      if (ahead !== undefined) set({ row: ahead });
+    };
+    of("previous").addEventListener("click", () => step(-1));
+    of("next").addEventListener("click", () => step(1));
+  }
+
+  atlas.panels = { setUp, titleOf };
+})((window.atlas = window.atlas || {}));

@@ -1,0 +1,118 @@
+// The view: all that was chosen, kept in the address of the page, and who is told when it changes.
+(function (atlas) {
+  "use strict";
+
+  const DEFAULTS = {
+    x: 0, y: 1, colour: "class", head: 0, category: null, versus: null, style: "signed", scale: "own", opacity: 50,
+    row: 0, component: 0, class: null, judged: "all", low: null, high: null, by: null,
+  };
+  const CHOICES = {
+    colour: ["class", "prediction", "decision", "error"],
+    style: ["signed", "split"],
+    scale: ["own", "one", "parts"],
+    judged: ["all", "right", "wrong"],
+  };
+
+  const view = { ...DEFAULTS };
+  const listeners = [];
+
+  /** Calls fn after a change of one of the names, and once at the start. */
+  function on(names, fn) {
+    listeners.push({ names, fn });
+  }
+
+  let pending = null;
+
+  /** Changes what is shown; the page follows before it is drawn the next time. */
+  function set(changes) {
+    if (!pending) {
+      pending = new Set();
+      requestAnimationFrame(tell);
+    }
+    for (const [name, value] of Object.entries(changes)) {
+      if (view[name] === value) continue;
+      view[name] = value;
+      pending.add(name);
+    }
+  }
+
+  function tell() {
+    const changed = pending;
+    pending = null;
+    if (!changed.size) return;
+    for (const { names, fn } of listeners) if (names.some((name) => changed.has(name))) fn();
+    const hash = written();
+    // Not as a new page of the history: moving a slider would fill it.
+    if (hash !== location.hash.slice(1)) history.replaceState(null, "", "#" + hash);
+  }
+
+  const start = () => listeners.forEach(({ fn }) => fn());
+
+  function written() {
+    const words = new URLSearchParams();
+    for (const name of Object.keys(DEFAULTS)) if (view[name] !== DEFAULTS[name]) words.set(name, view[name]);
+    return words.toString();
+  }
+
+  function integer(text, limit, otherwise) {
+    const number = Number(text);
+    return text !== null && text !== "" && Number.isInteger(number) && number >= 0 && number < limit ? number : otherwise;
+  }
+
+  /** Returns the view of an address, and what does not fit this atlas as it is by default. */
+  function parsed(hash) {
+    const words = new URLSearchParams(hash.replace(/^#/, ""));
+    const { about } = atlas.data, found = { ...DEFAULTS, y: Math.min(1, about.components - 1) };
+    const limits = { x: about.components, y: about.components, component: about.components, row: about.rows, opacity: 101 };
+    for (const [name, limit] of Object.entries(limits)) found[name] = integer(words.get(name), limit, found[name]);
+    for (const [name, choices] of Object.entries(CHOICES)) {
+      if (choices.includes(words.get(name))) found[name] = words.get(name);
+    }
+    found.head = integer(words.get("head"), about.heads.length, 0);
+    const classes = (about.heads[found.head] && about.heads[found.head].classes) || [];
+    found.category = integer(words.get("category"), classes.length, null);
+    found.versus = words.get("versus") === "second" ? "second" : integer(words.get("versus"), classes.length, null);
+    found.class = integer(words.get("class"), groupsOf(found).length, null);
+    for (const name of ["low", "high"]) {
+      const number = parseFloat(words.get(name));
+      if (Number.isFinite(number)) found[name] = number;
+    }
+    if (about.means.includes(words.get("by"))) found.by = words.get("by");
+    return found;
+  }
+
+  /** Returns the names that images are grouped by: their labels, or without labels their predictions. */
+  function groupsOf(chosen) {
+    const { about } = atlas.data;
+    return about.labels || (about.heads[chosen.head] && about.heads[chosen.head].classes) || [];
+  }
+
+  /** Returns the position of a row's class among groupsOf, or -1. */
+  function groupOf(row) {
+    const { about, labels } = atlas.data;
+    if (about.labels) return labels[row];
+    return view.headData && view.headData.predictions ? view.headData.predictions[row] : -1;
+  }
+
+  let selection = null;
+
+  /** Returns the rows that pass the filters, in order. */
+  function selected() {
+    if (selection) return selection;
+    const { about } = atlas.data, head = view.headData, found = [];
+    const judged = head && head.correct && view.judged !== "all" ? Number(view.judged === "right") : null;
+    for (let row = 0; row < about.rows; row++) {
+      if (view.class !== null && groupOf(row) !== view.class) continue;
+      if (judged !== null && head.correct[row] !== judged) continue;
+      if (head && view.low !== null && head.margins[row] < view.low) continue;
+      if (head && view.high !== null && head.margins[row] > view.high) continue;
+      found.push(row);
+    }
+    selection = found;
+    return found;
+  }
+
+  on(["class", "judged", "low", "high", "headData"], () => { selection = null; });
+
+  atlas.view = { DEFAULTS, current: view, groupOf, groupsOf, on, parsed, selected, set, start };
+})((window.atlas = window.atlas || {}));
