@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.reduction import recombined
 from pytorch_grad_cam_pcasvm.rules import register_jacobian
 from pytorch_grad_cam_pcasvm.smoothing import smoothed
-from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ProbabilityTarget, ResidualTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.version import __version__
 
 __all__ = [
@@ -43,12 +43,14 @@ __all__ = [
     "ContributionCAM",
     "Head",
     "HeadOutput",
+    "HotellingTarget",
     "Jacobians",
     "NoClosedFormError",
     "PCASVMNet",
     "PCATarget",
     "ProbabilityTarget",
     "RelevanceCAM",
+    "ResidualTarget",
     "SVMTarget",
     "ShapCAM",
     "SignedMaps",

@@ -18,7 +18,15 @@ from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
 from pytorch_grad_cam_pcasvm.features import all_finite
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ProbabilityTarget, ScoreTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets import (
+    HotellingTarget,
+    PCATarget,
+    PredictedScore,
+    ProbabilityTarget,
+    ResidualTarget,
+    ScoreTarget,
+    SVMTarget,
+)
 
 SCALES = ("map", "target", "none")
 FORMAT = "pytorch_grad_cam_pcasvm maps 1"
@@ -330,7 +338,8 @@ def decoded(target: Any) -> Any:
 
 
 _TARGETS: dict[str, Any] = {
-    kind.__name__: kind for kind in (PCATarget, SVMTarget, ProbabilityTarget, ScoreTarget, PredictedScore)
+    kind.__name__: kind
+    for kind in (PCATarget, SVMTarget, ProbabilityTarget, ScoreTarget, PredictedScore, HotellingTarget, ResidualTarget)
 }
 
 

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.seeds import seeds_of
-from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
 
 
 def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
@@ -25,7 +25,8 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             are left out. Of a method that is linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or contributions.
         head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the components came from, or
             one that was fitted on the components themselves.
-        targets: as for ``explain``; None: the predicted class.
+        targets: as for ``explain``, without ResidualTarget, which needs more than components; None: the predicted
+            class.
 
     Returns:
         Signed maps of shape (N, K, H, W). Their output is that of the head behind the components.
@@ -46,21 +47,19 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             "ClosedFormXGradCAM or ContributionCAM"
         )
     components = components[:, :count]
-    tail = _behind_reduction(Head.of(head), count, components.output)
+    reduction, tail = _parts(Head.of(head), count, components.output)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
     listed = [SVMTarget()] if targets is None else list(targets) if isinstance(targets, list | tuple) else [targets]
     if not listed:
         raise ValueError("targets is empty: pass None for the predicted class, or at least one target")
     with torch.no_grad():
-        return _recombined(components, tail, listed)
+        return _recombined(components, reduction, tail, listed)
 
 
-def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -> SignedMaps:
+def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
     values, count = components.values, len(components.targets)
     at_baseline = components.baseline_values
-    output = None if tail is None else HeadOutput.of(tail, tail(values))
-    behind = [k for k, target in enumerate(targets) if not isinstance(target, PCATarget)]
     grads = values.new_zeros(len(values), len(targets), count)
     of_targets = values.new_zeros(len(values), len(targets))
     log_scale, of_baseline = of_targets.clone(), of_targets.clone()
@@ -72,17 +71,28 @@ def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -
             grads[:, k, target.component] = sign
             of_targets[:, k] = sign * values[:, target.component]
             of_baseline[:, k] = 0.0 if at_baseline is None else sign * at_baseline[:, target.component]
-    if behind and (tail is None or output is None):
+        elif isinstance(target, ResidualTarget):
+            raise ValueError(
+                f"{target} is no function of the components: make its maps with the network, cam.explain(x, [target])"
+            )
+    of_all = [k for k, target in enumerate(targets) if isinstance(target, HotellingTarget)]
+    behind = [k for k, target in enumerate(targets) if not isinstance(target, PCATarget | HotellingTarget)]
+    if behind and tail is None:
         raise ValueError(f"{targets[behind[0]]} needs a head with an SVM, and this one has none: use PCATarget")
-    if behind:
-        baseline = None if at_baseline is None else HeadOutput.of(tail, tail(at_baseline))  # type: ignore[arg-type, misc]
-        seeds = seeds_of(output, len(values), [targets[k] for k in behind], values.dtype, baseline)
-        (grad,) = seeds.grads
-        assert grad is not None
-        grads[:, behind], of_targets[:, behind] = grad.transpose(0, 1), seeds.values
-        log_scale[:, behind] = seeds.log_scale
-        if seeds.baseline_values is not None:
-            of_baseline[:, behind] = seeds.baseline_values
+    if of_all and reduction is None:
+        why = "neither the maps nor the head know the PCA that the components came from"
+        raise ValueError(f"{targets[of_all[0]]}: {why}: pass the whole pipeline as the head")
+    for chosen, part, position in ((of_all, reduction, 1), (behind, tail, 0)):
+        if chosen:
+            now, then = (_output(part, position, p) for p in (values, at_baseline))
+            seeds = seeds_of(now, len(values), [targets[k] for k in chosen], values.dtype, then)
+            (grad,) = seeds.grads
+            assert grad is not None
+            grads[:, chosen], of_targets[:, chosen] = grad.transpose(0, 1), seeds.values
+            log_scale[:, chosen] = seeds.log_scale
+            if seeds.baseline_values is not None:
+                of_baseline[:, chosen] = seeds.baseline_values
+    output = _output(tail, 0, values)
     # Factors that were taken out of single components, as behind a KernelPCA.
     size = torch.where(grads == 0, -torch.inf, components.log_scale.unsqueeze(1))
     largest_size = size.amax(-1)
@@ -107,8 +117,13 @@ def _recombined(components: SignedMaps, tail: Head | None, targets: list[Any]) -
     )
 
 
-def _behind_reduction(head: Head, count: int, output: Any) -> Head | None:
-    """Return the part of a head behind its components; None if there is nothing."""
+def _output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:
+    """Return the output of a part of a head, whose values at a position are components."""
+    return None if part is None or components is None else HeadOutput.of(part, part.resume(position, components))
+
+
+def _parts(head: Head, count: int, output: Any) -> tuple[Head | None, Head | None]:
+    """Return the reduction that components came from, alone, if it is known, and what a head has behind them."""
     made_by = output.head if isinstance(output, HeadOutput) else None
     width = None
     if made_by is not None:
@@ -121,10 +136,11 @@ def _behind_reduction(head: Head, count: int, output: Any) -> Head | None:
             "the head reduces features in another way than the head that the components came from: fit its classifier "
             "on the components, as SVC().fit(components, labels)"
         )
+    source = head if position else made_by
+    made = None if source is None or not source.component_position else source.stages[source.component_position - 1]
+    reduction = Head([made]) if made is not None and made.n_outputs == count else None
     stages = list(head.stages)[position:]
-    if not stages:
-        return None
-    tail = Head(stages)
-    if tail.n_features not in (None, count):
+    tail = Head(stages) if stages else None
+    if tail is not None and tail.n_features not in (None, count):
         raise ValueError(f"the head takes {tail.n_features} components, and there are maps of {count}")
-    return tail
+    return reduction, tail

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, ScoreTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, QuadraticTarget, ScoreTarget, SVMTarget, Target
 
 
 @dataclass
@@ -78,7 +78,9 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
     row, count = row_of(output, image), len(tree_leaves(changed)[0])
     for each in targets:
         target = each.targets[image] if isinstance(each, Rowwise) else each
-        if isinstance(target, ClosedFormTarget):
+        if isinstance(target, QuadraticTarget):
+            columns.append(target(changed))
+        elif isinstance(target, ClosedFormTarget):
             isolated = row if isinstance(row, HeadOutput) else row.reshape(1, -1)
             ((position, seed),) = target.seeds(isolated).items()
             value = (
@@ -100,8 +102,9 @@ def row_of(output: Any, image: int) -> Any:
 
 
 def is_closed_form(target: Any) -> bool:
-    """Return whether a target, or every target of a Rowwise, knows its own gradient."""
-    return all(isinstance(t, ClosedFormTarget) for t in (target.targets if isinstance(target, Rowwise) else [target]))
+    """Return whether a target, or every target of a Rowwise, knows its gradient by the components or what follows."""
+    each = target.targets if isinstance(target, Rowwise) else [target]
+    return all(isinstance(t, ClosedFormTarget) and t.behind_reduction for t in each)
 
 
 def _shared(target: Any) -> Any:
@@ -139,7 +142,7 @@ def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, bas
     count = len(output)
     trace = None if baseline is None else baseline.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
-    for members, values, seeds in _grouped(targets, output):
+    for members, values, seeds in _grouped(targets, output, baseline):
         grad, log_scale = output.head.pullback(output.head_trace, seeds, trace)
         tensors = [grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1), values]
         if baseline is not None:
@@ -164,7 +167,8 @@ def _at_baseline(
         change = now[position] - then[position]
         at = at - (change if seed is None else (change.unsqueeze(1) * seed).sum(-1))
     for k, target in enumerate(targets):
-        if not is_closed_form(target):
+        first = target.targets[0] if isinstance(target, Rowwise) else target
+        if not isinstance(first, ClosedFormTarget):
             at[:, k] = _called_at_baseline(target, list(baseline), values[:, k], at[:, k])
     return at
 
@@ -183,26 +187,34 @@ def _called_at_baseline(target: Any, rows: Sequence[Any], values: Tensor, expect
     return found
 
 
-def _grouped(targets: Sequence[Any], output: HeadOutput) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
+def _grouped(
+    targets: Sequence[Any], output: HeadOutput, baseline: HeadOutput | None
+) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
     """Yield targets whose gradients start at the same values: their numbers, values (N, K), seeds (N or 1, K, .)."""
     components = [k for k, target in enumerate(targets) if type(target) is PCATarget]
     if components:
         # Many at once: 64 of them are one row of a matrix each, and not 64 calls.
         yield components, *PCATarget.several([targets[k] for k in components], output)
-    pairs = {k: _values_and_seeds(target, output) for k, target in enumerate(targets) if type(target) is not PCATarget}
+    pairs = {
+        k: _values_and_seeds(target, output, baseline)
+        for k, target in enumerate(targets)
+        if type(target) is not PCATarget
+    }
     for positions in dict.fromkeys(frozenset(seeds) for _, seeds in pairs.values()):
         members = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == positions]
         values = torch.stack([pairs[k][0] for k in members], 1)
         yield members, values, {position: _stack([pairs[k][1][position] for k in members]) for position in positions}
 
 
-def _values_and_seeds(target: Target | Rowwise, output: HeadOutput) -> tuple[Tensor, Mapping[int, Tensor]]:
-    """Return a target's value for every image, shape (N,), and its gradient by position, shape (N, .) or (1, .)."""
+def _values_and_seeds(
+    target: Target | Rowwise, output: HeadOutput, baseline: HeadOutput | None
+) -> tuple[Tensor, Mapping[int, Tensor]]:
+    """Return a target's value for every image, (N,), and its gradient, or secant, by position, (N, .) or (1, .)."""
     if isinstance(target, SVMTarget):
         seeds = target.seeds(output)  # once: its value is their product with the decision values
         return (target.decision(output) * next(iter(seeds.values()))).sum(-1), seeds
     if isinstance(target, ClosedFormTarget):
-        return target(output), target.seeds(output)
+        return target(output), target.seeds(output) if baseline is None else target.secants(output, baseline)
     with torch.inference_mode(False), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
         leaves = [_leaf(value) for value in output.head_trace.values]

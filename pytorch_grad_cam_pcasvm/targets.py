@@ -10,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 
 Target = Callable[[Any], Any]
 
 
 class ClosedFormTarget(ABC):
-    """A target that knows its gradient: linear in one of the head's values."""
+    """A target that knows its gradient: linear in one of the head's values, if it is no :class:`QuadraticTarget`."""
+
+    # Whether the components, or what follows them, are all that it reads.
+    behind_reduction = True
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:
@@ -25,6 +29,19 @@ class ClosedFormTarget(ABC):
     @abstractmethod
     def seeds(self, output: Any) -> dict[int, Tensor]:
         """Return the gradient by position of a head's value, (N, .), or (1, .) if it is the same for every image."""
+
+    def secants(self, output: Any, baseline: Any) -> dict[int, Tensor]:
+        """Return what adds up from a baseline, of N rows, to the output, by position as :meth:`seeds`."""
+        return self.seeds(output)
+
+
+class QuadraticTarget(ClosedFormTarget):
+    """A target that is quadratic in the head's values."""
+
+    def secants(self, output: Any, baseline: Any) -> dict[int, Tensor]:
+        """Return the mean of the gradients at both ends, which is exact for what is quadratic."""
+        here, there = self.seeds(output), self.seeds(baseline)
+        return {position: (seed + there[position]) / 2 for position, seed in here.items()}
 
 
 @dataclass(frozen=True)
@@ -79,17 +96,110 @@ class PCATarget(ClosedFormTarget):
         return components @ seeds.T, {position: seeds.unsqueeze(0)}
 
     def _components(self, output: Any) -> Tensor:
-        head = _head_of(output, self)
-        if head.component_position is None:
-            why = " needs a head with a PCA, and this one has none: use SVMTarget"
-            if any(getattr(module, "reduces", False) for module in head.modules()):
-                pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
-                why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
-            raise ValueError(f"{self}{why}")
-        components = output.head_trace.values[head.component_position]
+        components = _components_of(output, self)
         if self.component >= components.shape[-1]:
             raise ValueError(f"{self}: the head has {components.shape[-1]} components, numbered from 0")
         return components
+
+
+@dataclass(frozen=True)
+class HotellingTarget(QuadraticTarget):
+    """Hotelling's T^2: how far the components are from their mean, in units of their variances.
+
+    ``T^2 = sum_b p_b^2 / lambda_b``, lambda = ``explained_variance_``, shape (B,); of a whitened PCA ``sum_b p_b^2``.
+    Its gradient is ``2 p / lambda``, and what adds up from a baseline ``(p + p0) / lambda``. As whitening does,
+    variances below the square of the machine epsilon are taken for that. Of the features it is the squared Mahalanobis
+    distance within the subspace of the components; :class:`ResidualTarget` is what lies outside.
+
+    For PCA and IncrementalPCA; a ValueError where it is asked of a head with another reduction, or with none.
+    Hotelling, The generalization of Student's ratio, Annals of Mathematical Statistics 2 (1931).
+
+    Args:
+        sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+    """
+
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        _check_sign(self.sign)
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return ``T^2`` or ``-T^2``: a number for a row, shape (N,) for a batch."""
+        components, variances = self._parts(output)
+        return _factor(self.sign) * (components.square() / variances).sum(-1)
+
+    def seeds(self, output: Any) -> dict[int, Tensor]:
+        """Return the gradient by position of the head's value: ``2 p / lambda`` over the components, shape (N, B)."""
+        components, variances = self._parts(output)
+        return {output.head.component_position: 2 * _factor(self.sign) * components / variances}
+
+    def _parts(self, output: Any) -> tuple[Tensor, Tensor]:
+        components = _components_of(output, self)
+        reduction = _reduction_of(output)
+        variances = getattr(reduction, "variances", None)
+        if variances is None:
+            needs = "the variances of uncorrelated components, as PCA and IncrementalPCA have them"
+            raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
+        return components, variances.to(components)
+
+
+@dataclass(frozen=True)
+class ResidualTarget(QuadraticTarget):
+    """The Q statistic: the squared distance of what the PCA gets to the subspace of its components.
+
+    ``Q = |r|^2`` with ``r = z - inverse_transform(p)``, shape (D,), z the input of the PCA, behind a scaler in front of
+    it, and ``p = transform(z)``: what of an image the components cannot say. Its gradient is ``2 r`` by z and
+    ``-2 R r`` by p, R the rows that ``inverse_transform`` adds up, shape (B, D): together, of a PCA, ``2 r``. What adds
+    up from a baseline has ``r + r0`` in the place of ``2 r``.
+
+    For reductions with a linear ``inverse_transform``: PCA (whitened, too), IncrementalPCA, TruncatedSVD, SparsePCA,
+    FastICA, PLSRegression; a ValueError where it is asked of a head with another one, or with none. Jackson and
+    Mudholkar, Control procedures for residuals associated with principal component analysis, Technometrics 21 (1979).
+
+    Args:
+        sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+    """
+
+    sign: str = "+"
+
+    behind_reduction = False
+
+    def __post_init__(self) -> None:
+        _check_sign(self.sign)
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return ``Q`` or ``-Q``: a number for a row, shape (N,) for a batch."""
+        residual, _ = self._parts(output)
+        return _factor(self.sign) * residual.square().sum(-1)
+
+    def seeds(self, output: Any) -> dict[int, Tensor]:
+        """Return the gradient by position: ``2 r`` over the input of the PCA, (N, D), ``-2 R r`` over p, (N, B)."""
+        residual, restoring = self._parts(output)
+        twice = 2 * _factor(self.sign) * residual
+        position = output.head.component_position
+        return {position - 1: twice, position: -twice @ restoring.mT}
+
+    def _parts(self, output: Any) -> tuple[Tensor, Tensor]:
+        components = _components_of(output, self)
+        reduction = _reduction_of(output)
+        restoring = getattr(reduction, "restoring", None)
+        if restoring is None:
+            needs = "a reduction with a linear inverse_transform, as of PCA, IncrementalPCA and TruncatedSVD"
+            raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
+        z = output.head_trace.values[output.head.component_position - 1]
+        if z is None:
+            raise ValueError(
+                f"{self} is no function of the components, which are all that is known here: make its maps with the "
+                "network, cam.explain(x, [ResidualTarget()])"
+            )
+        restoring = restoring.to(components)
+        return z - reduction.mean.to(components) - components @ restoring, restoring
 
 
 @dataclass(frozen=True)
@@ -235,6 +345,30 @@ def _head_of(output: Any, target: ClosedFormTarget) -> Any:
         instead = "for an ordinary classifier use ClassifierOutputTarget"
         raise ValueError(f"{target} needs the output of a PCASVMNet; {instead}")
     return head
+
+
+def _components_of(output: Any, target: ClosedFormTarget) -> Tensor:
+    """Return the components, shape (N, B), or (B,) of a row; a ValueError without a PCA."""
+    head = _head_of(output, target)
+    if head.component_position is None:
+        why = " needs a head with a PCA, and this one has none: use SVMTarget"
+        if any(getattr(module, "reduces", False) for module in head.modules()):
+            pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
+            why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
+        raise ValueError(f"{target}{why}")
+    return output.head_trace.values[head.component_position]
+
+
+def _reduction_of(output: Any) -> Any:
+    return output.head.stages[output.head.component_position - 1]
+
+
+def _why_unknown(reduction: Any) -> str:
+    """Return why a reduction lacks what a target needs."""
+    if isinstance(reduction, Projection) and reduction.inverse is None and reduction.variances is None:
+        again = "then save it again from the fitted estimator, Head.of(estimator).save(path)"
+        return f"this one has none, or the head was read from a file of an earlier version; {again}"
+    return "this one has none"
 
 
 def _check_sign(sign: str) -> None:

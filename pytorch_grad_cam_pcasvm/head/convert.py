@@ -190,23 +190,27 @@ def _function_transformer(estimator: Any) -> Stage:
 # --- reductions: most are V^T (x - u) with a matrix of their own ----------------------------------------------------
 
 
-def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, *, weighted: bool = False) -> Stage:
+def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, **known: Any) -> Stage:
     components = tensor(components)
     mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
     divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
-    return Projection(components, mean, divisor, weighted)
+    return Projection(components, mean, divisor, **known)
 
 
 @stage_for.register(decomposition.PCA)
 @stage_for.register(decomposition.IncrementalPCA)
 def _pca(estimator: Any) -> Stage:
-    divisor = None
+    # scikit-learn takes the root, clips it at eps where it divides, and multiplies in the dtype that PCA was fitted in.
+    variance = estimator.explained_variance_
+    deviations = variance.sqrt() if isinstance(variance, Tensor) else np.sqrt(variance)
+    eps = torch.finfo(torch.as_tensor(deviations).dtype).eps
+    ones = torch.ones(len(variance), dtype=torch.float64)
     if estimator.whiten:
-        # scikit-learn takes the root, and clips it at eps, in the dtype that PCA was fitted in.
-        variance = estimator.explained_variance_
-        deviations = variance.sqrt() if isinstance(variance, Tensor) else torch.from_numpy(np.sqrt(variance))
-        divisor = tensor(deviations.clamp(min=torch.finfo(deviations.dtype).eps))
-    return _projection(estimator.components_, estimator.mean_, divisor)
+        divisor, variances = tensor(deviations).clamp(min=eps), ones
+        inverse = tensor(deviations[:, None] * estimator.components_)
+    else:
+        divisor, inverse, variances = ones, ones, tensor(variance).clamp(min=eps**2)
+    return _projection(estimator.components_, estimator.mean_, divisor, inverse=inverse, variances=variances)
 
 
 @stage_for.register(decomposition.FactorAnalysis)
@@ -223,7 +227,14 @@ def _sparse_pca(estimator: Any) -> Stage:
     # Its transform is a ridge regression on the components: (C C^T + alpha)^-1 C (x - u).
     components = tensor(estimator.components_)
     ridge = components @ components.T + estimator.ridge_alpha * torch.eye(len(components), dtype=torch.float64)
-    return _projection(torch.linalg.pinv(ridge, hermitian=True) @ components, estimator.mean_)
+    return _projection(torch.linalg.pinv(ridge, hermitian=True) @ components, estimator.mean_, inverse=components)
+
+
+@transformer_for.register(PLSRegression)
+def _pls(estimator: PLSRegression) -> Stage:
+    scale = tensor(estimator._x_std)
+    inverse = tensor(estimator.x_loadings_).T * scale
+    return _projection(tensor(estimator.x_rotations_).T / scale, estimator._x_mean, inverse=inverse)
 
 
 @transformer_for.register(LinearDiscriminantAnalysis)
@@ -432,8 +443,10 @@ _IN_ONE: dict[type, Callable[[Any], Stage]] = {
     preprocessing.MaxAbsScaler: lambda e: _scale(e, None, e.scale_),
     preprocessing.RobustScaler: lambda e: _scale(e, e.center_, e.scale_),
     preprocessing.Normalizer: lambda e: Normalise(e.norm),
-    decomposition.TruncatedSVD: lambda e: _projection(e.components_),
-    decomposition.FastICA: lambda e: _projection(e.components_, e.mean_ if e.whiten else None),
+    decomposition.TruncatedSVD: lambda e: _projection(e.components_, inverse=torch.ones(len(e.components_)).double()),
+    decomposition.FastICA: lambda e: _projection(
+        e.components_, e.mean_ if e.whiten else None, inverse=tensor(e.mixing_).T
+    ),
     random_projection.GaussianRandomProjection: lambda e: _projection(e.components_),
     random_projection.SparseRandomProjection: lambda e: _projection(e.components_),
     RBFSampler: lambda e: FourierFeatures(
@@ -445,4 +458,3 @@ _IN_ONE: dict[type, Callable[[Any], Stage]] = {
 }
 for _kind, _stage in _IN_ONE.items():
     stage_for.register(_kind, _stage)
-transformer_for.register(PLSRegression, lambda e: _projection(tensor(e.x_rotations_).T / tensor(e._x_std), e._x_mean))

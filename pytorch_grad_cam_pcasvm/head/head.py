@@ -269,15 +269,17 @@ class Head(Hookable):
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 
     def starts_as(self, other: "Head", count: int) -> bool:
-        """Return whether the first stages of two heads are the same to the last bit."""
+        """Return whether the first stages of two heads compute the same to the last bit."""
         parts = [list(head.stages)[:count] for head in (self, other)]
         if all(one is two for one, two in zip(*parts, strict=False)) and len(parts[0]) == len(parts[1]):
             return True
-        states = [nn.ModuleList(part).state_dict() for part in parts]
+        one, two = (nn.ModuleList(part).state_dict() for part in parts)
+        # What a Projection knows of its inverse, which one from an earlier version's file does not, changes nothing.
+        names = {name for name in one.keys() | two.keys() if name.rpartition(".")[2] not in Projection.beside}
         return (
-            storage.constants(parts[0]) == storage.constants(parts[1])
-            and states[0].keys() == states[1].keys()
-            and all(torch.equal(tensor.cpu(), states[1][name].cpu()) for name, tensor in states[0].items())
+            storage.agree(storage.constants(parts[0]), storage.constants(parts[1]))
+            and names <= one.keys() & two.keys()
+            and all(torch.equal(one[name].cpu(), two[name].cpu()) for name in names)
         )
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -79,10 +79,10 @@ class Stage(Hookable):
         """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for what ``evaluate`` saved beside the output y."""
         return self.pullback(saved, identity(y))
 
-    def keep(self, **tensors: Tensor) -> None:
+    def keep(self, **tensors: Tensor | None) -> None:
         """Register buffers, in one layout: products of another layout differ in the last bit, also after loading."""
         for name, tensor in tensors.items():
-            self.register_buffer(name, tensor.contiguous())
+            self.register_buffer(name, None if tensor is None else tensor.contiguous())
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """Move to another device, but keep the precision of a head whatever its backbone is cast to."""
@@ -190,16 +190,44 @@ class Projection(Stage):
         mean: u, shape (D,).
         divisor: square roots of the explained variances where PCA whitens, otherwise ones, shape (B,).
         weighted: whether u is another mean than that of the training set, as with an LDA's priors.
+        inverse: R, shape (B, D), of an ``inverse_transform`` that is ``p R + u``; or, shape (B,), by what the rows of
+            V^T are multiplied in R; None: there is none, or it is not known.
+        variances: of the outputs on the training set, shape (B,), where these are uncorrelated and of mean 0; otherwise
+            None.
     """
 
     reduces = True
     linear = True
+    beside = ("inverse", "variances")  # buffers that do not change what it computes
 
-    def __init__(self, components: Tensor, mean: Tensor, divisor: Tensor, weighted: bool = False) -> None:
+    def __init__(
+        self,
+        components: Tensor,
+        mean: Tensor,
+        divisor: Tensor,
+        weighted: bool = False,
+        inverse: Tensor | None = None,
+        variances: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.weighted = weighted
         self.n_outputs, self.n_inputs = components.shape
-        self.keep(components=components, mean=mean, divisor=divisor)
+        self.keep(components=components, mean=mean, divisor=divisor, inverse=inverse, variances=variances)
+
+    @property
+    def restoring(self) -> Tensor | None:
+        """R, shape (B, D): ``p R + u`` is the ``inverse_transform`` of p; None where it is not known."""
+        if self.inverse is None or self.inverse.dim() == 2:
+            return self.inverse
+        return self.inverse.unsqueeze(1) * self.components
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
+        """Take the state's inverse and variances, or that it knows none, as that of an earlier version."""
+        for name in self.beside:
+            found = state_dict.get(prefix + name)
+            if found is None or getattr(self, name) is None:
+                setattr(self, name, None if found is None else self.mean.new_empty(found.shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the components p, shape (N, B)."""

@@ -99,16 +99,18 @@ def constants(parts: list[stages.Stage]) -> str:
 
 
 def agree(state: str, expected: str) -> bool:
-    """Return whether two heads have the same ``constants``, those that version 0.1 lacks in ``state`` left out."""
+    """Return whether two heads have the same ``constants``, what ``state`` of an earlier version lacks left out."""
     if not state or not expected:
         return state == expected
-    return _within(_parsed(state), _parsed(expected))
+    return _within(_parsed(state, tensors=False), _parsed(expected, tensors=False))
 
 
-def _parsed(header: str) -> Any:
-    """Return the JSON of a header, in the names of today."""
+def _parsed(header: str, tensors: bool = True) -> Any:
+    """Return the JSON of a header, in the names of today; without tensors, None in the place of each."""
 
-    def renamed(entry: dict[str, Any]) -> dict[str, Any]:
+    def renamed(entry: dict[str, Any]) -> dict[str, Any] | None:
+        if not tensors and entry.keys() == {"tensor"}:
+            return None
         entry = {_RENAMED.get(key, key): value for key, value in entry.items()}
         return entry | {"part": _RENAMED.get(entry["part"], entry["part"])} if "part" in entry else entry
 
