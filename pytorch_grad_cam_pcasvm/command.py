@@ -1,4 +1,4 @@
-"""The command line: fit a head on a folder of images, explain a folder, write the page to look at it."""
+"""The command line: fit a head on a folder of images, explain another, look at the maps, measure them."""
 
 import argparse
 import sys
@@ -28,6 +28,7 @@ _EXAMPLE = f"""example:
   {_RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
   {_RUN} atlas --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out atlas
   {_RUN} explore atlas --out explorer
+  {_RUN} evaluate --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out evaluation
 """
 
 
@@ -91,6 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="who explains (default: local)")
     build.add_argument("--processes", type=int, help="that explain, each with its part of the threads or a GPU")
     build.add_argument("--skip-bad-images", action="store_true", help="list what cannot be read, and go on")
+    evaluate = command("evaluate", _evaluate, "measure whether the maps can be believed, and write a page about it",
+                       at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
+    _of_network(evaluate)
+    evaluate.add_argument("--head", required=True, type=Path, metavar="FILE", help="of 'fit', Head.save, or skops")
+    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="of the page and its JSON")
+    evaluate.add_argument("--method", action="append", choices=sorted(_METHODS), metavar="NAME",
+                          help="may be given again (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
+    evaluate.add_argument("--count", type=int, default=200, help="images, chosen at random (default: 200)")
+    evaluate.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
+    evaluate.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
     explore = command("explore", _explore, "write the page in which an atlas is looked at", "atlas --out explorer")
     explore.add_argument("atlas", type=Path, help="folder of the atlas")
     explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
@@ -141,7 +152,6 @@ def _atlas(options: Any) -> None:
 
     backbone, transform = _backbone(options)
     net = PCASVMNet(backbone, _head(options.head), options.features or options.layer, pool=_pool(options))
-    of_method: dict[str, Any] = {"reshape_transform": "tokens"} if options.tokens else {}
     store = atlas.build(
         net,
         options.images,
@@ -154,9 +164,32 @@ def _atlas(options: Any) -> None:
         engine=options.engine,
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
-        **of_method,
+        **_tokens(options),
     )
     print(f"{store}\nlook at it: {_RUN} explore {options.out}")
+
+
+def _evaluate(options: Any) -> None:
+    from pytorch_grad_cam_pcasvm import evaluation
+
+    backbone, transform = _backbone(options)
+    net = PCASVMNet(backbone, _head(options.head), options.features or options.layer, pool=_pool(options))
+    names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
+    page = evaluation.report(
+        net,
+        options.images,
+        [options.layer],
+        {name: (_METHODS[name], _tokens(options)) for name in names},
+        out=options.out,
+        images=options.count,
+        seed=options.seed,
+        transform=transform,
+    )
+    print(f"open {page.resolve().as_uri()}")
+
+
+def _tokens(options: Any) -> dict[str, Any]:
+    return {"reshape_transform": "tokens"} if options.tokens else {}
 
 
 def _explore(options: Any) -> None:

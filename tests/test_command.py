@@ -1,5 +1,6 @@
 """The command line, as it is typed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -57,6 +58,15 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
     assert capsys.readouterr().out.startswith("open file://")
 
 
+def test_photos_are_evaluated(network, head, tmp_path, capsys):
+    assert main(["evaluate", *network, "--head", str(head), "--out", str(tmp_path), "--count", "6"]) == 0
+    assert capsys.readouterr().out.startswith("open file://")
+    results = json.loads((tmp_path / "report.json").read_text())["results"]
+    assert results["completeness"]["settings"]["images"] == 6
+    assert results["completeness"]["rows"][1]["method"] == "ContributionCAM"
+    assert results["completeness"]["rows"][1]["passed"]
+
+
 def test_heads_of_skops(network, photos, tmp_path, weights):
     skops = pytest.importorskip("skops.io")
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()
@@ -94,7 +104,7 @@ def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, m
     assert match in line
 
 
-@pytest.mark.parametrize("command", [None, "fit", "atlas", "explore"])
+@pytest.mark.parametrize("command", [None, "fit", "atlas", "explore", "evaluate"])
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([*([command] if command else []), "--help"])

@@ -1,0 +1,23 @@
+"""Evaluation: can these maps be believed? Measured on the user's own network and images, against what knows nothing."""
+
+from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness
+from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
+from pytorch_grad_cam_pcasvm.evaluation.report import page, report
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
+from pytorch_grad_cam_pcasvm.evaluation.stability import stability
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+
+__all__ = [
+    "Estimate",
+    "Result",
+    "Row",
+    "completeness",
+    "faithfulness",
+    "localisation",
+    "page",
+    "report",
+    "sensitivity",
+    "stability",
+]

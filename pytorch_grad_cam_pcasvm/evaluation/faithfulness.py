@@ -1,0 +1,210 @@
+"""Faithfulness: does the decision fall where the map says that it should?"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_grad_cam.metrics.road import NoisyLinearImputer
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed, upsampled
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import Target
+
+RANDOM, ANOTHER, BLIND, HEAD = "random maps", "another image's map", "the blind map", "a randomised head's map"
+KINDS = ("deletion", "insertion")
+
+
+def faithfulness(
+    net: PCASVMNet,
+    data: Any,
+    target_layers: Sequence[nn.Module | str],
+    methods: Methods = DEFAULT,
+    target: Target | None = None,
+    *,
+    fractions: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
+    fill: str = "blur",
+    images: int | None = 200,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+    transform: Callable[[Any], Tensor] | None = None,
+) -> Result:
+    """Measure deletion and insertion against maps that know nothing.
+
+    Deletion takes away the most relevant part of an image, insertion leaves that part alone; pixels are ranked by the
+    signed map, fractions are exact to the pixel. Of each image the mean over the fractions is taken, in standard
+    deviations of the target's value over the images: by how much further the value falls than with the other map
+    (deletion), or by how much more of it stays (insertion). Above 0 the map is better.
+
+    Args:
+        net: the network.
+        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
+        target_layers: one layer.
+        methods: classes, ``(class, options)``, or a dict of these by name.
+        target: what is explained; None: the class that is predicted for the whole image.
+        fractions: of the pixels, between 0 and 1.
+        fill: what takes the place of removed pixels: ``"blur"``, the image blurred over a tenth of its side;
+            ``"mean"``, the mean of the image; ``"road"``, the noisy linear imputation of ROAD (the host's).
+        images: how many, chosen at random; None: all.
+        batch_size: images at a time.
+        seed: of the choice, the random maps and the random head.
+        progress: show a progress bar.
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+
+    Returns:
+        A row for each method, kind and rival: random maps of the same resolution, the map of another image, the blind
+        map (the sum of the activations), and the map of a head whose components are rotated at random. Blank maps are
+        counted, and left out of the means.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: too few images, an unknown method or fill, fractions outside 0 to 1, or nothing to explain.
+    """
+    if fill not in FILLS:
+        raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
+    if not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
+        raise ValueError(f"fractions are between 0 and 1, got {fractions}")
+    subject = Subject(
+        net, data, target_layers, methods, target,
+        images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
+    )  # fmt: skip
+    random = np.random.default_rng(seed + 1)
+    other = subject.randomised()
+    rivals = [RANDOM, ANOTHER, BLIND, *([HEAD] if other is not None else [])]
+    sources = [
+        *rivals[:1],
+        BLIND,
+        *((m, r) for m in subject.methods for r in ("", *(r for r in rivals if r in (ANOTHER, HEAD)))),
+    ]
+    after: dict[Any, list[np.ndarray]] = {(source, kind): [] for source in sources for kind in KINDS}
+    values: list[np.ndarray] = []
+    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
+    for x, _ in subject.batches("faithfulness"):
+        targets = subject.targets(x)
+        values.append(subject.values(x, targets))
+        size = x.shape[2:]
+        heat: dict[Any, np.ndarray] = {BLIND: upsampled(subject.blind(x), size)}
+        for method in subject.methods:
+            maps = subject.explained(method, x, targets)
+            blanks[method].append(blank(maps))
+            coarse = signed(maps)
+            heat[method, ""] = upsampled(coarse, size)
+            heat[method, ANOTHER] = np.roll(heat[method, ""], 1, 0)
+            if other is not None:
+                heat[method, HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
+        heat[RANDOM] = upsampled(torch.from_numpy(random.random(coarse.shape)), size)
+        filled = FILLS[fill]
+        for source, found in heat.items():
+            order = ranks(found, random)
+            for kind in KINDS:
+                each = [subject.values(without(x, filled, order, kind, f), targets) for f in fractions]
+                after.setdefault((source, kind), []).append(np.stack(each, 1))
+    value = np.concatenate(values)
+    spread = float(value.std())
+    if not spread > 0:
+        raise ValueError("the target has the same value for all images: there is nothing that could fall")
+    mean = {key: (np.concatenate(parts) - value[:, None]) / spread for key, parts in after.items()}
+    rows, worst = [], {}
+    for method in subject.methods:
+        seen = ~np.concatenate(blanks[method])
+        total = np.zeros(len(value))
+        for kind in KINDS:
+            sign = -1 if kind == "deletion" else 1
+            own = mean[(method, ""), kind].mean(1)
+            for rival in rivals:
+                theirs = mean[rival if rival in (RANDOM, BLIND) else (method, rival), kind].mean(1)
+                gain = np.where(seen, sign * (own - theirs), np.nan)
+                estimate = Estimate.of(gain)
+                rows.append(Row(method, kind, rival, estimate, estimate.above(0)))
+            total += sign * own
+        worst[method] = [int(subject.rows[n]) for n in np.argsort(np.where(seen, total, -math.inf))[:10]]
+    curves = {
+        kind: {
+            name: mean[source, kind].mean(0).tolist()
+            for name, source in (*((m, (m, "")) for m in subject.methods), (RANDOM, RANDOM), (BLIND, BLIND))
+        }
+        for kind in KINDS
+    }
+    return Result(
+        "faithfulness",
+        "does the value fall more when the map's most relevant pixels are removed, and stay when they are kept, than "
+        "with a map that knows nothing? (in standard deviations of the value)",
+        rows,
+        {method: float(np.concatenate(found).mean()) for method, found in blanks.items()},
+        {
+            "images": len(value),
+            "seed": seed,
+            "fill": fill,
+            "fractions": list(fractions),
+            "target": repr(subject.target),
+        },
+        {"fractions": list(fractions), **curves},
+        worst,
+    )
+
+
+def ranks(maps: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return the ranks of the pixels of each map, from 0, the least relevant; equal ones in random order."""
+    flat = maps.reshape(len(maps), -1)
+    order = np.lexsort((random.random(flat.shape), flat), axis=1)
+    found = np.empty_like(order)
+    np.put_along_axis(found, order, np.arange(flat.shape[1])[None], 1)
+    return found.reshape(maps.shape)
+
+
+def without(
+    x: Tensor, fill: Callable[[Tensor, Tensor], Tensor], order: np.ndarray, kind: str, fraction: float
+) -> Tensor:
+    """Return images without their most relevant pixels (``deletion``), or with these alone (``insertion``).
+
+    Args:
+        x: images, shape (N, C, ...).
+        fill: what takes the place of removed pixels: from images and what is kept of them to images.
+        order: ranks of the pixels, shape (N, ...).
+        kind: ``deletion`` or ``insertion``.
+        fraction: how many pixels are the most relevant.
+
+    Returns:
+        Images of the same shape.
+    """
+    pixels = order[0].size
+    top = torch.from_numpy(order >= pixels - round(fraction * pixels)).to(x.device)
+    return fill(x, (~top if kind == "deletion" else top).unsqueeze(1))
+
+
+def _blurred(x: Tensor, keep: Tensor) -> Tensor:
+    """Put the image, blurred over a tenth of its side, where nothing is kept."""
+    blurred = x
+    for axis in range(2, x.dim()):
+        sigma = max(x.shape[axis] / 10, 0.5)
+        reach = min(math.ceil(3 * sigma), x.shape[axis] - 1)
+        weights = torch.exp(-(torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype) ** 2) / (2 * sigma**2))
+        moved = blurred.movedim(axis, -1)
+        padded = F.pad(moved.reshape(-1, 1, moved.shape[-1]), (reach, reach), mode="reflect")
+        blurred = F.conv1d(padded, (weights / weights.sum())[None, None]).reshape(moved.shape).movedim(-1, axis)
+    return torch.where(keep, x, blurred)
+
+
+def _mean(x: Tensor, keep: Tensor) -> Tensor:
+    """Put the mean of each channel where nothing is kept."""
+    return torch.where(keep, x, x.mean(tuple(range(2, x.dim())), keepdim=True))
+
+
+def _road(x: Tensor, keep: Tensor) -> Tensor:
+    """Put what the host's noisy linear imputation gives where nothing is kept (ROAD, arXiv 2202.00449)."""
+    if x.dim() != 4:
+        raise ValueError("ROAD imputes pixels of images, and these are volumes: use fill='blur' or 'mean'")
+    imputer = NoisyLinearImputer()
+    with torch.random.fork_rng(devices=[]):  # its noise comes from torch's own generator, which is the user's
+        torch.manual_seed(0)
+        parts = [imputer(image.cpu(), kept[0].float().cpu()) for image, kept in zip(x, keep, strict=True)]
+    return torch.stack(parts).to(x)
+
+
+FILLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"blur": _blurred, "mean": _mean, "road": _road}

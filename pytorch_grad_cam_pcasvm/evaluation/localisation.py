@@ -1,0 +1,242 @@
+"""Localisation: does the evidence for a class lie where the class is?"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import BLIND, HEAD, RANDOM
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed, upsampled
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
+
+SHARE, POINT = "share of positive evidence", "pointing game"
+
+
+def localisation(
+    net: PCASVMNet,
+    data: Any,
+    target_layers: Sequence[nn.Module | str],
+    methods: Methods = DEFAULT,
+    *,
+    tiles: int = 2,
+    masks: Any = None,
+    images: int | None = 200,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+    transform: Callable[[Any], Tensor] | None = None,
+) -> Result:
+    """Measure how much of the evidence for a class lies on the image of that class, or inside masks.
+
+    Without masks, images of different classes, each classified rightly alone, are put side by side: two of them (an
+    input twice as wide, for networks whose features are pooled), or four, each at half its size (the input keeps its
+    size). The class of one tile is explained: what share of the positive evidence lies on that tile, and does the
+    largest value (the pointing game)? By chance a half, or a quarter. With masks, the predicted class of each image is
+    explained, and chance is the share of the mask.
+
+    Args:
+        net: the network; its head has classes.
+        data: ``(images, labels)``, or a data set with labels, as for ``atlas.build``.
+        target_layers: one layer.
+        methods: classes, ``(class, options)``, or a dict of these by name.
+        tiles: 2 or 4.
+        masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
+            (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 outside.
+        images: how many, chosen at random; None: all.
+        batch_size: images at a time.
+        seed: of the choice, the random maps and the random head.
+        progress: show a progress bar.
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+
+    Returns:
+        For each method both measures: against chance, and against random maps, the blind map and a randomised head's.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: no labels, one class only, too few images that are classified rightly, tiles that the network does
+            not take, or masks of another size.
+    """
+    if tiles not in (2, 4):
+        raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
+    subject = Subject(
+        net, data, target_layers, methods,
+        images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
+    )  # fmt: skip
+    if net.head.classes_ is None:
+        raise ValueError("localisation needs a head with classes: explain what a regressor sees by faithfulness")
+    random = np.random.default_rng(seed + 1)
+    other = subject.randomised()
+    rivals = [RANDOM, BLIND, *([HEAD] if other is not None else [])]
+    found: dict[tuple[str, str, str], list[np.ndarray]] = {}
+    chances: list[np.ndarray] = []
+    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
+    scenes = _tiled(subject, tiles, random) if masks is None else _masked(subject, masks)
+    for x, labels, where in scenes:
+        targets = [SVMTarget(label) for label in labels]
+        size = x.shape[2:]
+        chances.append(where.reshape(len(where), -1).mean(1))
+        blind = upsampled(subject.blind(x), size)
+        for method in subject.methods:
+            maps = subject.explained(method, x, targets)
+            seen = ~blank(maps)
+            blanks[method].append(~seen)
+            heat = {"": upsampled(signed(maps), size), BLIND: blind}
+            heat[RANDOM] = upsampled(torch.from_numpy(random.normal(size=signed(maps).shape)), size)
+            if other is not None:
+                heat[HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
+            for source, values in heat.items():
+                for measure, numbers in ((SHARE, _shares(values, where)), (POINT, _points(values, where))):
+                    found.setdefault((method, measure, source), []).append(np.where(seen, numbers, np.nan))
+    if not chances:
+        raise ValueError("no image is classified rightly: there is nothing to find")
+    chance = np.concatenate(chances)
+    rows = []
+    for method in subject.methods:
+        for measure in (SHARE, POINT):
+            own = np.concatenate(found[method, measure, ""])
+            rows.append(Row(method, measure, "", Estimate.of(own)))
+            estimate = Estimate.of(own - chance)
+            rows.append(Row(method, measure, "chance", estimate, estimate.above(0)))
+            for rival in rivals:
+                estimate = Estimate.of(own - np.concatenate(found[method, measure, rival]))
+                rows.append(Row(method, measure, rival, estimate, estimate.above(0)))
+        rows += [Row(BLIND, m, "", Estimate.of(np.concatenate(found[method, m, BLIND]))) for m in (SHARE, POINT)]
+    unique = {(row.method, row.measure, row.against): row for row in rows}
+    return Result(
+        "localisation",
+        "does the positive evidence for a class lie on the image of that class"
+        + ("?" if masks is None else ", inside its mask?"),
+        list(unique.values()),
+        {method: float(np.concatenate(parts).mean()) for method, parts in blanks.items()},
+        {
+            "scenes": len(chance),
+            "seed": seed,
+            "tiles": tiles if masks is None else None,
+            "chance": float(chance.mean()),
+        },
+    )
+
+
+def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
+    """Yield scenes: images (N, ...), the class that is explained of each, and where it is, (N, H, W)."""
+    classes = subject.net.head.classes_
+    assert classes is not None
+    waiting: dict[Any, list[Tensor]] = {label: [] for label in classes.tolist()}
+    seen: set[Any] = set()
+    found = False
+    for x, labels in subject.batches("localisation"):
+        known = _labels_of(subject, labels)
+        for image, label, predicted in zip(x, known, subject.net.predict(x).tolist(), strict=True):
+            seen.add(label)
+            if label == predicted:
+                waiting[label].append(image)
+        scenes = []
+        while sum(map(bool, waiting.values())) >= min(tiles, len(waiting)) > 1:
+            # The classes with most images in waiting; with fewer classes than tiles the others come again.
+            order = sorted((label for label in waiting if waiting[label]), key=lambda label: -len(waiting[label]))
+            first, others = order[0], order[1:]
+            chosen = [first, *(others[n % len(others)] for n in range(tiles - 1))]
+            if any(len(waiting[label]) < chosen.count(label) for label in chosen):
+                break
+            pictures = [waiting[label].pop() for label in chosen]
+            places = random.permutation(tiles)
+            scenes.append((_scene([pictures[n] for n in places], tiles), first, int(np.argwhere(places == 0)[0, 0])))
+        if scenes:
+            found = True
+            images, explained, places_of = zip(*scenes, strict=True)
+            stacked = torch.stack(images)
+            _check_size(subject.net, stacked, tiles)
+            yield stacked, explained, _tile_masks(stacked.shape[2:], tiles, places_of)
+    if len(seen) < 2:
+        raise ValueError(f"images of {len(seen)} class cannot be put beside those of another: give several classes")
+    if not found:
+        raise ValueError("too few images of different classes are classified rightly to be put side by side")
+
+
+def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
+    """Return labels as the head has them: classes, or the names that the data set has for their numbers."""
+    classes = set(subject.net.head.classes_.tolist())  # type: ignore[union-attr]
+    if any(label is None for label in labels):
+        raise ValueError("localisation needs labels: give (images, labels), or masks=")
+    if set(labels) <= classes:
+        return list(labels)
+    names = subject.data.names
+    found = [names[label] if names is not None and isinstance(label, int) else label for label in labels]
+    if not set(found) <= classes:
+        raise ValueError(f"labels such as {found[0]!r} are none of the head's classes, {sorted(classes)}")
+    return found
+
+
+def _scene(pictures: list[Tensor], tiles: int) -> Tensor:
+    """Return two images side by side, or four at half their size."""
+    if tiles == 2:
+        return torch.cat(pictures, -1)
+    small = [F.interpolate(p[None], scale_factor=0.5, mode="bilinear", antialias=True)[0] for p in pictures]
+    return torch.cat([torch.cat(small[:2], -1), torch.cat(small[2:], -1)], -2)
+
+
+def _tile_masks(size: Sequence[int], tiles: int, places: Sequence[int]) -> np.ndarray:
+    height, width = size
+    masks = np.zeros((len(places), height, width), bool)
+    for mask, place in zip(masks, places, strict=True):
+        if tiles == 2:
+            mask[:, place * width // 2 : (place + 1) * width // 2] = True
+        else:
+            row, column = divmod(place, 2)
+            mask[row * height // 2 : (row + 1) * height // 2, column * width // 2 : (column + 1) * width // 2] = True
+    return masks
+
+
+def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
+    try:
+        net.predict(scenes[:1])
+    except (RuntimeError, ValueError) as error:
+        if tiles == 2:
+            raise ValueError(
+                f"the network does not take an input of {tuple(scenes.shape[1:])}: use tiles=4, which keeps the size"
+            ) from error
+        raise
+
+
+def _masked(subject: Subject, masks: Any) -> Any:
+    """Yield images, their predicted classes, and their masks."""
+    given = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+    if len(given) != len(subject.data):
+        raise ValueError(f"{len(given)} masks for {len(subject.data)} images: give one for each, in order")
+    start = 0
+    for x, _ in subject.batches("localisation"):
+        rows = subject.rows[start : start + len(x)]
+        start += len(x)
+        size = tuple(x.shape[2:])
+        if given.ndim == 2 and given.shape[1] == 4:
+            where = np.zeros((len(x), *size), bool)
+            for mask, (x0, y0, x1, y1) in zip(where, given[rows].astype(int), strict=True):
+                mask[y0:y1, x0:x1] = True
+        elif given.shape[1:] == size:
+            where = given[rows].astype(bool)
+        else:
+            raise ValueError(f"masks of {given.shape[1:]} for images of {size}: bring them to the size of the input")
+        kept = where.reshape(len(where), -1).any(1)
+        if kept.any():
+            yield x[torch.from_numpy(kept).to(x.device)], subject.net.predict(x)[kept].tolist(), where[kept]
+
+
+def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Return how much of the positive part of each map is inside its mask; NaN where it has none."""
+    positive = np.maximum(maps, 0).reshape(len(maps), -1)
+    inside = (positive * where.reshape(len(maps), -1)).sum(1)
+    total = positive.sum(1)
+    return np.divide(inside, total, out=np.full(len(maps), np.nan), where=total > 0)
+
+
+def _points(maps: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Return 1 where the largest value of a map is inside its mask, 0 where it is not; NaN where none is positive."""
+    flat = maps.reshape(len(maps), -1)
+    hits = where.reshape(len(maps), -1)[np.arange(len(maps)), flat.argmax(1)]
+    return np.where(flat.max(1) > 0, hits, np.nan)

@@ -1,0 +1,236 @@
+"""The report: every check in one JSON and one page."""
+
+import base64
+import html
+import io
+import json
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
+from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
+from pytorch_grad_cam_pcasvm.evaluation.stability import stability
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
+from pytorch_grad_cam_pcasvm.figures import plot_maps
+from pytorch_grad_cam_pcasvm.images import stretched
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+
+FORMAT = "pytorch_grad_cam_pcasvm evaluation 1"
+CHECKS: dict[str, Callable[..., Result]] = {
+    "faithfulness": faithfulness,
+    "localisation": localisation,
+    "sensitivity": sensitivity,
+    "completeness": completeness,
+    "stability": stability,
+}
+
+
+def report(
+    net: PCASVMNet,
+    data: Any,
+    target_layers: Sequence[nn.Module | str],
+    methods: Methods = DEFAULT,
+    *,
+    out: str | Path,
+    checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS),
+    images: int | None = 200,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+    transform: Callable[[Any], Tensor] | None = None,
+) -> Path:
+    """Measure everything, and write ``report.json`` and ``index.html``, a page that holds all it shows.
+
+    Args:
+        net: the network.
+        data: ``(images, labels)``, tensors, or a data set as for ``atlas.build``.
+        target_layers: one layer.
+        methods: classes, ``(class, options)``, or a dict of these by name.
+        out: the folder.
+        checks: names of the checks; or a dict of these with options of their own, as
+            ``{"localisation": {"tiles": 4}}``.
+        images: how many, chosen at random; None: all.
+        batch_size: images at a time.
+        seed: of everything that is random.
+        progress: show progress bars.
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+
+    Returns:
+        The page. A check that cannot be made (as localisation without labels) is in it with the reason.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: an unknown check, too few images, or nothing to explain.
+    """
+    options = dict(checks) if isinstance(checks, Mapping) else {name: {} for name in checks}
+    unknown = [name for name in options if name not in CHECKS]
+    if unknown or not options:
+        raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose of {', '.join(CHECKS)}")
+    common: dict[str, Any] = {
+        "images": images,
+        "batch_size": batch_size,
+        "seed": seed,
+        "progress": progress,
+        "transform": transform,
+    }
+    subject = Subject(net, data, target_layers, methods, **common)
+    results: dict[str, Any] = {}
+    for name, of_check in options.items():
+        try:
+            results[name] = CHECKS[name](net, data, target_layers, methods, **{**common, **of_check}).to_dict()
+        except ValueError as error:
+            results[name] = {"reason": str(error)}
+    if all("reason" in result for result in results.values()):
+        raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
+    entries = {
+        "format": FORMAT,
+        "network": type(net.backbone).__name__,
+        "layer": str(target_layers[0]) if isinstance(target_layers[0], str) else type(target_layers[0]).__name__,
+        "methods": list(subject.methods),
+        "results": results,
+        "pictures": _pictures(subject, results),
+    }
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(entries, indent=1, allow_nan=False), encoding="utf-8")
+    return page(folder / "report.json")
+
+
+def page(written: str | Path) -> Path:
+    """Write the page of a report anew from its JSON.
+
+    Args:
+        written: ``report.json``.
+
+    Returns:
+        The page, ``index.html`` beside it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is none of a report.
+    """
+    path = Path(written)
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(entries, dict) or entries.get("format") != FORMAT:
+        raise ValueError(f"{path} is no report of this version: make one with evaluation.report(..., out=FOLDER)")
+    results = {
+        name: result["reason"] if "reason" in result else Result.from_dict(result)
+        for name, result in entries["results"].items()
+    }
+    sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
+    template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
+    text = template.substitute(
+        title=f"Can these maps be believed? {html.escape(entries['network'])} at {html.escape(entries['layer'])}",
+        summary="\n".join(_verdicts(entries["methods"], results)),
+        sections=sections,
+    )
+    out = path.with_name("index.html")
+    out.write_text(text, encoding="utf-8")
+    return out
+
+
+def _verdicts(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
+    """Return a line for each method and check, in words; a failure is never left out."""
+    lines = []
+    for method in methods:
+        for name, result in results.items():
+            if isinstance(result, str):
+                continue
+            rows = [row for row in result.rows if row.method == method and row.passed is not None]
+            failed = [row for row in rows if not row.passed]
+            blank = result.blank.get(method, 0.0)
+            what = "passed" if not failed else f"{len(failed)} of {len(rows)} failed"
+            told = "; ".join(f"{row.measure}{f' against {row.against}' if row.against else ''}" for row in failed)
+            also = f", {blank:.0%} of the maps are blank" if blank else ""
+            mark = "passed" if not failed else "failed"
+            lines.append(
+                f'<tr><th scope="row">{html.escape(method)}</th><td>{name}</td><td class="{mark}">{what}{also}</td>'
+                f"<td>{html.escape(told)}</td></tr>"
+            )
+    for name, result in results.items():
+        if isinstance(result, str):
+            lines.append(f'<tr><th scope="row">all</th><td>{name}</td><td class="failed">not made</td>'
+                         f"<td>{html.escape(result)}</td></tr>")  # fmt: skip
+    return lines
+
+
+def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
+    if isinstance(result, str):
+        return f"<section><h2>{name.capitalize()}</h2><p>Not made: {html.escape(result)}</p></section>"
+    rows = "\n".join(_row(row) for row in result.rows)
+    parts = [
+        f"<section><h2>{name.capitalize()}</h2><p>{html.escape(result.question.capitalize())}</p>",
+        '<table><thead><tr><th scope="col">method</th><th scope="col">measure</th><th scope="col">against</th>'
+        '<th scope="col">mean ± standard error</th><th scope="col">n</th><th scope="col"></th></tr></thead>',
+        f"<tbody>{rows}</tbody></table>",
+    ]
+    settings = ", ".join(f"{key}: {value}" for key, value in result.settings.items() if value is not None)
+    parts.append(f'<p class="note">{html.escape(settings)}</p>')
+    if result.curves:
+        parts.append(_image(_curves(result), "Deletion and insertion curves"))
+    parts += [
+        f"<h3>The worst ten, {html.escape(method)}</h3>" + _image(picture, f"the ten images that {method} did worst on")
+        for method, picture in pictures.items()
+    ]
+    return "\n".join([*parts, "</section>"])
+
+
+def _row(row: Row) -> str:
+    mark = {True: ("passed", "passed"), False: ("failed", "NOT passed"), None: ("", "")}[row.passed]
+    cells = (row.method, row.measure, row.against, str(row.estimate), str(row.estimate.n))
+    return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark[0]}'>{mark[1]}</td></tr>"
+
+
+def _image(png: str, alt: str) -> str:
+    return f'<img src="data:image/png;base64,{png}" alt="{html.escape(alt)}">'
+
+
+def _curves(result: Result) -> str:
+    curves = result.curves
+    assert curves is not None
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axis, kind in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
+        for name, values in curves[kind].items():
+            axis.plot(curves["fractions"], values, marker="o", markersize=3, label=name)
+        axis.set_title(f"{kind}: {'removed' if kind == 'deletion' else 'kept'} part of the image", fontsize="medium")
+        axis.grid(color="0.92")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("change of the value, in its\nstandard deviations over the images")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return _png(figure)
+
+
+def _pictures(subject: Subject, results: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the worst images of every check and method with their maps, as PNG."""
+    found: dict[str, dict[str, str]] = {}
+    for name, result in results.items():
+        for method, rows in result.get("worst", {}).items():
+            batch = subject.data.read(rows)
+            x = batch.images.to(next(subject.net.parameters()).device)
+            if x.dim() != 4:
+                continue
+            targets = subject.targets(x)
+            each = subject.explained(method, x, targets)
+            shown = torch.stack([stretched(image) for image in x.cpu()])
+            # Each has its own class for a target, by name; together they are of what was asked for.
+            maps = SignedMaps.cat([replace(maps, targets=[subject.target]) for maps in each])
+            figure = plot_maps(shown, maps, rows=[str(row) for row in rows], signed=True)
+            found.setdefault(name, {})[method] = _png(figure)
+    return found
+
+
+def _png(figure: Figure) -> str:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return base64.b64encode(file.getvalue()).decode()

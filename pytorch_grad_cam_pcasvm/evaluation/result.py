@@ -1,0 +1,105 @@
+"""The result of a measurement: numbers in rows, which can be printed, kept as JSON, and read in words."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of a measurement.
+
+    Attributes:
+        method: whose maps were measured.
+        measure: what was measured, as ``"deletion"``.
+        against: what it was compared with, as ``"random map"``; empty: the number stands for itself.
+        estimate: mean, standard error, n.
+        passed: whether the check is passed; None: there is nothing to pass.
+    """
+
+    method: str
+    measure: str
+    against: str
+    estimate: Estimate
+    passed: bool | None = None
+
+
+@dataclass
+class Result:
+    """What a check found.
+
+    Attributes:
+        check: its name.
+        question: what it asks, in a sentence.
+        rows: its numbers.
+        blank: by method, the share of maps that are zero everywhere.
+        settings: what it was asked with.
+        curves: by method and source, what is drawn; None where nothing is.
+        worst: by method, the numbers of the images (in the data set) that did worst, worst first.
+    """
+
+    check: str
+    question: str
+    rows: list[Row]
+    blank: dict[str, float]
+    settings: dict[str, Any]
+    curves: dict[str, Any] | None = None
+    worst: dict[str, list[int]] = field(default_factory=dict)
+
+    def __getitem__(self, key: tuple[str, str, str] | tuple[str, str]) -> Estimate:
+        """Return the number of a method and a measure, against something or by itself."""
+        method, measure, against = key if len(key) == 3 else (*key, "")
+        for row in self.rows:
+            if (row.method, row.measure, row.against) == (method, measure, against):
+                return row.estimate
+        known = sorted({(row.method, row.measure, row.against) for row in self.rows})
+        raise KeyError(f"there is no number of {key}: there are {known}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON; a number that is none is None."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, float):
+                return value if math.isfinite(value) else None
+            if isinstance(value, Estimate | Row):
+                return plain(vars(value))
+            if isinstance(value, Mapping):
+                return {str(key): plain(each) for key, each in value.items()}
+            return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+        return plain(vars(self))
+
+    @staticmethod
+    def from_dict(entries: Mapping[str, Any]) -> "Result":
+        """Return the result that :meth:`to_dict` wrote."""
+
+        def number(value: Any) -> float:
+            return float("nan") if value is None else float(value)
+
+        def row(given: Mapping[str, Any]) -> Row:
+            found = given["estimate"]
+            estimate = Estimate(number(found["mean"]), number(found["standard_error"]), int(found["n"]))
+            return Row(**{**given, "estimate": estimate})
+
+        return Result(**{**entries, "rows": [row(each) for each in entries["rows"]]})
+
+    def __str__(self) -> str:
+        lines = [f"{self.check}: {self.question}", *(f"  {sentence(row)}" for row in self.rows)]
+        lines += [f"  {method}: {share:.0%} of the maps are blank" for method, share in self.blank.items() if share]
+        return "\n".join(lines)
+
+
+def sentence(row: Row) -> str:
+    """Return what a row says, in words."""
+    verdict = {True: "passed", False: "NOT passed", None: ""}[row.passed]
+    against = f" against {row.against}" if row.against else ""
+    end = f" ({verdict})" if verdict else ""
+    return f"{row.method}, {row.measure}{against}: {row.estimate}, n = {row.estimate.n}{end}"
+
+
+def share(flags: Sequence[Any]) -> float:
+    """Return the share of what is true."""
+    return sum(map(bool, flags)) / len(flags) if len(flags) else 0.0

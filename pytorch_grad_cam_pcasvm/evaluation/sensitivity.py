@@ -1,0 +1,141 @@
+"""Sensitivity: do maps change when what was learned is taken away?"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import BLIND
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed
+from pytorch_grad_cam_pcasvm.modules import layer_name
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import Target
+
+COMPONENTS, LABELS = "components rotated", "labels permuted, head refitted"
+ENOUGH = 0.5  # a map that keeps more of its order than this looks the same to the eye
+
+
+def sensitivity(
+    net: PCASVMNet,
+    data: Any,
+    target_layers: Sequence[nn.Module | str],
+    methods: Methods = DEFAULT,
+    target: Target | None = None,
+    *,
+    refitted: Callable[[int], Any] | None = None,
+    layers: int = 3,
+    images: int | None = 100,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+    transform: Callable[[Any], Tensor] | None = None,
+) -> Result:
+    """Measure how much maps stay the same when the head, and then the layers from the top down, are randomised.
+
+    The sanity checks of Adebayo et al. (arXiv 1810.03292), for a head, too: the absolute rank correlation of each map
+    with that of the same target of the randomised network. A map that stays the same does not show what was learned.
+
+    Args:
+        net: the network, which is not changed.
+        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
+        target_layers: one layer.
+        methods: classes, ``(class, options)``, or a dict of these by name.
+        target: what is explained; None: the class that is predicted for the whole image.
+        refitted: from a seed to the head, fitted anew on permuted labels, as
+            ``lambda seed: clone(pipeline).fit(features, np.random.default_rng(seed).permutation(labels))``; None: that
+            check is left out.
+        layers: how many layers with weights, from the top of the backbone down, are randomised one after the other (by
+            their ``reset_parameters``), each on top of those before.
+        images: how many, chosen at random; None: all.
+        batch_size: images at a time.
+        seed: of the choice and of what is random.
+        progress: show a progress bar.
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+
+    Returns:
+        A row for each method and randomisation, and of the blind map; passed where the correlation is below 0.5.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: too few images, or nothing to explain.
+    """
+    subject = Subject(
+        net, data, target_layers, methods, target,
+        images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
+    )  # fmt: skip
+    rotated = subject.randomised()
+    others: dict[str, PCASVMNet] = {} if rotated is None else {COMPONENTS: rotated}
+    if refitted is not None:
+        others[LABELS] = PCASVMNet(net.backbone, refitted(seed), net.layer, pool=net.pool).train(net.training)
+    target_layer = str(layer_name(net.feature_source()[0], target_layers[0]))
+    others |= _cascade(net, layers, seed)
+    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
+    subject.layer = target_layer
+    subjects = {name: copy.copy(subject) for name in others}
+    for name, other in others.items():
+        subjects[name].net, subjects[name]._cams = other, {}
+    for x, _ in subject.batches("sensitivity"):
+        targets = subject.targets(x)
+        for method in subject.methods:
+            maps = subject.explained(method, x, targets)
+            seen = ~blank(maps)
+            blanks[method].append(~seen)
+            before = signed(maps).cpu().numpy()
+            for name in others:
+                after = signed(subjects[name].explained(method, x, targets)).cpu().numpy()
+                found.setdefault((method, name), []).append(
+                    np.where(seen, np.abs(rank_correlations(before, after)), np.nan)
+                )
+        before = subject.blind(x).cpu().numpy()
+        for name in others:
+            after = subjects[name].blind(x).cpu().numpy()
+            found.setdefault((BLIND, name), []).append(np.abs(rank_correlations(before, after)))
+    rows = []
+    for (method, name), parts in found.items():
+        estimate = Estimate.of(np.concatenate(parts))
+        passed = estimate.n > 1 and estimate.mean + 2 * estimate.standard_error < ENOUGH
+        rows.append(Row(method, name, "", estimate, None if method == BLIND else passed))
+    return Result(
+        "sensitivity",
+        "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and after; "
+        "near 1 the map does not show what was learned)",
+        rows,
+        {method: float(np.concatenate(parts).mean()) for method, parts in blanks.items()},
+        {"images": len(subject.rows), "seed": seed, "target": repr(subject.target), "target layer": target_layer},
+    )
+
+
+def _cascade(net: PCASVMNet, count: int, seed: int) -> dict[str, PCASVMNet]:
+    """Return networks in which one more layer is random each, from the top of what runs down."""
+    backbone, source = net.feature_source()
+    names = [name for name, module in backbone.named_modules() if _has_weights(module)]
+    if source.layer is not None:  # what follows it does not run
+        inside = [name for name in names if name == source.layer or name.startswith(f"{source.layer}.")]
+        last = names.index(inside[-1]) if inside else None
+        order = [name for name, _ in backbone.named_modules()]
+        names = (
+            names[: last + 1]
+            if last is not None
+            else [name for name in names if order.index(name) < order.index(source.layer)]
+        )
+    found: dict[str, PCASVMNet] = {}
+    random = copy.deepcopy(net)
+    for number, name in enumerate(reversed(names)):
+        if number == count:
+            break
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7919 + seed + number)  # not 0, from which many networks begin
+            random.feature_source()[0].get_submodule(name).reset_parameters()  # type: ignore[operator]
+        found[f"layers from {name} up random"] = copy.deepcopy(random)
+    return found
+
+
+def _has_weights(module: nn.Module) -> bool:
+    norm = isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm)
+    return not norm and callable(getattr(module, "reset_parameters", None)) and bool(list(module.parameters(False)))

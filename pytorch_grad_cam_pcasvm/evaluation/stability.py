@@ -1,0 +1,104 @@
+"""Stability: does the map move with the image, and stay under noise that changes nothing else?"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed, upsampled
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import Target
+
+NOISE, SHIFT = "the image with noise", "the image shifted"
+ANOTHER = "another image's map"
+
+
+def stability(
+    net: PCASVMNet,
+    data: Any,
+    target_layers: Sequence[nn.Module | str],
+    methods: Methods = DEFAULT,
+    target: Target | None = None,
+    *,
+    noise: float = 0.1,
+    shift: float = 0.05,
+    images: int | None = 100,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+    transform: Callable[[Any], Tensor] | None = None,
+) -> Result:
+    """Measure the rank correlation of each map with that of the same image with noise, or shifted.
+
+    Of a shifted image what was shifted out is filled by repeating the edge, and the parts that both maps have are
+    compared. The same target is explained.
+
+    Args:
+        net: the network.
+        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
+        target_layers: one layer.
+        methods: classes, ``(class, options)``, or a dict of these by name.
+        target: what is explained; None: the class that is predicted for the image as it is.
+        noise: standard deviation of the noise, as a part of that of the image.
+        shift: along the last axis, as a part of the width.
+        images: how many, chosen at random; None: all.
+        batch_size: images at a time.
+        seed: of the choice and the noise.
+        progress: show a progress bar.
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+
+    Returns:
+        For each method and change the correlation, and by how much it is above that with the map of another image.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: too few images, a negative noise, a shift that is not between 0 and 1, or nothing to explain.
+    """
+    if noise < 0 or not 0 <= shift < 1:
+        raise ValueError(f"noise must be 0 or more and shift between 0 and 1, got {noise} and {shift}")
+    subject = Subject(
+        net, data, target_layers, methods, target,
+        images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed + 1)
+    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
+    for x, _ in subject.batches("stability"):
+        targets, size = subject.targets(x), x.shape[2:]
+        pixels = round(shift * size[-1])
+        spread = x.flatten(1).std(1).reshape(-1, *[1] * (x.dim() - 1))
+        changed = {
+            NOISE: x + noise * spread * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device),
+            SHIFT: torch.cat([x[..., :1].expand(*x.shape[:-1], pixels), x[..., : size[-1] - pixels]], -1),
+        }
+        for method in subject.methods:
+            maps = subject.explained(method, x, targets)
+            seen = ~blank(maps)
+            blanks[method].append(~seen)
+            before = upsampled(signed(maps), size)
+            for change, images_of in changed.items():
+                after = upsampled(signed(subject.explained(method, images_of, targets)), size)
+                first, second = before, after
+                if change == SHIFT:  # what both of them have
+                    first, second = before[..., : size[-1] - pixels], after[..., pixels:]
+                for source, other in (("", first), (ANOTHER, np.roll(first, 1, 0))):
+                    correlations = rank_correlations(other, second)
+                    found.setdefault((method, change + source), []).append(np.where(seen, correlations, np.nan))
+    rows = []
+    for method in subject.methods:
+        for change in (NOISE, SHIFT):
+            own, other = (np.concatenate(found[method, change + source]) for source in ("", ANOTHER))
+            rows.append(Row(method, change, "", Estimate.of(own)))
+            estimate = Estimate.of(own - other)
+            rows.append(Row(method, change, ANOTHER, estimate, estimate.above(0)))
+    return Result(
+        "stability",
+        "does the map stay the same under noise, and move with the image? (rank correlation)",
+        rows,
+        {method: float(np.concatenate(parts).mean()) for method, parts in blanks.items()},
+        {"images": len(subject.rows), "seed": seed, "noise": noise, "shift": shift, "target": repr(subject.target)},
+    )

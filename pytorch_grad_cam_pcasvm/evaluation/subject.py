@@ -1,0 +1,199 @@
+"""The subject of a measurement: a network, images, one target for each, and the methods that explain it."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.utils.data import TensorDataset
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.head.stages import Projection
+from pytorch_grad_cam_pcasvm.images import Images
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import QuadraticTarget, SVMTarget, Target
+
+Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
+Methods = Sequence[Method] | Mapping[str, Method]
+DEFAULT: Methods = (ClosedFormGradCAM, ContributionCAM)
+
+
+class Subject:
+    """What is measured: checked, and read a batch at a time.
+
+    Args:
+        net: the network.
+        data: tensors (N, C, H, W), or ``(images, labels)``, or a data set as :func:`atlas.build` takes it.
+        target_layers: one layer.
+        methods: classes, or ``(class, options)``; or a dict of these by name.
+        target: what is explained of every image; None: the class that is predicted for the whole image.
+        images: how many, chosen at random; None: all.
+        batch_size: images at a time.
+        seed: of everything that is random.
+        progress: show progress bars.
+        transform: as for :func:`atlas.build`.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: too few images, an unknown method, or a head that has nothing to explain.
+    """
+
+    def __init__(
+        self,
+        net: PCASVMNet,
+        data: Any,
+        target_layers: Sequence[nn.Module | str],
+        methods: Methods = DEFAULT,
+        target: Target | None = None,
+        *,
+        images: int | None = 200,
+        batch_size: int = 16,
+        seed: int = 0,
+        progress: bool = True,
+        transform: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        if not isinstance(net, PCASVMNet):
+            raise TypeError(f"a PCASVMNet is evaluated, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+        if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
+            raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
+        for name, number in (("images", images), ("batch_size", batch_size)):
+            if not (number is None and name == "images") and (not isinstance(number, int) or number < 1):
+                raise ValueError(f"{name} must be a positive integer, got {number!r}")
+        if target is None and net.head.decision_position is None:
+            raise ValueError("the head has no SVM, and so no decision to explain: pass target=PCATarget(0)")
+        self.net, self.layer = net, target_layers[0]
+        self.methods = named(methods)
+        self.target: Any = SVMTarget() if target is None else target
+        self.batch_size, self.seed, self.progress = batch_size, seed, progress
+        self.data = Images(_data_set(data), transform, thumbnails=False)
+        self.rows = np.random.default_rng(seed).permutation(len(self.data))[:images]
+        if len(self.rows) < 3:
+            raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, better 100")
+        self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
+
+    def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any]]]:
+        """Yield images (N, ...) and their labels, of at least two images, so that each has another one."""
+        parts = np.array_split(self.rows, max(1, len(self.rows) // max(2, self.batch_size)))
+        for rows in tqdm(parts, desc=what, unit="batch", disable=not self.progress):
+            batch = self.data.read(rows.tolist())
+            if batch.bad:
+                row, why = next(iter(batch.bad.items()))
+                raise RuntimeError(f"image {row} ({self.data.id(row)}) cannot be read: {why}")
+            yield batch.images.to(device_of(self.net)), batch.labels
+
+    def targets(self, x: Tensor) -> list[Any]:
+        """Return the target of each image; the predicted class, where that is asked for, by its name."""
+        if not isinstance(self.target, SVMTarget) or self.target.category is not None:
+            return [self.target] * len(x)
+        if self.net.head.classes_ is None:
+            return [self.target] * len(x)
+        return [SVMTarget(label, self.target.versus, self.target.sign) for label in self.net.predict(x).tolist()]
+
+    def values(self, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
+        """Return the value of each image's own target, shape (N,)."""
+        parts = []
+        with evaluating(self.net), torch.no_grad():
+            for start in range(0, len(x), self.batch_size):
+                output = self.net(x[start : start + self.batch_size])
+                parts += [float(target(row)) for target, row in zip(targets[start:], output, strict=False)]
+        return np.array(parts)
+
+    def explained(
+        self, method: str, x: Tensor, targets: Sequence[Any], net: PCASVMNet | None = None
+    ) -> list[SignedMaps]:
+        """Return each image's map of its own target, one for each; of another network, as one with a random head."""
+        cam = self._cam(method, net or self.net)
+        found: dict[int, SignedMaps] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BlankMapWarning)  # blank maps are counted
+            for target in dict.fromkeys(targets):
+                places = [n for n, other in enumerate(targets) if other == target]
+                maps = cam.explain(x[places], [target])
+                found |= {n: maps[place] for place, n in enumerate(places)}
+        return [found[n] for n in range(len(x))]
+
+    def blind(self, x: Tensor) -> Tensor:
+        """Return the sums of the activations of the target layer, (N, h, w): they know of no target."""
+        cam = self._cam(next(iter(self.methods)), self.net)
+        with cam._running(x) as modules:
+            return cam._run(x, modules).activations(0).sum(1)
+
+    def randomised(self) -> PCASVMNet | None:
+        """Return the same backbone behind a head whose components are rotated at random, and its machine as it is.
+
+        The machine then looks at other directions than it was fitted on, as if it had learned nothing. None where that
+        would change nothing, or there is no linear reduction.
+        """
+        head = copy.deepcopy(self.net.head)
+        stage = head.stages[head.component_position - 1] if head.component_position else None
+        if not isinstance(stage, Projection) or isinstance(self.target, QuadraticTarget):
+            return None
+        count = len(stage.components)
+        random = torch.randn(count, count, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
+        rotation = torch.linalg.qr(random)[0].to(stage.components)
+        stage.components.copy_(rotation @ stage.components)
+        return PCASVMNet(self.net.backbone, head, self.net.layer, pool=self.net.pool).train(self.net.training)
+
+    def _cam(self, method: str, net: PCASVMNet) -> ClosedFormCAM:
+        if (method, net) not in self._cams:
+            kind, options = self.methods[method]
+            self._cams[method, net] = kind(net, [self.layer], **options)
+        return self._cams[method, net]
+
+
+def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
+    """Return class and options of every method, by name."""
+    if not isinstance(methods, Mapping | list | tuple) or not methods:
+        raise TypeError(f"methods must be a list of classes, as [ContributionCAM], or a dict, got {methods!r:.80}")
+    pairs: Any = methods.items() if isinstance(methods, Mapping) else ((None, method) for method in methods)
+    found: dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]] = {}
+    for name, method in pairs:
+        kind, options = method if isinstance(method, tuple) else (method, {})
+        if not (isinstance(kind, type) and issubclass(kind, ClosedFormCAM)):
+            raise TypeError(f"a method is a class of the package, as ContributionCAM, got {kind!r:.80}")
+        shown = ", ".join(f"{key}={value}" for key, value in options.items() if isinstance(value, str | int | float))
+        title = name or (f"{kind.__name__}({shown})" if shown else kind.__name__)
+        if title in found:
+            raise ValueError(f"two methods are named {title!r}: name them, as methods={{'one': ..., 'other': ...}}")
+        found[title] = kind, dict(options)
+    return found
+
+
+def signed(maps: Sequence[SignedMaps]) -> Tensor:
+    """Return maps of one target each as (N, h, w): what raises it less what lowers it."""
+    joined = torch.cat([each.maps[:, 0] for each in maps])
+    if maps[0].opposite is None:
+        return joined
+    return joined.relu() - torch.cat([each.opposite[:, 0] for each in maps]).relu()  # type: ignore[index]
+
+
+def blank(maps: Sequence[SignedMaps]) -> np.ndarray:
+    """Return which of these maps are zero everywhere, shape (N,)."""
+    return np.array([not bool(each.nu.any()) for each in maps])
+
+
+def upsampled(maps: Tensor, size: Sequence[int]) -> np.ndarray:
+    """Return maps (N, h, w) in the size of the images."""
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    whole = F.interpolate(maps.unsqueeze(1).double(), tuple(size), mode=mode, align_corners=False)
+    return whole[:, 0].cpu().numpy()
+
+
+def _data_set(data: Any) -> Any:
+    """Return tensors (images), or (images, labels), as a data set; anything else as it is."""
+    if isinstance(data, Tensor):
+        return TensorDataset(data)
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor) and data[0].dim() > 3:
+        if len(data[0]) != len(data[1]):
+            raise ValueError(f"{len(data[0])} images and {len(data[1])} labels: give one label for every image")
+        return list(zip(*data, strict=True))
+    return data

@@ -1,0 +1,354 @@
+"""Evaluation: networks of which the answer is known."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, SVR
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ContributionCAM,
+    PCASVMNet,
+    PCATarget,
+    evaluation,
+    extract_features,
+)
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import ANOTHER, BLIND, FILLS, HEAD, RANDOM, ranks, without
+from pytorch_grad_cam_pcasvm.evaluation.localisation import POINT, SHARE
+from pytorch_grad_cam_pcasvm.evaluation.result import Result
+from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, LABELS
+from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
+from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM
+
+
+class Corner(nn.Module):
+    """Only the upper left quarter of the image matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.features(x)
+        return y[..., : x.shape[2] // 2, : x.shape[3] // 2].mean((2, 3))
+
+
+class Turned(ContributionCAM):
+    """Contributions with their signs turned round."""
+
+    def _maps(self, run, layer, targets):
+        made = super()._maps(run, layer, targets)
+        made.maps = -made.maps
+        return made
+
+
+class Noise(ClosedFormCAM):
+    """Maps that are noise, another one in every call."""
+
+    generator = torch.Generator().manual_seed(5)
+
+    def _maps(self, run, layer, targets):
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        maps = torch.randn(len(run), len(targets), *activations.shape[2:], generator=self.generator)
+        return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
+
+
+def problem(
+    net: nn.Module, count: int = 60, kernel: str = "rbf", size: int = 12
+) -> tuple[PCASVMNet, Tensor, np.ndarray]:
+    generator = torch.Generator().manual_seed(1)
+    labels = np.arange(count) % 2
+    x = torch.randn(count, 1, 12, 12, generator=generator)
+    x[labels == 1, :, :6, :6] += 1
+    features, _ = extract_features(net.eval(), [x], progress=False)
+    head = make_pipeline(StandardScaler(), PCA(3), SVC(kernel=kernel)).fit(features, labels)
+    return PCASVMNet(net, head).eval(), x, labels
+
+
+@pytest.fixture(scope="module")
+def corner():
+    return problem(Corner())
+
+
+E = evaluation
+QUIET = {"progress": False}
+BOTH = [ContributionCAM, ClosedFormGradCAM]
+
+
+def test_contributions_are_faithful_and_turned_ones_are_not(corner):
+    net, x, labels = corner
+    methods = {"contributions": ContributionCAM, "turned": Turned}
+    found = evaluation.faithfulness(net, (x, labels), ["features"], methods, **QUIET)
+    for kind in ("deletion", "insertion"):
+        for rival in (RANDOM, BLIND, HEAD):
+            assert found["contributions", kind, rival].above(0), rival
+        assert not found["turned", kind, RANDOM].above(0)
+        assert found["turned", kind, RANDOM].mean < -0.5 * found["contributions", kind, RANDOM].mean
+    assert all(row.passed is not None for row in found.rows)
+    assert len(found.worst["turned"]) == 10
+
+
+def test_noise_is_not_told_from_random_maps(corner):
+    net, x, labels = corner
+    alarms = 0
+    for seed in range(20):
+        found = evaluation.faithfulness(
+            net, (x, labels), ["features"], [Noise], images=20, seed=seed, fractions=(0.25, 0.5), **QUIET
+        )
+        alarms += sum(row.passed for row in found.rows if row.against == RANDOM)
+    # Of 40 independent checks one-sided at two standard errors 0.9 are expected to alarm, more than 5 in one of 3,000.
+    assert alarms <= 5
+
+
+def test_evidence_in_the_only_corner_that_matters(corner):
+    net, x, labels = corner
+    masks = np.zeros((len(x), 12, 12), bool)
+    masks[:, :6, :6] = True
+    found = evaluation.localisation(
+        net, (x, labels), ["features"], [ContributionCAM, ClosedFormHiResCAM], masks=masks, **QUIET
+    )
+    boxes = np.tile([0, 0, 6, 6], (len(x), 1))
+    same = evaluation.localisation(net, (x, labels), ["features"], [ContributionCAM], masks=boxes, **QUIET)
+    # Exactly 1 at the resolution of the maps, which is that of the images here.
+    for method in ("ContributionCAM", "ClosedFormHiResCAM"):
+        assert found[method, SHARE].mean == pytest.approx(1, abs=1e-6)
+        assert found[method, POINT].mean == 1
+    assert same["ContributionCAM", SHARE] == found["ContributionCAM", SHARE]
+    blind = net.backbone.features(x).sum(1).detach().numpy()
+    share = [each[:6, :6].sum() / each.sum() for each in np.maximum(blind, 0)]
+    seen = ~np.isnan(share)
+    assert found[BLIND, SHARE].mean == pytest.approx(np.mean(np.array(share)[seen]), rel=1e-4)
+
+
+def test_two_images_side_by_side():
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+    backbone = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net, x, labels = problem(backbone, 80, "linear")
+    for tiles in (2, 4):
+        found = evaluation.localisation(net, (x, labels), ["0"], BOTH, tiles=tiles, **QUIET)
+        assert found.settings["chance"] == pytest.approx(1 / tiles)
+        assert found["ContributionCAM", SHARE, "chance"].n > 10
+    turned = evaluation.localisation(net, (x, labels), ["0"], [Turned, ContributionCAM], **QUIET)
+    assert turned["Turned", SHARE].mean < turned["ContributionCAM", SHARE].mean
+
+
+def test_a_network_that_takes_one_size_is_told_of_four_tiles():
+    backbone = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten())
+    net, x, labels = problem(backbone)
+    with pytest.raises(ValueError, match="use tiles=4"):
+        evaluation.localisation(net, (x, labels), ["0"], [ContributionCAM], **QUIET)
+
+
+def test_randomising_changes_contributions_and_not_the_blind_map(corner):
+    net, x, labels = corner
+    features = net.backbone(x).detach().numpy()
+    pipeline = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, labels)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    found = evaluation.sensitivity(
+        net, (x, labels), ["features"], BOTH, layers=1,
+        refitted=lambda seed: clone(pipeline).fit(features, np.random.default_rng(seed).permutation(labels)), **QUIET,
+    )  # fmt: skip
+    for check in (COMPONENTS, LABELS):
+        assert found[BLIND, check].mean == pytest.approx(1)
+        assert found["ContributionCAM", check].mean < 0.9
+    (layer,) = {row.measure for row in found.rows} - {COMPONENTS, LABELS}
+    assert layer == "layers from features.0 up random"
+    assert found[BLIND, layer].mean < 0.9
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_linear_network_is_complete():
+    backbone = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Flatten())
+    net, x, labels = problem(backbone, kernel="linear")
+    for target in (None, PCATarget(1)):
+        found = evaluation.completeness(net, (x, labels), ["0"], BOTH, target, **QUIET)
+        (exact, gradient) = found.rows
+        assert exact.passed
+        assert exact.estimate.mean < 1e-5
+        assert gradient.method == "ClosedFormGradCAM"
+        assert not gradient.passed
+
+
+def test_maps_move_with_the_image(corner):
+    net, x, labels = corner
+    found = evaluation.stability(net, (x, labels), ["features"], [ContributionCAM, Noise], noise=0, shift=0, **QUIET)
+    for change in (NOISE, SHIFT):
+        assert found["ContributionCAM", change].mean == pytest.approx(1)
+        assert found["ContributionCAM", change, ANOTHER].above(0)
+        assert abs(found["Noise", change].mean) < 0.1
+    moved = evaluation.stability(net, (x, labels), ["features"], [ContributionCAM], noise=0.05, shift=1 / 12, **QUIET)
+    assert 0.5 < moved["ContributionCAM", NOISE].mean < 1
+
+
+def test_standard_errors_cover_the_truth():
+    random = np.random.default_rng(0)
+    hits = []
+    for _ in range(4000):
+        estimate = Estimate.of(random.exponential(size=100))
+        hits.append(abs(estimate.mean - 1) <= 1.96 * estimate.standard_error)
+    assert 0.93 <= np.mean(hits) <= 0.97
+
+
+def test_rank_correlations_are_spearmans():
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(0)
+    first = random.integers(0, 5, (6, 4, 5)).astype(float)
+    second = random.normal(size=(6, 4, 5))
+    second[5] = 3.0
+    found = rank_correlations(first, second)
+    expected = [stats.spearmanr(a.ravel(), b.ravel())[0] for a, b in zip(first[:5], second[:5], strict=True)]
+    np.testing.assert_allclose(found[:5], expected)
+    assert np.isnan(found[5])
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("kind", ["deletion", "insertion"])
+def test_fractions_are_exact(fill, kind):
+    random = np.random.default_rng(0)
+    x = torch.rand(3, 2, 10, 10)
+    maps = random.integers(0, 3, (3, 10, 10)).astype(float)  # with ties
+    order = ranks(maps, random)
+    assert (np.sort(order.reshape(3, -1), 1) == np.arange(100)).all()
+    changed = without(x, FILLS[fill], order, kind, 0.3)
+    same = (changed == x).all(1).numpy()
+    top = order >= 70
+    assert (same[~top] if kind == "deletion" else same[top]).all()
+    assert not (same[top] if kind == "deletion" else same[~top]).any()
+    if fill == "blur":  # the host's own blur, of OpenCV
+        cv2 = pytest.importorskip("cv2")
+        blurred = FILLS[fill](x, torch.zeros(3, 1, 10, 10, dtype=torch.bool))
+        expected = cv2.GaussianBlur(x[0].permute(1, 2, 0).numpy(), (0, 0), 1.0)
+        np.testing.assert_allclose(blurred[0].permute(1, 2, 0), expected, atol=2e-3)
+
+
+def test_road_leaves_the_users_generator_alone(corner):
+    net, x, labels = corner
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    found = evaluation.faithfulness(net, (x, labels), ["features"], images=4, fill="road", fractions=(0.5,), **QUIET)
+    assert torch.equal(torch.rand(1), expected)
+    assert found.settings["fill"] == "road"
+
+
+def test_a_seed_gives_the_same_numbers(corner):
+    net, x, labels = corner
+    call = [net, (x, labels), ["features"], [ContributionCAM]]
+    one, two, other = (
+        evaluation.faithfulness(*call, images=12, batch_size=size, seed=seed, fractions=(0.5,), **QUIET)
+        for size, seed in ((12, 0), (12, 0), (12, 1))
+    )
+    assert one.to_dict() == two.to_dict() != other.to_dict()
+    json.dumps(one.to_dict(), allow_nan=False)
+    again = Result.from_dict(json.loads(json.dumps(one.to_dict())))
+    assert str(again) == str(one)
+    assert "passed" in str(one)
+
+
+def test_heads_without_classes(corner):
+    net, x, labels = corner
+    features = net.backbone(x).detach().numpy()
+    regressor = PCASVMNet(net.backbone, make_pipeline(PCA(2), SVR()).fit(features, labels + 0.1 * features[:, 0]))
+    found = evaluation.faithfulness(regressor, x, ["features"], [ContributionCAM], images=10, fractions=(0.5,), **QUIET)
+    assert found["ContributionCAM", "deletion", RANDOM].n == 10
+    only = PCASVMNet(net.backbone, PCA(2).fit(features))
+    assert evaluation.completeness(only, x, ["features"], [ContributionCAM], PCATarget(0), **QUIET).rows[0].passed
+    with pytest.raises(ValueError, match=r"pass target=PCATarget\(0\)"):
+        evaluation.faithfulness(only, x, ["features"], **QUIET)
+    with pytest.raises(ValueError, match="needs a head with classes"):
+        evaluation.localisation(regressor, (x, labels), ["features"], **QUIET)
+
+
+def test_a_report_is_one_page(corner, tmp_path):
+    net, x, _ = corner
+    methods = {"<b>turned</b>": Turned, "contributions": ContributionCAM}
+    found = evaluation.report(net, x, ["features"], methods, out=tmp_path / "new" / "report", images=12, **QUIET)
+    text = found.read_text()
+    entries = json.loads((found.parent / "report.json").read_text())
+    assert list(entries["results"]) == ["faithfulness", "localisation", "sensitivity", "completeness", "stability"]
+    # No labels: said, not left out.
+    assert entries["results"]["localisation"] == {
+        "reason": "localisation needs labels: give (images, labels), or masks="
+    }
+    assert "not made" in text
+    assert "<b>" not in text
+    assert "&lt;b&gt;turned&lt;/b&gt;" in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert text.count("data:image/png;base64,") == 3  # curves, and the worst of two methods
+    turned = Result.from_dict(entries["results"]["faithfulness"])
+    failed = sum(row.passed is False for row in turned.rows)
+    assert text.count("NOT passed") >= failed > 0
+    found.unlink()
+    assert evaluation.page(found.parent / "report.json").read_text() == text
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="no report"):
+        evaluation.page(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="choose of faithfulness"):
+        evaluation.report(net, x, ["features"], out=tmp_path, checks=["beauty"])
+    with pytest.raises(ValueError, match="no check could be made: localisation needs labels"):
+        evaluation.report(net, x, ["features"], out=tmp_path, checks=["localisation"], **QUIET)
+
+
+def test_options_of_single_checks(corner, tmp_path):
+    net, x, labels = corner
+    checks = {"localisation": {"tiles": 4}, "completeness": {"images": 5}}
+    found = evaluation.report(net, (x, labels), ["features"], out=tmp_path, checks=checks, **QUIET)
+    results = json.loads((found.parent / "report.json").read_text())["results"]
+    assert results["localisation"]["settings"]["tiles"] == 4
+    assert results["completeness"]["settings"]["images"] == 5
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda n, x, y: E.faithfulness(n.backbone, x, ["features"]), TypeError, "PCASVMNet"),
+        (lambda n, x, y: E.faithfulness(n, x[:2], ["features"]), ValueError, "2 images are too few"),
+        (lambda n, x, y: E.faithfulness(n, (x, y[:5]), ["features"]), ValueError, "60 images and 5 labels"),
+        (lambda n, x, y: E.faithfulness(n, x, "features"), ValueError, "list of one layer"),
+        (lambda n, x, y: E.faithfulness(n, x, ["features"], [nn.ReLU]), TypeError, "class of the package"),
+        (lambda n, x, y: E.faithfulness(n, x, ["features"], []), TypeError, "list of classes"),
+        (lambda n, x, y: E.faithfulness(n, x, ["features"], [Noise, Noise]), ValueError, "two methods"),
+        (lambda n, x, y: E.faithfulness(n, x, ["features"], fill="black"), ValueError, "one of"),
+        (lambda n, x, y: E.faithfulness(n, x, ["features"], fractions=(0, 1)), ValueError, "between 0 and 1"),
+        (
+            lambda n, x, y: E.faithfulness(n, x[:1].expand(9, -1, -1, -1), ["features"]),
+            ValueError,
+            "same value",
+        ),
+        (lambda n, x, y: E.localisation(n, x, ["features"]), ValueError, "needs labels"),
+        (lambda n, x, y: E.localisation(n, (x, y * 0), ["features"]), ValueError, "1 class"),
+        (
+            lambda n, x, y: E.localisation(n, (x, y + 7), ["features"]),
+            ValueError,
+            "none of the head's classes",
+        ),
+        (lambda n, x, y: E.localisation(n, (x, y), ["features"], tiles=3), ValueError, "2 or 4"),
+        (
+            lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:, 0, :5] > 0),
+            ValueError,
+            "masks of",
+        ),
+        (
+            lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:4] > 0),
+            ValueError,
+            "4 masks for 60",
+        ),
+        (lambda n, x, y: E.stability(n, x, ["features"], shift=1.5), ValueError, "between 0 and 1"),
+    ],
+)
+def test_bad_input(corner, call, error, match):
+    net, x, labels = corner
+    with pytest.raises(error, match=match):
+        call(net, x, labels)
