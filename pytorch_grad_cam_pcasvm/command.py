@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pytorch_grad_cam_pcasvm import methods
+from pytorch_grad_cam_pcasvm.baselines import WithBaseline
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.features import extract_features
 from pytorch_grad_cam_pcasvm.head import Head
@@ -22,6 +23,16 @@ _METHODS = {
     for name, kind in vars(methods).items()
     if isinstance(kind, type) and issubclass(kind, ClosedFormCAM) and kind.__module__ == methods.__name__
 }
+
+# What messages call what is typed here.
+_TYPED = {
+    "skip_bad_images=True": "--skip-bad-images",
+    "another folder as out=": "another folder as --out",
+    "atlas.build(..., out=": "the atlas command (--out ",
+    "reshape_transform='tokens'": "--tokens",
+}
+
+_BASELINE = "what contributions begin at: the mean of the training images (default), where the head knows it, or zeros"
 
 _RUN = "python -m pytorch_grad_cam_pcasvm"
 _EXAMPLE = f"""example:
@@ -42,15 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 2 where something was wrong, 130 where it was stopped.
     """
     options = _parser().parse_args(arguments)
-    warnings.showwarning = _told  # type: ignore[assignment]
-    try:
-        options.run(options)
-    except KeyboardInterrupt:
-        print("stopped: what is finished is kept, and the same command goes on there", file=sys.stderr)
-        return 130
-    except (ValueError, TypeError, OSError, RuntimeError, ImportError, KeyError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    with warnings.catch_warnings():
+        warnings.showwarning = _told  # type: ignore[assignment]
+        try:
+            options.run(options)
+        except KeyboardInterrupt:
+            print("stopped: what is finished is kept, and the same command goes on there", file=sys.stderr)
+            return 130
+        # Whatever a library raises: who types a command is not helped by a traceback.
+        except Exception as error:
+            told = " ".join(str(error).split()) or type(error).__name__
+            for option, typed in _TYPED.items():
+                told = told.replace(option, typed)
+            print(f"error: {told}", file=sys.stderr)
+            return 2
     return 0
 
 
@@ -89,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--method", default="ContributionCAM", choices=sorted(_METHODS), metavar="NAME",
                        help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
     build.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
+    build.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=_BASELINE)
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="who explains (default: local)")
     build.add_argument("--processes", type=int, help="that explain, each with its part of the threads or a GPU")
     build.add_argument("--skip-bad-images", action="store_true", help="list what cannot be read, and go on")
@@ -102,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--count", type=int, default=200, help="images, chosen at random (default: 200)")
     evaluate.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
     evaluate.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
+    evaluate.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=_BASELINE)
     explore = command("explore", _explore, "write the page in which an atlas is looked at", "atlas --out explorer")
     explore.add_argument("atlas", type=Path, help="folder of the atlas")
     explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
@@ -130,6 +148,9 @@ def _fit(options: Any) -> None:
 
     from pytorch_grad_cam_pcasvm.images import Images
 
+    if options.components < 1 or not options.out.absolute().parent.is_dir():
+        what = "--components must be positive" if options.components < 1 else f"there is no folder {options.out.parent}"
+        raise ValueError(what)
     backbone, transform = _backbone(options)
     images = Images(options.images, transform)
     if images.names is None:
@@ -164,9 +185,14 @@ def _atlas(options: Any) -> None:
         engine=options.engine,
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
-        **_tokens(options),
+        **_options(options, _METHODS[options.method]),
     )
-    print(f"{store}\nlook at it: {_RUN} explore {options.out}")
+    print(store)
+    if store.labels is not None and store.head.classes_ is not None:
+        print(f"{store.correct.mean():.1%} of the {len(store)} images are classified rightly")
+    if store.manifest["bad"]:
+        print(f"left out, as they cannot be read: {', '.join(store.manifest['bad'])}")
+    print(f"look at it: {_RUN} explore {options.out}")
 
 
 def _evaluate(options: Any) -> None:
@@ -179,7 +205,7 @@ def _evaluate(options: Any) -> None:
         net,
         options.images,
         [options.layer],
-        {name: (_METHODS[name], _tokens(options)) for name in names},
+        {name: (_METHODS[name], _options(options, _METHODS[name])) for name in names},
         out=options.out,
         images=options.count,
         seed=options.seed,
@@ -188,8 +214,9 @@ def _evaluate(options: Any) -> None:
     print(f"open {page.resolve().as_uri()}")
 
 
-def _tokens(options: Any) -> dict[str, Any]:
-    return {"reshape_transform": "tokens"} if options.tokens else {}
+def _options(options: Any, method: type[ClosedFormCAM]) -> dict[str, Any]:
+    found = {"reshape_transform": "tokens"} if options.tokens else {}
+    return found | ({"baseline": options.baseline} if issubclass(method, WithBaseline) else {})
 
 
 def _explore(options: Any) -> None:

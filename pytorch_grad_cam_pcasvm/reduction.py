@@ -128,19 +128,41 @@ def _parts(head: Head, count: int, output: Any) -> tuple[Head | None, Head | Non
     width = None
     if made_by is not None:
         width = made_by.n_features if output.features is None else output.features.shape[-1]
+    position = behind_components(head, count, made_by, width)
+    source = head if position else made_by
+    made = None if source is None or not source.component_position else source.stages[source.component_position - 1]
+    reduction = Head([made]) if made is not None and made.n_outputs == count else None
+    return reduction, tail_of(head, count, made_by, width)
+
+
+def tail_of(head: Head, count: int, made_by: Head | None, width: int | None) -> Head | None:
+    """Return what a head has behind components that another head made; None if there is nothing.
+
+    Args:
+        head: one with the same reduction, or one that was fitted on the components.
+        count: of the components.
+        made_by: the head that they came from, or None.
+        width: number of features that it takes.
+
+    Raises:
+        ValueError: the head takes another number of components, or reduces features in another way.
+    """
+    stages = list(head.stages)[behind_components(head, count, made_by, width) :]
+    tail = Head(stages) if stages else None
+    if tail is not None and tail.n_features not in (None, count):
+        raise ValueError(f"the head takes {tail.n_features} components, and there are maps of {count}")
+    return tail
+
+
+def behind_components(head: Head, count: int, made_by: Head | None, width: int | None) -> int:
+    """Return the position of components in a head, 0 in one that was fitted on them: see :func:`tail_of`."""
     # A head that takes the components may have a reduction of its own.
-    whole = head.n_features == count != width
-    position = 0 if whole else head.component_position or 0
-    if made_by is not None and not whole and not head.starts_as(made_by, position):
+    if head.n_features == count != width:
+        return 0
+    position = head.component_position or 0
+    if made_by is not None and not head.starts_as(made_by, position):
         raise ValueError(
             "the head reduces features in another way than the head that the components came from: fit its classifier "
             "on the components, as SVC().fit(components, labels)"
         )
-    source = head if position else made_by
-    made = None if source is None or not source.component_position else source.stages[source.component_position - 1]
-    reduction = Head([made]) if made is not None and made.n_outputs == count else None
-    stages = list(head.stages)[position:]
-    tail = Head(stages) if stages else None
-    if tail is not None and tail.n_features not in (None, count):
-        raise ValueError(f"the head takes {tail.n_features} components, and there are maps of {count}")
-    return reduction, tail
+    return position

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
+from pytorch_grad_cam_pcasvm.atlas import shards
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -148,6 +150,12 @@ def test_folders_of_images(tmp_path):
         build(tmp_path / "none", net, root)
     with pytest.raises(ValueError, match="there is no folder"):
         build(tmp_path / "none", net, tmp_path / "nowhere", transform=TO_TENSOR)
+    (root / ".ipynb_checkpoints").mkdir()
+    hidden = build(tmp_path / "hidden", net, root, transform=TO_TENSOR)
+    np.testing.assert_array_equal(hidden.labels, store.labels)
+    (root / "stray.png").write_bytes((root / "dog" / "1.png").read_bytes())
+    with pytest.raises(ValueError, match=r"has images, as stray.png, and folders of images"):
+        build(tmp_path / "none", net, root, transform=TO_TENSOR)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no images"):
         build(tmp_path / "none", net, tmp_path / "empty", transform=TO_TENSOR)
@@ -199,6 +207,16 @@ def test_volumes(tmp_path):
     assert store.mean_map(1).maps.shape == (1, 6, 8, 8)
 
 
+class Chance:
+    """Images that are others each time they are read."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return torch.rand(3, 12, 12)
+
+
 @pytest.mark.parametrize(
     ("data", "error", "match"),
     [
@@ -209,9 +227,28 @@ def test_volumes(tmp_path):
         ([torch.zeros(3, 12, 12), torch.zeros(3, 10, 12)], ValueError, "shapes"),
         ([torch.zeros(3, 12, 12)] * 16 + [torch.zeros(3, 10, 12)], ValueError, "image 16 has the shape"),
         ([torch.full((3, 12, 12), torch.nan)], RuntimeError, "NaN"),
-        ([(torch.zeros(3, 12, 12), None), (torch.zeros(3, 12, 12), 1)], ValueError, "the first has none"),
+        ([(torch.zeros(3, 12, 12), None), (torch.zeros(3, 12, 12), 1)], ValueError, "and the first one no label"),
+        ([(torch.zeros(3, 12, 12), 1), (torch.zeros(3, 12, 12), None)], ValueError, "image 1 has no label"),
+        ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), 0.9)], ValueError, "a label of type float, and the"),
+        ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), "a")], ValueError, "a label of type str, and the"),
+        (Chance(), ValueError, "another one each time"),
+        ([(torch.zeros(3, 12, 12), torch.tensor([0, 1]))], RuntimeError, r"its label is \[0, 1\], and one number"),
     ],
-    ids=["empty", "no data set", "stream", "uint8", "sizes", "sizes of blocks", "nan", "some labels"],
+    ids=[
+        "empty",
+        "no data set",
+        "stream",
+        "uint8",
+        "sizes",
+        "sizes of blocks",
+        "nan",
+        "some labels",
+        "none later",
+        "numbers",
+        "names",
+        "chance",
+        "several",
+    ],
 )
 def test_data_sets_that_are_refused(tmp_path, data, error, match):
     with pytest.raises(error, match=match):
@@ -228,8 +265,9 @@ def test_data_sets_that_are_refused(tmp_path, data, error, match):
         ({"base": "mean"}, TypeError, "no option 'base': it takes attention, baseline"),
         ({"baseline": "median"}, ValueError, "baseline must be"),
         ({"processes": 2, "picture": lambda image: image}, TypeError, "lambda"),
+        ({"targets": [lambda output: output[..., 0]]}, TypeError, "the package's own targets"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_options_that_are_refused(tmp_path, options, error, match):
     with pytest.raises(error, match=match):
@@ -274,7 +312,7 @@ def test_what_is_there_is_not_made_again(tmp_path):
         (lambda o: {"net": PCASVMNet(problem()[0].backbone, problem("linear")[0].head)}, "head"),
         (lambda o: {"data": TensorDataset(*images(91))}, "images: 90 there, 91 now"),
         (lambda o: {"data": TensorDataset(*images(90, seed=7))}, "digest of the first image (is a transform random?)"),
-        (lambda o: {"method": ClosedFormGradCAM}, 'method: "ContributionCAM" there, "ClosedFormGradCAM" now'),
+        (lambda o: {"method": ClosedFormGradCAM}, '(method: "ContributionCAM" there, "ClosedFormGradCAM" now; options'),
         (lambda o: {"baseline": "mean"}, "options"),
         (lambda o: {"targets": [SVMTarget(1)]}, "targets"),
         (lambda o: {"thumbnails": False}, "thumbnails: 96 there, 0 now"),
@@ -325,6 +363,104 @@ def test_manifests_that_are_none(tmp_path):
         atlas.load(tmp_path)
 
 
+class Scaled(nn.Module):
+    """A network with a number that is no weight."""
+
+    def __init__(self, inner, factor):
+        super().__init__()
+        self.inner, self.factor = inner, factor
+
+    def forward(self, x):
+        return self.inner(x) * self.factor
+
+
+def test_what_no_digest_knows_is_seen_in_the_numbers(tmp_path):
+    given, data = problem()
+    scaled = Scaled(given.backbone, 1.0)
+    net = PCASVMNet(scaled, given.head)
+    store = atlas.build(net, data, ["inner.0"], tmp_path / "atlas", shard_size=32, progress=False)
+    again = [net, data, ["inner.0"], store.folder]
+    scaled.factor = 1.5
+    with pytest.raises(ValueError, match="first image's components"):
+        atlas.build(*again, shard_size=32, progress=False)
+    scaled.factor = 1.0
+    hook = scaled.inner[1].register_forward_hook(lambda module, args, output: output + 1)
+    with pytest.raises(ValueError, match="first image's components"):
+        atlas.build(*again, shard_size=32, progress=False)
+    hook.remove()
+    assert len(atlas.build(*again, shard_size=32, progress=False)) == 90
+
+
+def test_other_images_or_labels_behind_the_first_are_seen(tmp_path):
+    x, y = images(90)
+    build(tmp_path / "atlas", data=TensorDataset(x, y))
+    pixels, labels = x.clone(), y.clone()
+    pixels[32] += 1
+    labels[64] = 7
+    for data, row in ((TensorDataset(pixels, y), 32), (TensorDataset(x, labels), 64)):
+        with pytest.raises(ValueError, match=f"of other images or labels than these, image {row} differs"):
+            build(tmp_path / "atlas", data=data)
+
+
+def test_a_copy_of_a_shard_is_not_taken_for_another(tmp_path):
+    store = build(tmp_path / "atlas")
+    one, two = (store.folder / f"part-0000{number}.parquet" for number in (0, 1))
+    two.write_bytes(one.read_bytes())
+    with pytest.raises(ValueError, match=r"part-00001.parquet is a copy of shard 0"):
+        atlas.load(store.folder)
+
+
+def test_another_head_beside_the_shards_is_seen(tmp_path):
+    store = build(tmp_path / "atlas")
+    problem("linear")[0].head.save(store.folder / "head.safetensors")
+    with pytest.raises(ValueError, match="not the head of this atlas"):
+        atlas.load(store.folder)
+    (store.folder / "head.safetensors").unlink()
+    with pytest.raises(ValueError, match="is missing: run the same build again"):
+        atlas.load(store.folder)
+    assert build(store.folder).explain(0).maps.shape == (1, 1, 6, 6)
+
+
+def test_defaults_may_be_given(built):
+    assert len(build(built.folder, baseline="zero", attention="exact")) == 90
+
+
+def test_autocast_is_refused(tmp_path):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="outside autocast"):
+        build(tmp_path / "atlas")
+
+
+def test_images_that_were_mended_are_taken(tmp_path):
+    rows = problem()[1]
+    whole = build(tmp_path / "whole")
+    first = build(tmp_path / "atlas", data=Pictures(rows, (3, 40)), skip_bad_images=True)
+    assert len(first) == 88
+    second = build(tmp_path / "atlas", data=Pictures(rows, (40,)), skip_bad_images=True)
+    assert list(second.manifest["bad"]) == ["40"]
+    with pytest.raises(RuntimeError, match="image 40"):
+        build(tmp_path / "atlas", data=Pictures(rows, (40,)))
+    np.testing.assert_array_equal(build(tmp_path / "atlas", data=rows).components, whole.components)
+
+
+def test_only_what_dead_processes_left_is_removed(tmp_path):
+    store = build(tmp_path / "atlas")
+    dead = forked(lambda: None)
+    dead.join()
+    mine, theirs = (shards.temporary_of(store.folder / "part-00000.parquet") for _ in range(2))
+    theirs = theirs.with_name(theirs.name.replace(str(os.getpid()), str(dead.pid)))
+    mine.touch()
+    theirs.touch()
+    build(store.folder)
+    assert mine.exists()
+    assert not theirs.exists()
+
+
+def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.build"], "SHARD_BYTES", 20_000)
+    store = build(tmp_path / "atlas", shard_size=None)
+    assert store.manifest["shard_size"] == 48
+
+
 def test_another_version_is_told(tmp_path):
     store = build(tmp_path / "atlas")
     entries = json.loads((store.folder / "manifest.json").read_text())
@@ -346,7 +482,7 @@ def test_bad_images(tmp_path):
     assert store.rows.tolist() == [row for row in range(64) if row not in (3, 40)]
     assert list(store.manifest["bad"]) == ["3", "40", *map(str, range(64, 90))]
     assert store.extremes(0, 3).high.max() < len(store) == 62
-    with pytest.raises(RuntimeError, match="pass skip_bad_images=True again"):
+    with pytest.raises(RuntimeError, match="image 3 "):
         build(tmp_path / "atlas", data=data)
     with pytest.raises(RuntimeError, match="none of the 90 images can be read; the first, 0: FileNotFoundError"):
         build(tmp_path / "none", data=Pictures(problem()[1], tuple(range(90))), skip_bad_images=True)

@@ -48,11 +48,11 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
     data = torchvision.datasets.ImageFolder(str(photos), transform)
     x = torch.stack([image for image, _ in data])
     net = PCASVMNet(backbone, Head.load(head), "features", pool="mean")
-    with ContributionCAM(net, ["features"]) as cam:
+    with ContributionCAM(net, ["features"], baseline="mean") as cam:
         expected = cam.explain(x)
     np.testing.assert_allclose(store.components, expected.values[:, :3], rtol=1e-4, atol=1e-4)
     assert float((store.maps(slice(None)).maps - expected.maps[:, :3]).abs().max() / expected.nu.max()) < 2e-3
-    assert store.names(store.predictions) == net.predict(x).tolist()
+    assert store.predictions.tolist() == net.predict(x).tolist()
     assert main(["explore", str(out), "--out", str(tmp_path / "page"), "--head", f"again={head}"]) == 0
     assert (tmp_path / "page" / "index.html").exists()
     assert capsys.readouterr().out.startswith("open file://")

@@ -46,10 +46,11 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import SAVED, decided
 from pytorch_grad_cam_pcasvm.atlas.explorer.data import json_text, packed
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, rows_of_points, tail_of
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, rows_of_points
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
+from pytorch_grad_cam_pcasvm.reduction import tail_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COUNT, COMPONENTS = 60, 4
@@ -303,9 +304,10 @@ class FakeStore:
     def thumbnails(self, rows: Any) -> list[bytes]:
         return [self.pictures[row % len(self.pictures)] for row in rows]
 
-    def mean_map(self, component: int, by: Any = None) -> Any:
+    def mean_maps(self, by: Any = None) -> Any:
         groups, counts = np.unique(by, return_counts=True)
-        return SimpleNamespace(groups=groups.tolist(), counts=counts, maps=np.ones((len(groups), *self.shape)))
+        mean = SimpleNamespace(groups=groups.tolist(), counts=counts, maps=np.ones((len(groups), *self.shape)))
+        return [mean] * self.components.shape[1]
 
 
 # --- the machine as data, without a browser ---------------------------------------------------------------------------
@@ -424,7 +426,7 @@ def test_support_vectors_are_found_among_the_rows() -> None:
 def test_heads_on_other_components_are_refused(tmp_path: Path) -> None:
     store = FakeStore(20)
     wrong = SVC().fit(np.random.default_rng(0).normal(size=(10, 5)), [0, 1] * 5)
-    with pytest.raises(ValueError, match="head 'mine': the head takes 5 components, and the atlas has 3"):
+    with pytest.raises(ValueError, match="head 'mine': the head takes 5 components, and there are maps of 3"):
         write_page(store, tmp_path / "page", heads={"mine": wrong})
     assert not (tmp_path / "page").exists()
 
@@ -432,10 +434,10 @@ def test_heads_on_other_components_are_refused(tmp_path: Path) -> None:
 def test_the_tail_of_a_head_is_what_is_behind_its_components() -> None:
     p, labels = clouds(2)
     whole = Head.of(make_pipeline(StandardScaler(), PCA(2), SVC()).fit(p, labels))
-    tail = tail_of(whole, 2, 3)
+    tail = tail_of(whole, 2, whole, 3)
     assert tail is not None
     assert len(tail.stages) == 1
-    assert tail_of(Head.of(PCA(2).fit(p)), 2, 3) is None
+    assert tail_of(Head(list(whole.stages)[:2]), 2, whole, 3) is None
 
 
 def test_what_heads_say_of_rows_is_what_scikit_learn_says() -> None:

@@ -10,19 +10,22 @@ import pytest
 import torch
 from atlases import images, layer, problem
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.decomposition import PCA
+from sklearn.decomposition import PCA, KernelPCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ClosedFormLayerCAM,
     ContributionCAM,
     PCASVMNet,
     PCATarget,
     ProbabilityTarget,
     SVMTarget,
     atlas,
+    figures,
     recombined,
 )
 
@@ -85,6 +88,70 @@ def test_a_group_of_one_has_no_standard_error(store):
     assert not np.isnan(found.standard_errors[0]).any()
 
 
+def test_means_of_maps_with_factors_taken_out_of_them(tmp_path):
+    # A KernelPCA far from all it was fitted on: exp(log_scale) underflows.
+    x, y = images(40)
+    net, _ = problem()
+    features = net.backbone(x).detach().numpy()
+    head = make_pipeline(KernelPCA(2, kernel="rbf", gamma=1.0), SVC()).fit(features, y)
+    far = PCASVMNet(net.backbone, head)
+    data = TensorDataset(x * 30, y)
+    store = atlas.build(far, data, [layer(net)], tmp_path / "atlas", method=ClosedFormGradCAM, progress=False)
+    assert store.log_scale.max() < -100
+    found = store.mean_map(0, by="label")
+    assert np.isfinite(found.maps).all()
+    maps = store.maps(slice(None))
+    for g in range(3):
+        rows = y.numpy() == g
+        factors = np.exp(store.log_scale[rows, 0] - store.log_scale[rows, 0].max())
+        expected = (maps.maps[rows, 0].double().numpy() * factors[:, None, None]).mean(0)
+        np.testing.assert_allclose(found.maps[g], expected, rtol=1e-6)
+        assert found.log_scale[g] == store.log_scale[rows, 0].max()
+
+
+def test_means_of_maps_with_opposites(tmp_path):
+    net, data = problem()
+    store = atlas.build(net, data, [layer(net)], tmp_path / "atlas", method=ClosedFormLayerCAM, progress=False)
+    maps = store.maps(slice(None))
+    expected = (maps.maps[:, 1].relu() - maps.opposite[:, 1].relu()).double().mean(0)
+    found = store.mean_map(1)
+    np.testing.assert_allclose(found.maps[0], expected, atol=1e-6 * float(expected.abs().max()))
+    assert found.maps.min() < 0 < found.maps.max()
+    for b, each in enumerate(store.mean_maps()):
+        np.testing.assert_array_equal(each.maps, store.mean_map(b).maps)
+
+
+def test_maps_below_zero_are_kept_where_nu_is_not(tmp_path):
+    torch.manual_seed(0)
+    net, data = problem()
+    gelu = torch.nn.Sequential(
+        torch.nn.Sequential(*list(net.backbone[0])[:-1], torch.nn.GELU()), *list(net.backbone)[1:]
+    )
+    whole = PCASVMNet(gelu, net.head)
+    with ClosedFormLayerCAM(whole, ["0"]) as cam:
+        expected = cam.explain(data.tensors[0])
+    store = atlas.build(whole, data, ["0"], tmp_path / "atlas", method=ClosedFormLayerCAM, progress=False)
+    size = expected.maps[:, :4].flatten(2).abs().amax(-1)[..., None, None]
+    assert float(((store.maps(slice(None)).maps - expected.maps[:, :4]) / size).abs().max()) < 2e-3
+    np.testing.assert_allclose(store.nu, expected.nu[:, :4], rtol=1e-4, atol=1e-7)
+
+
+def test_rows_by_their_names(store):
+    assert store.nearest("17", count=3).rows.tolist() == store.nearest(17, count=3).rows.tolist()
+    np.testing.assert_array_equal(store.maps(["80", "3"]).values, store.components[[80, 3]])
+    with pytest.raises(KeyError, match=r"no image is named 'cats/7.jpg'"):
+        store.maps("cats/7.jpg")
+
+
+def test_pictures_for_figures(store):
+    rows = [3, 80]
+    pictures = store.pictures(rows)
+    assert pictures.shape == (2, 3, 12, 12)
+    assert 0 <= pictures.min() < pictures.max() <= 1
+    figures.plot_maps(pictures, store.maps(rows), signed=True)
+    figures.plot_decision(pictures, store.maps(rows), store.head)
+
+
 def test_neighbours(store):
     rows, distances = store.nearest(17, count=5)
     every = np.linalg.norm(store.components - store.components[17], axis=1)
@@ -96,6 +163,8 @@ def test_neighbours(store):
 def test_disagreements(store):
     ordered = np.sort(store.scores, 1)
     margins = ordered[:, -1] - ordered[:, -2]
+    values = [float(SVMTarget()(row)) for row in problem()[0](problem()[1].tensors[0])]
+    np.testing.assert_allclose(store.margins, values, rtol=1e-5, atol=1e-6)
     wrong = store.disagreements()
     assert set(wrong) == set(np.flatnonzero(store.labels != store.predictions))
     assert (np.diff(margins[wrong]) <= 0).all()
@@ -138,6 +207,8 @@ def test_heads_of_other_components_are_refused(store):
     other = make_pipeline(StandardScaler(with_std=False), PCA(4), SVC()).fit(features, store.labels)
     with pytest.raises(ValueError, match="reduces features in another way"):
         store.explain(0, head=other)
+    with pytest.raises(ValueError, match="head 'mine': the head reduces features in another way"):
+        store.to_html("nowhere", heads={"mine": other})
     narrow = SVC().fit(store.components[:, :2], store.labels)
     with pytest.raises(ValueError, match="takes 2 components, and there are maps of 4"):
         store.explain(0, head=narrow)
@@ -163,11 +234,13 @@ def test_rows_in_any_order(store, explained):
         assert float((maps.maps - explained.maps[index, :4]).abs().max() / explained.nu.max()) < 1e-3
         np.testing.assert_array_equal(maps.values, store.components[index])
         assert len(store.thumbnails(rows)) == len(index)
-    for rows, match in ((90, "90 rows"), ([1, -91], "90 rows"), ("a", "90 rows")):
+    for rows, match in ((90, "90 rows"), ([1, -91], "90 rows"), (True, "mask"), ([[1, 2]], "mask")):
         with pytest.raises(IndexError, match=match):
             store.maps(rows)
     with pytest.raises(ValueError, match="no rows"):
         store.maps([])
+    with pytest.raises(TypeError, match="must be an integer"):
+        store.nearest(2.7)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +277,11 @@ def test_labels_that_are_names(tmp_path):
     store = atlas.build(named, data, [layer(net)], tmp_path / "atlas", progress=False)
     expected = head.predict(features) == np.array([names[k] for k in y])
     np.testing.assert_array_equal(store.correct, expected)
-    assert store.names(store.labels)[:3] == names
+    assert store.labels[:3].tolist() == names
+    other = SVC().fit(store.components, store.labels)
+    assert store.explain([17], SVMTarget("cat"), head=other).maps.shape == (1, 1, 6, 6)
+    frame = store.to_pandas()
+    np.testing.assert_array_equal(frame.label == frame.prediction, frame.correct)
     bare = atlas.build(named, TensorDataset(x, y), [layer(net)], tmp_path / "bare", progress=False)
     with pytest.raises(ValueError, match="none of the head's classes"):
         bare.disagreements()
@@ -243,7 +320,7 @@ def test_to_pandas(store):
     pytest.importorskip("pandas")
     frame = store.to_pandas()
     assert list(frame) == [
-        *("row", "id", "label", "prediction", "score 0", "score 1", "score 2"),
+        *("row", "id", "label", "prediction", "correct", "score 0", "score 1", "score 2"),
         *("p1", "p2", "p3", "p4"),
     ]
     np.testing.assert_array_equal(frame[["p1", "p2", "p3", "p4"]], store.components)

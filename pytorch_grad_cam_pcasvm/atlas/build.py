@@ -24,6 +24,7 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
 
 # Images that the network sees at once: rounding depends on it, so it depends on nothing else.
 BLOCK = {"cpu": 16, "cuda": 64}
+SHARD_BYTES = 64 * 2**20  # of maps, which are held in memory until a shard is complete
 
 
 def build(
@@ -39,7 +40,7 @@ def build(
     thumbnails: bool = True,
     batch_size: int = 64,
     block: int | None = None,
-    shard_size: int = 2048,
+    shard_size: int | None = None,
     workers: int = 0,
     engine: str = "local",
     processes: int | None = None,
@@ -68,7 +69,7 @@ def build(
         batch_size: images that a process reads ahead.
         block: images that the network sees at once, the last filled up with copies; the last bits of the numbers depend
             on it. None: 16, on CUDA 64.
-        shard_size: rows of a shard, a multiple of ``block`` (rounded up to one).
+        shard_size: rows of a shard, a multiple of ``block`` (rounded up to one). None: 2,048, or fewer of large maps.
         workers: processes that read images, for each process that explains.
         engine: ``"local"``, or ``"ray"``: a cluster, or this machine if there is none (``pip install
             'pytorch_grad_cam_pcasvm[ray]'``).
@@ -89,12 +90,13 @@ def build(
         RuntimeError: an image cannot be read, or a process died; finished shards are kept.
         OSError: a shard cannot be written, as on a full disk; finished shards are kept.
     """
+    if torch.is_autocast_enabled(device_of(net).type):
+        raise ValueError("build an atlas outside autocast: other processes would not be under it")
     numbers = {"batch_size": batch_size, "shard_size": shard_size, "block": block, "processes": processes}
     _check(net, target_layers, method, engine, numbers, options)
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
     images = Images(dataset, transform, picture, thumbnails=thumbnails)
     block = block or BLOCK.get(device_of(net).type, BLOCK["cuda"])
-    shard_size = -(-shard_size // block) * block
     first = _first(images)
     with evaluating(net), torch.no_grad():
         output = net(first.images.to(device_of(net)))
@@ -103,10 +105,20 @@ def build(
             "an atlas is made of components, and this head has none: put a PCA in front, as in "
             "make_pipeline(StandardScaler(), PCA(16), SVC())"
         )
+    for target in targets or ():
+        if isinstance(encoded(target), str):
+            raise TypeError(
+                "an atlas keeps maps of the package's own targets, which it knows again, as SVMTarget, got "
+                f"{target!r:.80}"
+            )
     if targets is None:
         targets = [] if method._linear or output.decision is None else [SVMTarget()]
     explainer = Explainer(net, method, layer, options, targets, output.components.shape[-1], block)
     probe = explainer(first)
+    if shard_size is None:
+        of_row = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
+        shard_size = max(1, min(2048, SHARD_BYTES // of_row))
+    shard_size = -(-shard_size // block) * block
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):
         if name in probe and probe[name][0] is not None:
@@ -159,7 +171,7 @@ def _check(
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     for name, number in numbers.items():
-        if not (number is None and name in ("block", "processes")) and (not isinstance(number, int) or number < 1):
+        if not (number is None and name != "batch_size") and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} must be a positive integer, got {number!r}")
 
 
@@ -168,6 +180,11 @@ def _first(images: Images) -> Batch:
     for row in range(len(images)):
         batch = images.read([row])
         if batch.rows:
+            if not torch.equal(images.read([row]).images, batch.images):
+                raise ValueError(
+                    f"image {images.id(row)} is another one each time it is read: use a transform without chance, as "
+                    "for evaluation"
+                )
             return batch
         if row == 0:
             why = batch.bad[0]
@@ -199,12 +216,12 @@ def _entries(
         "versions": {library.__name__: library.__version__ for library in libraries},
         "backbone": type(backbone).__name__,
         "weights": manifest.digest_of_module(backbone),
-        "head": manifest.digest_of_module(net.head),
+        "head": net.head.digest(),
         "features": repr(source),
         "pool": manifest.described(net.pool),
         "target_layer": explainer.target_layer,
         "method": method.__name__ if method.__module__.startswith(__name__.partition(".")[0]) else repr(method),
-        "options": {name: manifest.described(option) for name, option in explainer.options.items()},
+        "options": _options(method, explainer.options),
         "targets": [encoded(target) for target in explainer.targets[explainer.components :]],
         "linear": method._linear,
         "adds_up": "baseline_values" in probe,
@@ -223,33 +240,55 @@ def _entries(
         "thumbnails": THUMBNAIL if images.thumbnails else 0,
         "block": explainer.block,
         "shard_size": shard_size,
+        "first": {name: probe[name][0].tolist() for name in ("components", "scores", "nu")},
         "complete": False,
     }
 
 
+def _options(method: type[ClosedFormCAM], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a method, those that were not given with their defaults."""
+    known = inspect.signature(method).parameters.items()
+    defaults = {name: parameter.default for name, parameter in known if parameter.default is not parameter.empty}
+    return {name: manifest.described(option) for name, option in {**defaults, **given}.items()}
+
+
 def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
     """Make the folder with manifest and head, or refuse one that holds something else."""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / manifest.NAME).exists()):
-        others = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else [folder]
-        if not all(path.name == HEAD for path in others):
-            raise ValueError(f"{folder} is not empty and no atlas: give another folder as out=")
-    if (folder / manifest.NAME).exists():
+    there = (folder / manifest.NAME).exists()
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not there):
+        raise ValueError(f"{folder} is not empty and no atlas: give another folder as out=")
+    if there:
         manifest.check_same(folder, manifest.read(folder), entries)
-        for left in folder.glob(".*.tmp"):  # of a run that was killed
-            left.unlink(missing_ok=True)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    net.head.save(folder / HEAD)
-    manifest.write(folder, entries)
+        shards.remove_leftovers(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest.write(folder, entries)
+    if not (folder / HEAD).exists():
+        net.head.save(folder / HEAD)
 
 
 def _missing(job: engines.Job) -> list[int]:
-    """Return the numbers of the shards that are to be made; refuse one that is broken."""
-    numbers = range(-(-len(job.images) // job.shard_size))
-    there = [number for number in numbers if (job.folder / shards.name_of(number)).exists()]
-    for number in there:
-        shards.open_shard(job.folder / shards.name_of(number), job.atlas).close()
-    return [number for number in numbers if number not in set(there)]
+    """Return the numbers of the shards that are to be made; refuse one that is broken, or of other images."""
+    missing = []
+    for number in range(-(-len(job.images) // job.shard_size)):
+        path = job.folder / shards.name_of(number)
+        if not path.exists():
+            missing.append(number)
+            continue
+        with shards.open_shard(path, job.atlas, number) as file:
+            marks = shards.marks_of(file)
+        bad = [int(row) for row in marks["bad"]]
+        if bad and (not job.skip_bad_images or job.images.read(bad).rows):
+            missing.append(number)  # they are to be read now, or can be
+        elif marks["first"] is not None:
+            again = job.images.read([marks["first"][0]])
+            if not again.rows or engines.fingerprint(again) != marks["first"]:
+                name = job.images.id(marks["first"][0])
+                raise ValueError(
+                    f"{path} was made of other images or labels than these, image {name} differs: give another folder "
+                    "as out=, or delete it"
+                )
+    return missing
 
 
 def _made(job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int) -> Iterator[int]:
@@ -265,12 +304,10 @@ def _finish(job: engines.Job, entries: dict[str, Any]) -> None:
     rows = 0
     bad: dict[str, str] = {}
     for number in range(-(-len(job.images) // job.shard_size)):
-        with shards.open_shard(job.folder / shards.name_of(number), job.atlas) as file:
+        with shards.open_shard(job.folder / shards.name_of(number), job.atlas, number) as file:
             rows += file.metadata.num_rows
             bad |= shards.marks_of(file)["bad"]
     if not rows:
         raise RuntimeError(f"none of the {len(job.images)} images can be read")
     named = {job.images.id(int(row)): why for row, why in bad.items()}
-    if bad and not job.skip_bad_images:
-        raise RuntimeError(f"{len(bad)} images of this atlas could not be read: pass skip_bad_images=True again")
     manifest.write(job.folder, {**entries, "rows": rows, "bad": named, "complete": True})

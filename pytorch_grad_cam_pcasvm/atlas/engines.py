@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.atlas.manifest import digest_of_tensor
 from pytorch_grad_cam_pcasvm.images import Batch, ByBlocks, Images
 from pytorch_grad_cam_pcasvm.modules import device_of
 
@@ -80,17 +81,19 @@ class Job:
         )
         columns: list[dict[str, Any]] = []
         bad: dict[int, str] = {}
+        first: list[Any] | None = None
         device = device_of(self.explainer.net)
         for (shard, rows), batch in zip(blocks, loader, strict=True):
             self._check(batch)
             bad |= batch.bad
             if batch.rows:
+                first = first or fingerprint(batch)
                 batch.images = batch.images.to(device)
                 columns.append(self.explainer(batch))
             yield len(rows)
             if rows[-1] == self.rows_of(shard)[-1]:
-                self._write(shard, columns, bad)
-                columns, bad = [], {}
+                self._write(shard, columns, bad, first)
+                columns, bad, first = [], {}, None
 
     def _blocks(self, rows: range) -> list[range]:
         return [rows[start : start + self.explainer.block] for start in range(0, len(rows), self.explainer.block)]
@@ -108,20 +111,34 @@ class Job:
                 f"one {self.shape}: bring all to one size in the transform, as with Resize((224, 224))"
             )
 
-    def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str]) -> None:
+    def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str], first: list[Any] | None) -> None:
         columns: dict[str, Any] = {"row": np.empty(0, np.int64)}
-        for name, first in parts[0].items() if parts else ():
+        for name in parts[0] if parts else ():
             values = [part[name] for part in parts]
-            columns[name] = np.concatenate(values) if isinstance(first, np.ndarray) else list(chain(*values))
+            columns[name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain(*values))
         if parts:
             columns["id"] = [self.images.id(int(row)) for row in columns["row"]]
-            labels = columns.pop("label")
-            if "label" in self.kinds:
-                columns["label"] = labels
-            elif any(label is not None for label in labels):
-                raise ValueError("some images have a label and the first has none: give all or none of them one")
+            self._check_labels(columns["id"], columns["label"])
+            if "label" not in self.kinds:
+                del columns["label"]
         marks = {"atlas": self.atlas, "number": shard, "bad": {str(row): why for row, why in bad.items()}}
+        marks["first"] = first
         shards.write(self.folder, shard, columns, {**self.kinds, "id": "str"}, marks)
+
+    def _check_labels(self, ids: Sequence[str], labels: Sequence[Any]) -> None:
+        kind = self.kinds.get("label")
+        for name, label in zip(ids, labels, strict=True):
+            found = None if label is None else type(label).__name__
+            if found != kind and (kind, found) != ("float", "int"):
+                one, other = ("no label" if each is None else f"a label of type {each}" for each in (found, kind))
+                raise ValueError(
+                    f"image {name} has {one}, and the first one {other}: give all of them labels of one kind"
+                )
+
+
+def fingerprint(batch: Batch) -> list[Any]:
+    """Return the number of a batch's first image, with a digest of its pixels, and its label."""
+    return [batch.rows[0], digest_of_tensor(batch.images[0]), batch.labels[0]]
 
 
 def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
@@ -200,14 +217,13 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
         fn_constructor_args=([shared], here, threads, workers),
         compute=data.ActorPoolStrategy(size=count),
         num_cpus=share,
-        num_gpus=min(1.0, gpus / count) if gpus else None,
+        num_gpus=1 / math.ceil(count / gpus) if gpus else None,
     )
     try:
         with _quiet(data.DataContext.get_current()):
             for row in made.iter_rows():
                 if row["error"]:
-                    kind = {"OSError": OSError, "ValueError": ValueError}.get(row["kind"], RuntimeError)
-                    raise kind(row["error"])
+                    raise _ERRORS[row["kind"]](row["error"])
                 yield int(row["images"])
     except ray_.exceptions.RayError as error:
         raise RuntimeError(
@@ -231,6 +247,9 @@ def _quiet(context: Any) -> Iterator[None]:
     finally:
         context.enable_progress_bars = bars
         logger.setLevel(level)
+
+
+_ERRORS: dict[str, type[Exception]] = {"os": OSError, "value": ValueError, "type": TypeError, "other": RuntimeError}
 
 
 class Actor:
@@ -264,7 +283,8 @@ class Actor:
                 images = sum(self.job.run([int(number)], self.workers))
             # Not raised here: Ray would try again, and wrap what it says.
             except Exception as caught:
-                error, kind = str(caught), type(caught).__name__
+                error = str(caught) or type(caught).__name__
+                kind = next(name for name, each in _ERRORS.items() if isinstance(caught, each) or name == "other")
             for name, value in (("images", images), ("error", error), ("kind", kind)):
                 rows[name].append(value)
         return rows

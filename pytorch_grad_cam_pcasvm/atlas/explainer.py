@@ -93,12 +93,15 @@ class Explainer:
 
 
 def _kept(maps: SignedMaps) -> dict[str, np.ndarray]:
-    """Return maps divided by nu in half precision, nu, and what goes with them."""
-    nu = maps.nu.reshape(*maps.nu.shape, *[1] * (maps.maps.dim() - 2))
-    columns = {}
+    """Return maps in half precision, divided by nu, or by a scale of their own, and what goes with them."""
+    columns, scale = {}, maps.nu
+    if maps.opposite is not None:  # whose values may be larger than those that count
+        scale = torch.maximum(*(each.flatten(2).abs().amax(-1) for each in (maps.maps, maps.opposite)))
+        columns["scale"] = _array(scale, np.float32)
+    divisor = scale.reshape(*scale.shape, *[1] * (maps.maps.dim() - 2))
     for name, numbers in (("maps", maps.maps), ("opposite", maps.opposite)):
         if numbers is not None:
-            columns[name] = _array(torch.where(nu > 0, numbers / nu, 0.0), np.float16)
+            columns[name] = _array(torch.where(divisor > 0, numbers / divisor, 0.0), np.float16)
     columns["nu"] = _array(maps.nu, np.float32)
     columns["log_scale"] = _array(maps.log_scale, np.float64)
     for name in ("baseline_values", "remainder"):

@@ -96,16 +96,17 @@ def _virelay(store: "Atlas", path: Path) -> None:
     shown = store.predictions if decided and store.predictions is not None else np.zeros(len(store), int)
     classes = store.manifest["classes"] if decided else [0]
     truth = shown if store.labels is None else store.labels
-    names = store.names(classes)
+    # Labels that are none of the head's classes have numbers behind these.
+    names = list(dict.fromkeys([*store.names(classes), *sorted(set(store.names(truth)))]))
     number = {name: index for index, name in enumerate(names)}
     path.mkdir()
     with h5py.File(path / "input.h5", "w") as input_, h5py.File(path / "attribution.h5", "w") as attribution:
         size = (len(store), 3, _PIXELS, _PIXELS)
         data = input_.create_dataset("data", size, np.float32, chunks=(1, *size[1:]))
-        input_["label"] = np.array([number.get(name, 0) for name in store.names(truth)], np.uint16)
+        input_["label"] = np.array([number[name] for name in store.names(truth)], np.uint16)
         maps = attribution.create_dataset("attribution", (len(store), 1, _PIXELS, _PIXELS), np.float32)
         attribution["index"] = np.arange(len(store), dtype=np.uint32)
-        attribution["label"] = np.array([number.get(name, 0) for name in store.names(shown)], np.uint16)
+        attribution["label"] = np.array([number[name] for name in store.names(shown)], np.uint16)
         attribution["prediction"] = store.scores.astype(np.float32)
         target: Any = SVMTarget() if decided else PCATarget(0)
         for start in range(0, len(store), 256):
@@ -116,7 +117,7 @@ def _virelay(store: "Atlas", path: Path) -> None:
         group = analysis.create_group("components")
         group["index"] = np.arange(len(store), dtype=np.uint32)
         group["embedding/pca"] = store.components.astype(np.float32)
-        group["cluster/prediction"] = np.array([number.get(name, 0) for name in store.names(shown)], np.uint32)
+        group["cluster/prediction"] = np.array([number[name] for name in store.names(shown)], np.uint32)
     label_map = [{"index": index, "word_net_id": f"{index:08d}", "name": name} for index, name in enumerate(names)]
     (path / "label-map.json").write_text(json.dumps(label_map, indent=1), encoding="utf-8")
     project = {

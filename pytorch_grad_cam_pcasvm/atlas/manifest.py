@@ -3,10 +3,13 @@
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +19,10 @@ FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
 NAME = "manifest.json"
 
 # What may differ between two runs of one build.
-_OF_THE_RUN = ("versions", "complete", "rows", "bad")
+_OF_THE_RUN = ("versions", "complete", "rows", "bad", "first")
 
+
+_FOLLOWING = ("adds_up", "columns", "input", "kinds", "linear")
 
 _CALLED = {"first_image": "digest of the first image (is a transform random?)", "ids": "digest of the images' names"}
 
@@ -30,7 +35,7 @@ def digest_of(entries: Mapping[str, Any]) -> str:
 
 def write(folder: Path, entries: Mapping[str, Any]) -> None:
     """Write the manifest of an atlas, whole or not at all."""
-    temporary = folder / f".{NAME}.{os.getpid()}.tmp"
+    temporary = folder / f".{NAME}.{platform.node()}.{os.getpid()}.tmp"
     temporary.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     temporary.replace(folder / NAME)
 
@@ -63,12 +68,21 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     """
     keys = [key for key in sorted({*found, *wanted}) if key not in _OF_THE_RUN and found.get(key) != wanted.get(key)]
     if keys:
+        # What follows from another difference is told only where there is none.
+        keys = sorted(set(keys) - set(_FOLLOWING)) or keys
         pairs = "; ".join(
             f"{_CALLED.get(key, key)}: {_short(found.get(key))} there, {_short(wanted.get(key))} now" for key in keys
         )
         raise ValueError(
             f"{folder} has an atlas of something else ({pairs}): give another folder as out=, or delete it"
         )
+    for name, numbers in wanted["first"].items():
+        if not np.allclose(found["first"][name], numbers, rtol=1e-3, atol=1e-5):
+            raise ValueError(
+                f"{folder} has an atlas of something else (the first image's {name}: {_short(found['first'][name])} "
+                f"there, {_short(numbers)} now: have hooks, attributes or functions of the network changed?): give "
+                "another folder as out=, or delete it"
+            )
     others = [
         f"{name} {found['versions'].get(name)} (now {version})"
         for name, version in wanted["versions"].items()
@@ -104,7 +118,11 @@ def described(option: Any) -> Any:
         return f"{tuple(option.shape)} {digest_of_tensor(option)[:16]}"
     if isinstance(option, list | tuple):
         return [described(item) for item in option]
+    if isinstance(option, partial):
+        return ["partial", described(option.func), described(option.args), described(list(option.keywords.items()))]
     name = getattr(option, "__qualname__", None)
+    if name is None and " at 0x" in repr(option):
+        option, name = type(option), type(option).__qualname__
     return f"{option.__module__}.{name}" if name else repr(option)
 
 

@@ -6,6 +6,7 @@ Every column with several numbers a row is a flat list of fixed length, which pa
 
 import json
 import os
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def write(
     metadata = {key: json.dumps(value) for key, value in marks.items()}
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
     path = folder / name_of(number)
-    temporary = folder / f".{path.name}.{os.getpid()}.tmp"
+    temporary = temporary_of(path)
     try:
         with temporary.open("wb") as file:
             # Maps hardly shrink: what compresses is the few labels.
@@ -82,7 +83,30 @@ def write(
         temporary.unlink(missing_ok=True)
 
 
-def open_shard(path: Path, atlas: str | None = None) -> pq.ParquetFile:
+def temporary_of(path: Path) -> Path:
+    """Return the name that a file has until it is complete."""
+    return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine left that were killed; others may still be at work."""
+    for left in folder.glob(f".*.{platform.node()}.*.tmp"):
+        number = left.name.split(".")[-2]
+        if number.isdecimal() and not _alive(int(number)):
+            left.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def open_shard(path: Path, atlas: str | None = None, number: int | None = None) -> pq.ParquetFile:
     """Open a shard, its columns memory-mapped.
 
     Returns:
@@ -100,16 +124,21 @@ def open_shard(path: Path, atlas: str | None = None) -> pq.ParquetFile:
         raise ValueError(f"{path} is no shard of an atlas: {_REPAIR}")
     if atlas is not None and found != atlas:
         raise ValueError(f"{path} is a shard of another atlas: {_REPAIR}")
+    if number is not None and marks_of(file)["number"] != number:
+        raise ValueError(f"{path} is a copy of shard {marks_of(file)['number']}: {_REPAIR}")
     return file
 
 
 _REPAIR = "delete it, and run the same build again, which makes only what is missing"
 
 
+_MARKS = (b"atlas", b"number", b"bad", b"first")
+
+
 def marks_of(file: pq.ParquetFile) -> dict[str, Any]:
     """Return what was written beside the schema."""
     metadata = file.schema_arrow.metadata or {}
-    return {key.decode(): json.loads(value) for key, value in metadata.items() if key in (b"atlas", b"number", b"bad")}
+    return {key.decode(): json.loads(value) for key, value in metadata.items() if key in _MARKS}
 
 
 def read(file: pq.ParquetFile, names: Sequence[str], groups: Iterable[int] | None = None) -> dict[str, Any]:

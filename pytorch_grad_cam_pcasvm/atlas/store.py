@@ -1,5 +1,6 @@
 """The store: an atlas that was built, and what can be asked of it without the network."""
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.atlas import manifest, shards
@@ -41,15 +43,18 @@ class MeanMaps:
 
     Attributes:
         groups: what the images of a group have in common, length G.
-        maps: signed means, shape (G, H, W), in the units of ``SignedMaps.maps``.
+        maps: signed means, shape (G, H, W), divided by ``exp(log_scale)``; of a method with opposites what raises the
+            component less what lowers it.
         standard_errors: of the means, same shape; NaN for a group of one image.
         counts: images of each group, shape (G,).
+        log_scale: natural logarithm of the factor taken out of each mean, shape (G,); usually 0.
     """
 
     groups: list[Any]
     maps: np.ndarray
     standard_errors: np.ndarray
     counts: np.ndarray
+    log_scale: np.ndarray
 
 
 def load(folder: str | Path) -> "Atlas":
@@ -87,13 +92,19 @@ class Atlas:
                 f"the atlas in {folder} is not finished, {count} of {total} shards are there: run the same build "
                 "again, which goes on where it was"
             )
+        if not (self.folder / HEAD).exists():
+            raise ValueError(f"{self.folder / HEAD} is missing: run the same build again, which writes it")
         self.head = Head.load(self.folder / HEAD)
+        if self.head.digest() != self.manifest["head"]:
+            raise ValueError(
+                f"{self.folder / HEAD} is not the head of this atlas: delete it, and run the same build again"
+            )
         digest, counts = manifest.digest_of(self.manifest), []
         for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
             path = self.folder / shards.name_of(number)
             if not path.exists():
                 raise ValueError(f"the shard {path} is missing: run the same build again, which makes it")
-            with shards.open_shard(path, digest) as file:
+            with shards.open_shard(path, digest, number) as file:
                 counts.append(file.metadata.num_rows)
         # Positions where each shard begins.
         self._starts = np.concatenate([[0], np.cumsum(counts)])
@@ -122,8 +133,15 @@ class Atlas:
 
     @cached_property
     def labels(self) -> np.ndarray | None:
-        """The labels, shape (R,), or None if the data set has none."""
-        return self._column("label") if "label" in self.manifest["kinds"] else None
+        """The labels, shape (R,), or None if the data set has none.
+
+        Numbers of classes become their names where the head was fitted on these.
+        """
+        if "label" not in self.manifest["kinds"]:
+            return None
+        found = self._column("label")
+        numbered = found.dtype.kind in "iu" and set(self.manifest["names"] or []) & set(self.manifest["classes"] or [])
+        return np.array(self.names(found)) if numbered else found
 
     @cached_property
     def predictions(self) -> np.ndarray | None:
@@ -174,11 +192,23 @@ class Atlas:
         """Return small pictures of some rows, as WebP files; empty where there is none."""
         return self._of_rows(rows, ["thumbnail"])["thumbnail"].tolist()
 
+    def pictures(self, rows: Any) -> Tensor:
+        """Return the thumbnails of some rows as figures take them, shape (n, 3, h, w), in [0, 1].
+
+        Raises:
+            ValueError: the atlas was built without thumbnails.
+        """
+        written = self.thumbnails(rows)
+        if not all(written):
+            raise ValueError("the atlas was built with thumbnails=False: give figures the images themselves")
+        arrays = [np.array(Image.open(io.BytesIO(each)).convert("RGB")) for each in written]
+        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
+
     def maps(self, rows: Any) -> SignedMaps:
         """Return the signed maps of all components for some rows, as ``cam.explain`` gives them, in float32.
 
         Args:
-            rows: an integer, a slice, a list or a mask.
+            rows: an integer, a slice, a list or a mask; or a name, or a list of names, as in ``ids``.
 
         Returns:
             Signed maps, (n, B, H, W), exact to the half precision of storage (5e-4 of nu). Their weights are not kept.
@@ -248,28 +278,49 @@ class Atlas:
             ValueError: there is no such component, no labels, or another number of values than rows.
         """
         self._check_component(component)
+        return self._means(slice(component, component + 1), by)[0]
+
+    def mean_maps(self, by: Any = None) -> list[MeanMaps]:
+        """Return what :meth:`mean_map` gives for every component, the files read once."""
+        return self._means(slice(None), by)
+
+    def _means(self, chosen: slice, by: Any) -> list[MeanMaps]:
         values = self._grouping(by)
         groups, of_row = np.unique(values, return_inverse=True)
         of_row = of_row.reshape(-1)
-        shape = tuple(self.manifest["columns"]["maps"][2:])
-        totals, squares = (np.zeros((len(groups), *shape)) for _ in range(2))
-        for start, block in self.blocks(["maps", "nu", "log_scale"]):
-            scale = block["nu"][:, component] * np.exp(block["log_scale"][:, component])
-            maps = block["maps"][:, component].astype(np.float64) * scale.reshape(-1, *[1] * len(shape))
-            group = of_row[start : start + len(maps)]
-            np.add.at(totals, group, maps)
-            np.add.at(squares, group, maps**2)
+        # The largest factor of each group, so that a mean has the units of its maps.
+        factors = np.full((len(groups), self.manifest["columns"]["components"][1]), -np.inf)
+        np.maximum.at(factors, of_row, self.log_scale)
         counts = np.bincount(of_row, minlength=len(groups))
-        each = counts.reshape(-1, *[1] * len(shape))
+        shape = (len(groups), factors[:, chosen].shape[1], *self.manifest["columns"]["maps"][2:])
+        totals, squares = np.zeros(shape), np.zeros(shape)
+        names = [name for name in ("maps", "opposite", "nu", "scale", "log_scale") if name in self.manifest["columns"]]
+        for start, block in self.blocks(names):
+            scale = block.get("scale", block["nu"])[:, chosen]
+            group = of_row[start : start + len(scale)]
+            scale = scale * np.exp(block["log_scale"][:, chosen] - factors[group][:, chosen])
+            maps = block["maps"][:, chosen].astype(np.float64)
+            if "opposite" in block:
+                maps = np.maximum(maps, 0) - np.maximum(block["opposite"][:, chosen].astype(np.float64), 0)
+            maps *= scale.reshape(*scale.shape, *[1] * (len(shape) - 2))
+            for g in np.unique(group):
+                totals[g] += maps[group == g].sum(0)
+                squares[g] += (maps[group == g] ** 2).sum(0)
+        each = counts.reshape(-1, *[1] * (len(shape) - 1))
         means = totals / each
         with np.errstate(invalid="ignore", divide="ignore"):
             variance = np.maximum(squares / each - means**2, 0) * each / (each - 1)
-            errors = np.sqrt(variance / each)
-        return MeanMaps(groups.tolist(), means, np.where(each > 1, errors, np.nan), counts)
+            errors = np.where(each > 1, np.sqrt(variance / each), np.nan)
+        return [
+            MeanMaps(groups.tolist(), means[:, b], errors[:, b], counts, factors[:, chosen][:, b])
+            for b in range(shape[1])
+        ]
 
-    def nearest(self, row: int, count: int = 12) -> Neighbours:
+    def nearest(self, row: int | str, count: int = 12) -> Neighbours:
         """Return the rows whose components are nearest to those of another, which is left out."""
-        (position,) = self._positions(int(row))
+        if isinstance(row, bool) or not isinstance(row, int | np.integer | str):
+            raise TypeError(f"row must be an integer or a name, got {row!r:.80}")
+        (position,) = self._positions(row)
         _positive(count, "count")
         point = self._of_rows([position], ["components"])["components"][0]
         rows, distances = np.empty(0, np.int64), np.empty(0)
@@ -297,36 +348,32 @@ class Atlas:
             raise ValueError(f"kind must be 'wrong' or 'boundary', got {kind!r}")
         if self.head.classes_ is None or self.predictions is None:
             raise ValueError("the head has no classes to disagree about")
-        margins = self.margins
-        if kind == "boundary":
-            return np.argsort(margins, kind="stable")[:count]
-        (wrong,) = np.nonzero(~self.correct)
-        return wrong[np.argsort(-margins[wrong], kind="stable")][:count]
-
-    @property
-    def margins(self) -> np.ndarray:
-        """How far the score of the first class is above that of the second, shape (R,)."""
-        if self.head.classes_ is None:
-            raise ValueError("the head has no classes, and so no margins between them")
-        if self.scores.shape[1] == 1:
-            return np.abs(self.scores[:, 0])
         ordered = np.sort(self.scores, axis=1)
-        return ordered[:, -1] - ordered[:, -2]
+        ahead = ordered[:, -1] - ordered[:, -2]
+        if kind == "boundary":
+            return np.argsort(ahead, kind="stable")[:count]
+        (wrong,) = np.nonzero(~self.correct)
+        return wrong[np.argsort(-ahead[wrong], kind="stable")][:count]
+
+    @cached_property
+    def margins(self) -> np.ndarray:
+        """The margin of the class that is predicted for each image, or the value of a regressor, shape (R,)."""
+        parts = []
+        for _, block in self.blocks(["components"]):
+            parts.append(SVMTarget()(self._output(torch.from_numpy(block["components"]))).numpy())
+        return np.concatenate(parts)
 
     @property
     def correct(self) -> np.ndarray:
-        """Whether the prediction is the label, shape (R,); labels may be names of classes, or their numbers."""
+        """Whether the prediction is the label, shape (R,)."""
         if self.labels is None or self.predictions is None:
             raise ValueError("the data set has no labels, or the head no predictions, to compare")
-        if self.labels.dtype.kind == self.predictions.dtype.kind:
-            return self.labels == self.predictions
-        labels, predictions = (np.array(self.names(each)) for each in (self.labels, self.predictions))
-        if not set(predictions) & set(labels):
+        if self.labels.dtype.kind != self.predictions.dtype.kind:
             raise ValueError(
                 f"labels such as {self.labels[0]!r} are none of the head's classes, {self.manifest['classes']}: fit "
                 "the head on the labels that the data set gives"
             )
-        return labels == predictions
+        return self.labels == self.predictions
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with a row for each image: id, label, prediction, scores, and components p1, p2, ...
@@ -342,6 +389,8 @@ class Atlas:
         for name, values in (("label", self.labels), ("prediction", self.predictions)):
             if values is not None:
                 columns[name] = values
+        if {"label", "prediction"} <= columns.keys() and self.labels.dtype.kind == self.predictions.dtype.kind:  # type: ignore[union-attr]
+            columns["correct"] = self.correct
         classes = self.manifest["classes"]
         width = self.scores.shape[1]
         of_classes = self.names(classes) if classes is not None and len(classes) == width else range(width)
@@ -390,10 +439,10 @@ class Atlas:
     def _maps(self, rows: Any, prefix: str, targets: list[Any], values: str) -> SignedMaps:
         names = [name for name in _OF_MAPS if prefix + name in self.manifest["columns"]]
         read = self._of_rows(rows, [*(prefix + name for name in names), values, "components"])
-        nu = torch.from_numpy(read[prefix + "nu"])
-        scale = nu.reshape(*nu.shape, *[1] * (len(self.manifest["columns"]["maps"]) - 2))
+        scale = torch.from_numpy(read[prefix + "scale" if "scale" in names else prefix + "nu"])
+        scale = scale.reshape(*scale.shape, *[1] * (len(self.manifest["columns"]["maps"]) - 2))
         found: dict[str, Any] = {}
-        for name in names:
+        for name in (name for name in names if name != "scale"):
             tensor = torch.from_numpy(read[prefix + name])
             found[name] = tensor.float() * scale if name in ("maps", "opposite") else tensor
         maps = found["maps"]
@@ -415,7 +464,7 @@ class Atlas:
         kept = [decoded(target) for target in self.manifest["targets"]]
         count = self.manifest["columns"]["components"][1]
         known: list[Any] = [*map(PCATarget, range(count)), *kept]
-        missing = [target for target in targets if _named(target) not in map(_named, known)]
+        missing = [target for target in targets if target not in known]
         if head is not None or missing:
             what = "another head" if head is not None else missing[0]
             raise ValueError(
@@ -428,9 +477,9 @@ class Atlas:
             parts.append(self._maps(positions, OF_TARGETS, kept, OF_TARGETS + "values"))
         columns = []
         for target in targets:
-            k = [_named(each) for each in known].index(_named(target))
+            k = known.index(target)
             columns.append(parts[0][:, k] if k < count else parts[1][:, k - count])
-        names = [name for name in (*_OF_MAPS, "weights", "values") if getattr(columns[0], name) is not None]
+        names = [name for name in (*_OF_MAPS, "weights", "values") if getattr(columns[0], name, None) is not None]
         joined: Any = {name: torch.cat([getattr(column, name) for column in columns], 1) for name in names}
         return replace(columns[0], **joined, targets=targets)
 
@@ -455,6 +504,10 @@ class Atlas:
     def _positions(self, rows: Any) -> np.ndarray:
         """Return rows that are given by an integer, a slice, a list or a mask, as positions."""
         index = rows if isinstance(rows, slice) else np.asarray(rows)
+        if not isinstance(index, slice) and index.dtype.kind == "U":
+            index = np.array([self._by_name(str(name)) for name in index.reshape(-1)])
+        if not isinstance(index, slice) and (index.ndim > 1 or (index.ndim == 0 and index.dtype == bool)):
+            raise IndexError(f"rows are an integer, a slice, a list or a mask, got {rows!r:.80}")
         if not isinstance(index, slice) and index.size == 0:
             index = index.astype(np.int64)
         try:
@@ -464,6 +517,12 @@ class Atlas:
         if not len(found):
             raise ValueError("no rows are asked for")
         return found
+
+    def _by_name(self, name: str) -> int:
+        (found,) = np.nonzero(self.ids == name)
+        if not len(found):
+            raise KeyError(f"no image is named {name!r}: store.ids has the names, as {self.ids[0]!r}")
+        return int(found[0])
 
     def _column(self, name: str) -> Any:
         return np.concatenate([block[name] for _, block in self.blocks([name])])
@@ -502,12 +561,7 @@ class Atlas:
         return found
 
 
-_OF_MAPS = ("maps", "opposite", "nu", "log_scale", "baseline_values", "remainder")
-
-
-def _named(target: Any) -> Any:
-    """Return what a target is compared by: a function of a user's by its name, as the manifest has it."""
-    return target if isinstance(target, str | PCATarget | SVMTarget) else getattr(target, "__name__", target)
+_OF_MAPS = ("maps", "opposite", "scale", "nu", "log_scale", "baseline_values", "remainder")
 
 
 def _positive(number: Any, name: str) -> None:

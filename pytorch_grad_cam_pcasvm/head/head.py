@@ -268,6 +268,14 @@ class Head(Hookable):
         grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 
+    def digest(self) -> str:
+        """Return a digest of all that the head computes with, the same for a head from a file.
+
+        Raises:
+            TypeError: a stage is not of this package.
+        """
+        return storage.digest_of(self.stages)
+
     def starts_as(self, other: "Head", count: int) -> bool:
         """Return whether the first stages of two heads compute the same to the last bit."""
         parts = [list(head.stages)[:count] for head in (self, other)]

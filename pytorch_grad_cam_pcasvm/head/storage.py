@@ -7,6 +7,7 @@ every part keeps as attributes of the same names.
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -38,12 +39,21 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: di
     if not Path(path).parent.is_dir():
         raise FileNotFoundError(f"there is no folder {Path(path).parent} to save in: make it first")
     # Clones: the format has no views.
-    written = serialised({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, metadata)
+    written = memoryview(
+        serialised({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, metadata)
+    )
     # The library writes the strings in an order of its own, another one every time.
     length = int.from_bytes(written[:8], "little")
-    header = json.dumps(json.loads(written[8 : 8 + length]), sort_keys=True).encode()
+    header = json.dumps(json.loads(bytes(written[8 : 8 + length])), sort_keys=True).encode()
     header += b" " * (-len(header) % 8)
-    Path(path).write_bytes(len(header).to_bytes(8, "little") + header + written[8 + length :])
+    temporary = Path(f"{path}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            for part in (len(header).to_bytes(8, "little"), header, written[8 + length :]):
+                file.write(part)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -57,7 +67,8 @@ def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[s
                 for name in file.keys()  # noqa: SIM118
             }
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or a truncated one ({error}): write it again") from error
+        what = f"{path} is no safetensors file, or a truncated one ({error})"
+        raise ValueError(f"{what}: make one with {writer}") from error
 
 
 def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
@@ -65,6 +76,12 @@ def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
     tensors: dict[str, Tensor] = {}
     header = json.dumps(_encode(parts, tensors))
     write(path, tensors, {"format": FORMAT, "head": header, "sha256": _digest(header, tensors)})
+
+
+def digest_of(parts: list[stages.Stage]) -> str:
+    """Return the digest of the stages of a head, which its file has, too."""
+    tensors: dict[str, Tensor] = {}
+    return _digest(json.dumps(_encode(parts, tensors)), tensors)
 
 
 def load(path: str | PathLike[str]) -> list[stages.Stage]:

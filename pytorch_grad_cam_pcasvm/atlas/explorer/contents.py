@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.data import packed
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, tail_of
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.voting import OneClass, Regression
+from pytorch_grad_cam_pcasvm.reduction import tail_of
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"
@@ -53,13 +54,14 @@ class Contents:
         self.groupings: dict[str, list[str]] = {}
         if self.label_names is not None and len(self.label_names) <= _MOST_GROUPS:
             self.groupings["label"] = [self.label_names[i] for i in self.labels]
-        if self.heads and self.heads[0][1].get("classes") and len(self.heads[0][1]["classes"]) <= _MOST_GROUPS:
+        known = store.predictions is not None and store.head.classes_ is not None
+        if known and len(store.head.classes_) <= _MOST_GROUPS:
             self.groupings["prediction"] = store.names(store.predictions)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Yield what the page needs to open, each with its name: all but maps, means and pictures."""
         store = self.store
-        manifest = {key: store.manifest.get(key) for key in ("method", "dataset", "target_layer", "backbone")}
+        manifest = {key: store.manifest.get(key) for key in ("method", "target_layer", "backbone")}
         yield (
             "atlas",
             {
@@ -101,7 +103,7 @@ class Contents:
     def means(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the mean maps of all components by label, and by prediction."""
         for by, names in self.groupings.items():
-            found = [self.store.mean_map(b, by=np.array(names)) for b in range(self.count)]
+            found = self.store.mean_maps(by=np.array(names))
             yield (
                 f"means-{by}",
                 {
@@ -162,7 +164,7 @@ class Contents:
         for name, head in given.items():
             fitted = self.store.head if head is None else Head.of(head)
             try:
-                tail = tail_of(fitted, self.count, self.store.head.n_features)
+                tail = tail_of(fitted, self.count, self.store.head, self.store.head.n_features)
             except ValueError as error:
                 raise ValueError(f"head {name!r}: {error}") from error
             if tail is None or tail.decision_position is None:

@@ -102,6 +102,9 @@
     const share = Math.round((100 * size(shown)) / (size(parts) || 1));
     note.textContent = "Each vector’s part α c K in " + described(found) + ", strongest first: these " + shown.length + " of "
       + parts.length + " have " + share + " % of the total size. Intercept: " + number(intercept) + ".";
+    if (shown.some(({ row }) => row < 0)) {
+      note.textContent += " Some are not in this atlas: build it over the training images, too, to see them.";
+    }
     const largest = Math.abs(shown[0].part);
     return Promise.all(shown.map((vector) => tileOf(vector, largest)));
   }

@@ -58,27 +58,6 @@ class _Affine:
         return _Affine(jacobian[0] @ self.matrix, y[0])
 
 
-def tail_of(head: Head, count: int, n_features: int | None) -> Head | None:
-    """Return what of a head lies behind ``count`` components; None if there is nothing.
-
-    Args:
-        head: one with the reduction that the components came from, or one that was fitted on the components.
-        count: number of components B.
-        n_features: what the reduction takes, by which the two are told apart.
-
-    Raises:
-        ValueError: the head takes another number of components.
-    """
-    whole = head.n_features == count != n_features
-    stages = list(head.stages)[0 if whole else head.component_position or 0 :]
-    if not stages:
-        return None
-    tail = Head(stages)
-    if tail.n_features not in (None, count):
-        raise ValueError(f"the head takes {tail.n_features} components, and the atlas has {count}")
-    return tail
-
-
 def machine_data(tail: Head, components: np.ndarray) -> dict[str, Any]:
     """Return the tail of a head as JSON.
 

@@ -79,7 +79,7 @@
     const [maps, picture, found] = await Promise.all([
       atlas.data.mapsOf(row), atlas.data.pictureOf(row), scale === "parts" ? atlas.decision.current() : null,
     ]);
-    const { p } = atlas.data.pointOf(row), parts = found && found.factors;
+    const { p, p0 } = atlas.data.pointOf(row), parts = found && found.factors;
     const strengths = Array.from(maps.nu, (nu, b) => (parts ? nu * parts[b] : strengthOf(row, b, nu)));
     const one = scale === "own" || (scale === "parts" && !parts) ? null : largestOf(strengths);
     const note = document.getElementById("components-note");
@@ -95,7 +95,8 @@
       const log = parts ? found.logScale : atlas.data.logScale ? atlas.data.logScale[row * about.components + b] : 0;
       const drawn = atlas.maps.canvases(picture, shown, 108, title);
       const scaleLine = nu === 0 ? "blank (nu 0)" : (parts ? "nu of g·P " : "nu ") + number(nu, log);
-      return tile(drawn, [title, scaleLine], title + ", " + scaleLine + ": show its two ends",
+      const from = p0 ? ["from " + number(p0[b]) + " at the baseline"] : [];
+      return tile(drawn, [title, ...from, scaleLine], title + ", " + scaleLine + ": show its two ends",
         () => atlas.view.set({ component: b }));
     });
   }
