@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.features import checked_images, flatten, output_of
+from pytorch_grad_cam_pcasvm.images import image_and_label
 from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, uncompiled
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import Baseline
@@ -120,7 +121,8 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
 
     Args:
         net: a :class:`PCASVMNet` or a backbone.
-        loader: gives ``(images, ...)`` batches, or images alone, of shape (N, ...), all of one size.
+        loader: gives ``(images, ...)`` batches, dicts with ``image`` as MONAI's, or images alone, of shape (N, ...),
+            all of one size.
         layer: the layer, or its dotted name.
         progress: show a progress bar.
 
@@ -130,8 +132,8 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
 
     Raises:
         TypeError: the loader gives something else than floating-point tensors, or the layer does.
-        ValueError: the loader is empty, its images differ in size, the layer's output does not count them first, or
-            the network has no such layer.
+        ValueError: the loader is empty, its images differ in size, a dict has none, the layer's output does not count
+            them first, or the network has no such layer.
     """
     backbone = _backbone(net)
     name = layer_name(backbone, layer)
@@ -139,7 +141,7 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
     count = 0
     with evaluating(net), torch.no_grad():
         for batch in tqdm(loader, desc="mean activations", unit="batch", disable=not progress):
-            images = checked_images(batch[0] if isinstance(batch, list | tuple) else batch)
+            images = checked_images(image_and_label(batch)[0])
             activations = output_of(backbone, name, images.to(device_of(net)))
             if not isinstance(activations, Tensor):
                 raise TypeError(f"the layer {name!r} gives a {type(activations).__name__}, not a tensor: name another")

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pytorch_grad_cam_pcasvm.images import image_and_label, plain_tensor
 from pytorch_grad_cam_pcasvm.layout import layout_of
 from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, uncompiled
 from pytorch_grad_cam_pcasvm.pools import check_pool, pool_of
@@ -35,7 +36,8 @@ def extract_features(
 
     Args:
         backbone: the network.
-        loader: gives ``(images, labels)`` batches, or ``images`` alone; images of shape (N, ...).
+        loader: gives ``(images, labels)`` batches, dicts with ``image`` and perhaps ``label`` as MONAI's, or ``images``
+            alone; images of shape (N, ...).
         layer: dotted name of a module of the backbone, or the module itself; None: the backbone's own output. Of a
             Hugging Face model also the name of a field of its output, as ``"last_hidden_state"``.
         pool: how positions or tokens become one row: None: all of them, one behind the other; ``"mean"``, ``"max"`` or
@@ -53,7 +55,8 @@ def extract_features(
         TypeError: the loader gives something else than tensors as images, or of another dtype than the backbone's; or
             the features are no tensor.
         ValueError: the loader is empty, its labels are not one per image, the backbone has no such layer, or the images
-            another number of channels than it takes; an unknown pool, or one that the output has no tokens for.
+            another number of channels than it takes; a dict without an image; an unknown pool, or one that the output
+            has no tokens for.
     """
     backbone = backbone if layer is None else uncompiled(backbone)
     source = FeatureSource.of(backbone, layer, pool)
@@ -62,9 +65,10 @@ def extract_features(
     labels: list[Any] = []
     with evaluating(backbone), torch.no_grad(), _loading():
         for batch in tqdm(loader, desc="features", unit="batch", disable=not progress):
-            images, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+            images, label = image_and_label(batch)
             _check_tensor(images, "images")
-            labels.extend(map(_column, rest[:1]))
+            if label is not None:
+                labels.append(_column(label))
             fits = not labels or (len(labels) == len(features) + 1 and labels[-1].shape[:1] == (len(images),))
             if not fits:
                 raise ValueError(
@@ -264,7 +268,7 @@ def checked_images(x: Any) -> Tensor:
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
     if x.device.type == "cpu" and not all_finite(x):
         raise ValueError("input_tensor has NaN or infinite values: a map of it would mean nothing")
-    return x
+    return plain_tensor(x)
 
 
 def all_finite(x: Tensor) -> bool:

@@ -39,6 +39,35 @@ class Batch:
     bad: dict[int, str] = field(default_factory=dict)
 
 
+def image_and_label(given: Any) -> tuple[Any, Any]:
+    """Return what is an image in a row or a batch, and its label, or None.
+
+    Args:
+        given: a dict, as of MONAI or Hugging Face, a pair or longer tuple, or an image alone.
+
+    Returns:
+        The image and its label, tensors of a subclass as plain ones.
+
+    Raises:
+        ValueError: a dict without an image.
+    """
+    if isinstance(given, Mapping):
+        image, label = (
+            next((found for key in keys if (found := given.get(key)) is not None), None)
+            for keys in (_IMAGE_KEYS, _LABEL_KEYS)
+        )
+        if image is None:
+            raise ValueError(f"no image among {list(given)}: one of {_IMAGE_KEYS} is expected")
+    else:
+        image, label, *_ = (*given, None, None) if isinstance(given, list | tuple) else (given, None)
+    return plain_tensor(image), plain_tensor(label)
+
+
+def plain_tensor(value: Any) -> Any:
+    """Return a tensor without its subclass, as MONAI's MetaTensor, which carries metadata along; others unchanged."""
+    return value.as_subclass(Tensor) if isinstance(value, Tensor) and type(value) is not Tensor else value
+
+
 class Images:
     """A data set, read by row number.
 
@@ -136,19 +165,11 @@ class Images:
         return Batch(read, torch.stack(images) if images else torch.empty(0), labels, small, bad)
 
     def _item(self, row: int) -> tuple[Tensor, Any]:
-        item = self.data[row]
-        label = None
-        if isinstance(item, Mapping):
-            image = next((item[key] for key in _IMAGE_KEYS if key in item), None)
-            label = next((item[key] for key in _LABEL_KEYS if key in item), None)
-            if image is None:
-                raise KeyError(f"no image among {list(item)}: one of {_IMAGE_KEYS} is expected")
-        elif isinstance(item, tuple | list):
-            image, label = item[0], item[1] if len(item) > 1 else None
-        else:
-            image = item
+        image, label = image_and_label(self.data[row])
         if self.transform is not None:
-            image = self.transform(image.convert("RGB") if isinstance(image, Image.Image) else image)
+            # A palette's numbers are no colours. Everything else is left to the transform, as for the head's features.
+            palette = isinstance(image, Image.Image) and image.mode in ("P", "PA")
+            image = self.transform(image.convert("RGB") if palette else image)
         if not isinstance(image, Tensor):
             raise TypeError(
                 f"the image is a {type(image).__name__}, and the network takes tensors: pass transform=, as in "
@@ -156,7 +177,7 @@ class Images:
             )
         if not image.is_floating_point():
             raise TypeError(f"the image is {image.dtype}, and the network takes floating-point values: scale it")
-        return image, _plain(label)
+        return plain_tensor(image), _plain(label)
 
 
 class ByBlocks(Dataset[Batch]):
@@ -170,6 +191,16 @@ class ByBlocks(Dataset[Batch]):
 
     def __getitem__(self, number: int) -> Batch:
         return self.images.read(self.blocks[number])
+
+
+class _Classes(ImageFolder):
+    """The images of a folder with one folder for each class."""
+
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the folders with images: .ipynb_checkpoints and the like are no classes."""
+        folders = (path for path in Path(directory).iterdir() if path.is_dir())
+        names = sorted(path.name for path in folders if any(is_image_file(each.name) for each in path.rglob("*")))
+        return names, {name: number for number, name in enumerate(names)}
 
 
 class _Flat(Dataset[Tensor]):
@@ -198,21 +229,27 @@ def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[An
             "a folder of images needs a transform, the one that the head's features were extracted with: pass "
             "transform=weights.transforms()"
         )
-    classes = sorted(path for path in root.iterdir() if path.is_dir())
-    if classes and all(any(is_image_file(path.name) for path in each.rglob("*")) for each in classes):
-        return ImageFolder(str(root), transform)
     flat = _Flat(root, transform)
     if not len(flat):
         raise ValueError(f"the folder {root} has no images (.jpg, .png, .webp, ...)")
-    return flat
+    beside = [path for path in flat.paths if path.parent == root]
+    if len(beside) == len(flat):
+        return flat
+    if beside:
+        raise ValueError(
+            f"{root} has images, as {beside[0].name}, and folders of images: give one folder for each class"
+        )
+    return _Classes(str(root), transform)
 
 
 def _plain(label: Any) -> Any:
-    """Return a label as a Python integer, float or string; None for one that is something else."""
+    """Return a label as a Python integer, float or string, or None."""
     if isinstance(label, Tensor | np.ndarray | np.generic):
-        label = label.reshape(-1).tolist()
-        label = label[0] if len(label) == 1 else None
-    return label if isinstance(label, int | float | str) else None
+        numbers = label.reshape(-1).tolist()
+        label = numbers[0] if len(numbers) == 1 else numbers
+    if not isinstance(label, int | float | str | None):
+        raise TypeError(f"its label is {label!r:.60}, and one number or string is kept for each image")
+    return label
 
 
 def _transform_of(data: Any) -> Any:

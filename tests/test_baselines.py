@@ -29,6 +29,7 @@ from pytorch_grad_cam_pcasvm import (
     RelevanceCAM,
     ShapCAM,
     SVMTarget,
+    mean_activations,
 )
 
 
@@ -213,3 +214,12 @@ def test_a_reshape_transform_that_changes_numbers_is_refused_by_players():
     net, x = explained()
     with pytest.raises(ValueError, match="may only move"):
         ShapCAM(net, ["b"], reshape_transform=lambda z: 2 * z).explain(x[:2])
+
+
+def test_mean_activations_of_batches_that_are_dicts():
+    net, x = explained()
+    expected = mean_activations(net, [x[:3], (x[3:10], 1)], "b", progress=False)
+    dicts = [{"image": x[:3], "label": [0, 1, 0]}, {"pixel_values": x[3:10]}]
+    assert torch.equal(mean_activations(net, dicts, "b", progress=False), expected)
+    with pytest.raises(ValueError, match=r"no image among \['scan'\]"):
+        mean_activations(net, [{"scan": x}], "b", progress=False)

@@ -57,6 +57,44 @@ def test_loaders_without_labels_and_with_names(backbone, loader):
     assert labels is None or labels.tolist() == ["a"] * 6 + ["b"] * 5
 
 
+@pytest.mark.parametrize(
+    ("loader", "labels"),
+    [
+        ([{"image": X[:6], "label": Y[:6]}, {"image": X[6:], "label": Y[6:], "other": 1}], list(range(11))),
+        ([{"pixel_values": X, "labels": Y[:, None]}], list(range(11))),
+        ([{"img": X, "fine_label": ["a"] * 11}], ["a"] * 11),
+        (DataLoader([{"image": x, "label": int(y)} for x, y in zip(X, Y, strict=True)], 4), list(range(11))),
+        ([{"image": X}], None),
+        ([{"label": None, "image": X[:6]}, {"image": X[6:]}], None),
+        ([(X, None)], None),
+        ([{"image": None, "pixel_values": X}], None),
+    ],
+)
+def test_batches_that_are_dicts(backbone, loader, labels):
+    features, found = extract_features(backbone, loader, "classifier.4", progress=False)
+    assert relative(features, expected(backbone)) < 1e-6
+    assert (found if found is None else found.tolist()) == labels
+
+
+class Tagged(torch.Tensor):
+    """A tensor that carries something along, as MONAI's MetaTensor."""
+
+
+@pytest.mark.parametrize("wrap", [lambda x, y: (x, y), lambda x, y: {"image": x, "label": y}])
+def test_tensors_of_a_subclass_are_plain_ones_for_the_network(backbone, wrap):
+    seen = []
+    backbone.features.register_forward_pre_hook(lambda module, args: seen.append(type(args[0])))
+    batch = wrap(X.as_subclass(Tagged), Y.as_subclass(Tagged))
+    features, labels = extract_features(backbone, [batch], as_numpy=False, progress=False)
+    assert type(features) is type(labels) is torch.Tensor
+    assert seen == [torch.Tensor]
+    assert type(checked_images(X.as_subclass(Tagged))) is torch.Tensor
+    assert checked_images(X) is X
+    x = X.clone().requires_grad_()
+    checked_images(x.as_subclass(Tagged)).sum().backward()
+    assert bool((x.grad == 1).all())
+
+
 def test_names_as_labels_are_an_array_beside_tensors(backbone):
     names = [f"class {i % 2}" for i in range(11)]
     features, labels = extract_features(backbone, [(X, names)], as_numpy=False, progress=False)
@@ -90,6 +128,13 @@ def test_the_progress_bar_can_be_turned_off(backbone, capsys):
         ([([Image.new("RGB", (12, 12))], [1])], None, TypeError, r"got list: give .* v2.Compose\(.*v2.ToDtype"),
         ([(list(X), Y)], None, TypeError, r"images must be a torch.Tensor, got list: use torch.stack"),
         ([("name", 1)], None, TypeError, "images must be a torch.Tensor, got str: use a DataLoader"),
+        ([[]], None, TypeError, "images must be a torch.Tensor, got NoneType"),
+        ([{"scan": X, "label": Y}], None, ValueError, r"no image among \['scan', 'label'\]: one of \('image', 'pixel"),
+        ([{"image": X, "label": Y}, {"image": X}], None, ValueError, "one label for every image, or no labels at all"),
+        ([{"image": X}, {"image": X, "label": Y}], None, ValueError, "one label for every image, or no labels at all"),
+        ([{"image": X[0], "label": 3}], None, ValueError, "one label for every image, or no labels at all"),
+        ([{"image": X.numpy()}], None, TypeError, "images must be a torch.Tensor, got ndarray: use torch.from_numpy"),
+        ([[{"image": X[0]}]], None, TypeError, "images must be a torch.Tensor, got dict: use a DataLoader"),
     ],
 )
 def test_bad_arguments_are_refused(backbone, loader, layer, error, message):

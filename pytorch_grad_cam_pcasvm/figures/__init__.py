@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.figures.head import (
 )
 from pytorch_grad_cam_pcasvm.figures.jacobian import plot_jacobian
 from pytorch_grad_cam_pcasvm.figures.maps import plot_maps
+from pytorch_grad_cam_pcasvm.figures.volume import plot_volume
 
 __all__ = [
     "plot_component",
@@ -24,4 +25,5 @@ __all__ = [
     "plot_maps",
     "plot_support_vector_effect",
     "plot_support_vectors",
+    "plot_volume",
 ]

@@ -1,0 +1,255 @@
+"""The figure of a volume: some of its slices, and over them what explains each component and decision."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, heading
+from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
+from pytorch_grad_cam_pcasvm.figures.maps import _check_components, _selected, check_classes
+from pytorch_grad_cam_pcasvm.figures.style import (
+    as_array,
+    bare,
+    draw_bar,
+    draw_signed,
+    new_figure,
+    number,
+    room_beside_bar,
+)
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.targets import PCATarget
+
+AXES = ("depth", "height", "width")
+COUNT = 5  # slices, where none are chosen
+_TITLE, _EDGE, _LINE, _SMALL = 1.9, 0.1, 0.3, 0.23  # in inches: titles at the left, around all, heights of lines
+_PICTURES, _NARROWEST, _WIDEST = 10.5, 1.0, 2.0  # in inches: all pictures of a row, the longer side of one
+
+
+def plot_volume(
+    volume: Any,
+    maps: SignedMaps,
+    *,
+    image: int = 0,
+    axis: int = 0,
+    slices: int | Sequence[int] | None = None,
+    components: int | Sequence[int] | None = None,
+    title: str = "input",
+    classes: Sequence[Any] | None = None,
+    overlay: bool = True,
+    window: tuple[float, float] | None = None,
+    spacing: Sequence[float] = (1.0, 1.0, 1.0),
+    outline: Any = None,
+) -> Figure:
+    """Draw slices of one volume, and below each the signed map of every component and other target.
+
+    Red raises the target's value, blue lowers it. All slices of a target share one scale, from -nu to nu of its whole
+    map, whose bar ends at that number; at the left stands the target's value. Maps are upsampled to the volume's size
+    (trilinear, which lowers single peaks). Slices are drawn as they lie in the array: the first of the two other
+    dimensions goes downwards.
+
+    Args:
+        volume: the volumes that were explained, in any units, shape (N, C, D, H, W), of which the first channel is
+            drawn (``volume[:, [c]]`` for another), or (N, D, H, W).
+        maps: their maps, from ``explain``, of shape (N, K, D', H', W'); ``maps[:, ks]`` for some targets alone.
+        image: which of the N volumes, from 0.
+        axis: the dimension that slices lie along: 0 (D), 1 (H) or 2 (W).
+        slices: their numbers, from 0; or how many, equally spaced; None: five of those where the drawn maps are
+            largest, none too close to another (of blank maps five that are equally spaced).
+        components: which components: their numbers, from 0, or how many; None: at most the first 8.
+        title: of the volume.
+        classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels.
+        overlay: over the slices, otherwise bare.
+        window: which values of the volume are black and white; None: its percentiles 1 and 99.
+        spacing: the size of a voxel along D, H and W, as in millimetres: pictures have these proportions.
+        outline: what is outlined in all slices, as a segmentation: nonzero inside, shape (N, D, H, W) or
+            (N, 1, D, H, W).
+
+    Returns:
+        The figure.
+
+    Raises:
+        TypeError: the maps are no SignedMaps.
+        ValueError: maps of 2-D images or of another number of volumes, a volume of another shape or with NaN, no such
+            image, axis, slice or component, names that are not as many as classes, an outline of another shape, a
+            spacing that is not positive, or an empty window.
+    """
+    voxels = _voxels(volume, maps, image)
+    check_classes(classes, {"": maps})
+    _check_components(components, {"": maps})
+    if isinstance(axis, bool) or axis not in (0, 1, 2):
+        raise ValueError(f"axis must be 0, 1 or 2, for slices along D, H or W, got {axis!r}")
+    if len(spacing) != 3 or not all(0 < size < np.inf for size in spacing):
+        raise ValueError(f"spacing must be three positive numbers, the size of a voxel along D, H, W, got {spacing!r}")
+    shown, known = _selected(maps.targets, components)
+    if not shown:
+        raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
+
+    chosen, how = _chosen(slices, maps[image, shown], axis, voxels.shape[axis])
+    pictures = _slices(_grey(voxels, window), axis, chosen)
+    outlines = None if outline is None else _slices(_outlined(outline, maps, image, voxels.shape), axis, chosen)
+    height, width = _picture_size(pictures.shape[1:], [s for i, s in enumerate(spacing) if i != axis], len(chosen))
+
+    tops = [number(float(maps.nu[image, k]), float(maps.log_scale[image, k])) for k in shown]
+    right = _EDGE + _TITLE + len(chosen) * (width + GAP)
+    size = right + 0.2 + max(map(room_beside_bar, tops)) + _EDGE
+    notes = _notes(maps, image, how, shown, known, components)
+    footer = [line for note in notes for line in filled(note, size, "small").split("\n")]
+    total = _LINE + (len(shown) + 1) * (height + GAP) + len(footer) * _SMALL + 0.2
+    figure = new_figure((size, total))
+
+    def axis_at(x: float, y: float, w: float, h: float) -> Any:
+        return figure.add_axes((x / size, y / total, w / size, h / total))
+
+    def write(x: float, y: float, text: str, **style: Any) -> None:
+        figure.text(x / size, y / total, text, **{"va": "center", "linespacing": 1.2, **style})
+
+    with mpl.rc_context({"font.size": FONT}):
+        y = total - _LINE
+        write(_EDGE, y + _LINE / 2, f"slice, of {voxels.shape[axis]}")
+        for row, k in enumerate([None, *shown]):
+            y -= height + GAP
+            values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
+            words = filled(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
+            write(_EDGE, y + height / 2, words)
+            for column, n in enumerate(chosen):
+                x = _EDGE + _TITLE + column * (width + GAP)
+                if k is None:
+                    write(x + width / 2, total - _LINE / 2, str(n), ha="center")
+                picture = axis_at(x, y, width, height)
+                if values is None:
+                    bare(picture).imshow(pictures[column], cmap="gray", vmin=0, vmax=1)
+                else:
+                    draw_signed(picture, pictures[column][..., None] if overlay else None, values[column])
+                if outlines is not None and outlines[column].any():
+                    picture.contour(outlines[column], [0.5], colors="#ffd92f" if k is None else "black", linewidths=1.2)
+                picture.set_aspect("auto")
+            if k is not None:
+                draw_bar(axis_at(right + 0.05, y, 0.15, height), tops[row - 1], signed=True)
+        write(_EDGE, y - 0.1, "\n".join(footer), va="top", fontsize="small", color="0.3", linespacing=1.1)
+    return figure
+
+
+def _voxels(volume: Any, maps: Any, image: Any) -> np.ndarray:
+    """Return the volume that is drawn, (D, H, W), if volumes and maps belong together."""
+    if not isinstance(maps, SignedMaps):
+        raise TypeError(f"maps must be one SignedMaps, as explain gives, got {type(maps).__name__}")
+    shape = tuple(maps.maps.shape)
+    if len(shape) != 5:
+        raise ValueError(
+            f"maps of volumes have the shape (N, K, D, H, W), these have {shape}: plot_maps draws maps of images"
+        )
+    given = tuple(np.shape(volume))
+    if len(given) not in (4, 5) or given[0] != shape[0]:
+        raise ValueError(
+            f"a volume of shape {given} for maps of shape {shape}: give the {shape[0]} that were explained, (N, C, D, "
+            "H, W) or (N, D, H, W); a single one needs volume[None]"
+        )
+    if isinstance(image, bool) or not isinstance(image, int | np.integer) or not 0 <= image < shape[0]:
+        raise ValueError(f"image must be one of the {shape[0]} volumes, from 0 to {shape[0] - 1}, got {image!r}")
+    # One alone: the others may be large, and on another device.
+    voxels = as_array(volume[image]).astype(np.float32)
+    voxels = voxels[0] if len(given) == 5 else voxels
+    if not np.isfinite(voxels).all():
+        raise ValueError("the volume has NaN or infinite values")
+    return voxels
+
+
+def _chosen(slices: Any, maps: SignedMaps, axis: int, length: int) -> tuple[list[int], str]:
+    """Return which slices are drawn, and in words how they were chosen."""
+    along = f"along the {AXES[axis]}"
+    if slices is None:
+        count = min(COUNT, length)
+        values = _scaled(maps)[0]
+        largest = values.abs().movedim(1 + axis, 0).flatten(1).amax(1)
+        if bool(largest.any()):
+            profile = upsampled(largest[None, None], (length,))[0, 0]
+            return _apart(profile, count, length // (2 * count)), f"Slices {along} where maps are largest."
+        slices = count
+    if isinstance(slices, int | np.integer) and not isinstance(slices, bool):
+        if not 1 <= slices <= length:
+            raise ValueError(f"slices={slices!r}: there are {length} {along}, draw at least one and at most all")
+        return [int((i + 0.5) * length / slices) for i in range(slices)], f"Slices {along}, equally spaced."
+    numbers = np.asarray(slices)
+    if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
+        raise ValueError(f"slices must be a count or some numbers, as in slices=[3, 8], got {slices!r}")
+    if numbers.min() < 0 or numbers.max() >= length:
+        raise ValueError(f"slices={slices!r}: those {along} are numbered from 0 to {length - 1}")
+    return numbers.tolist(), f"Slices {along}."
+
+
+def _apart(profile: Tensor, count: int, gap: int) -> list[int]:
+    """Return the places of the largest values, in order, none closer than ``gap`` to another."""
+    chosen: list[int] = []
+    for place in profile.argsort(descending=True, stable=True).tolist():
+        if len(chosen) < count and all(abs(place - other) >= gap for other in chosen):
+            chosen.append(place)
+    return sorted(chosen)
+
+
+def _scaled(maps: SignedMaps) -> Tensor:
+    """Return signed maps from -nu to nu as -1 to 1, shape (N, K, D, H, W)."""
+    opposite = -maps.maps if maps.opposite is None else maps.opposite
+    nu = torch.where(maps.nu > 0, maps.nu, 1.0)[..., None, None, None]
+    return ((maps.maps.relu() - opposite.relu()) / nu).float().cpu()
+
+
+def _signed(maps: SignedMaps, size: Sequence[int]) -> np.ndarray:
+    """Return the map of one target from -1 to 1 in the geometry of the volume, (D, H, W)."""
+    return upsampled(_scaled(maps), size)[0, 0].numpy()
+
+
+def _slices(values: np.ndarray, axis: int, chosen: Sequence[int]) -> np.ndarray:
+    return np.moveaxis(values, axis, 0)[chosen]
+
+
+def _grey(voxels: np.ndarray, window: Any) -> np.ndarray:
+    low, high = np.percentile(voxels, (1, 99)) if window is None else window
+    if not low < high:
+        if window is not None:
+            raise ValueError(f"window must be the values that are black and white, as in (-160, 240), got {window!r}")
+        high = low + 1  # of one value everywhere
+    return ((voxels - low) / (high - low)).clip(0, 1)
+
+
+def _outlined(outline: Any, maps: SignedMaps, image: int, shape: Sequence[int]) -> np.ndarray:
+    """Return what is outlined, 0 or 1, (D, H, W)."""
+    given = tuple(np.shape(outline))
+    if given not in ((len(maps), *shape), (len(maps), 1, *shape)):
+        raise ValueError(f"an outline of shape {given} for volumes of shape {(len(maps), *shape)}: give one for each")
+    return (as_array(outline[image]).reshape(shape) != 0).astype(np.float32)
+
+
+def _picture_size(shape: Sequence[int], spacing: Sequence[float], count: int) -> tuple[float, float]:
+    """Return height and width of a picture, in inches."""
+    height, width = (n * size for n, size in zip(shape, spacing, strict=True))
+    longest = min(max(_PICTURES / count, _NARROWEST), _WIDEST)
+    # A flat one still has room for its number, and a line of its title.
+    return max(longest * height / max(height, width), 0.6), max(longest * width / max(height, width), 0.6)
+
+
+def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) -> str:
+    """Return what a target is, and its value."""
+    words = [heading(maps.targets[k], maps.output), caption(maps, k, image, classes)]
+    if not maps.nu[image, k]:
+        words.append("no gradient")
+    return "\n".join(text if "$" in text else filled(text, _TITLE, "medium") for text in words)
+
+
+def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: int, components: Any) -> list[str]:
+    """Return how the figure is read, and what it leaves out."""
+    notes = [how, "Red raises the value at the left, blue lowers it; each scale ends at the number beside it."]
+    if maps.baseline_values is not None:
+        tokens = maps.remainder is not None and bool(maps.remainder[image].any())
+        more = " + class and register tokens" if tokens else ""
+        notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value at the left.")
+    drawn = len({maps.targets[k].component for k in shown if isinstance(maps.targets[k], PCATarget)})
+    if drawn < known:
+        notes.append(f"{drawn} of {known} components are drawn.")
+        if components is None:
+            notes[-1] += f" components={known} draws all."
+    return notes
