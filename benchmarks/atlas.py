@@ -127,7 +127,7 @@ def synthetic(out: Path, rows: int) -> Path:
         **{"format": manifest.FORMAT, "versions": {}, "columns": columns, "images": rows, "shard_size": SHARD},
         **{"kinds": {"label": "int", "prediction": "int"}, "classes": [0, 1], "names": None, "linear": True},
         **{"adds_up": True, "method": "ContributionCAM", "target_layer": "features", "targets": [], "thumbnails": 0},
-        **{"backbone": "none", "complete": True, "rows": rows, "bad": {}},
+        **{"backbone": "none", "complete": True, "rows": rows, "bad": {}, "head": net.head.digest(), "first": {}},
     }
     for number, start in enumerate(range(0, rows, SHARD)):
         count = min(SHARD, rows - start)
@@ -228,14 +228,15 @@ def asking(folder: Path, rows: int) -> None:
 def main() -> None:
     """Run both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=512, help="of a build")
+    parser.add_argument("--images", type=int, default=512, help="of a build; 0: questions only")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1, help="processes that read images")
     parser.add_argument("--rows", type=int, default=100_000, help="of the large store")
     options = parser.parse_args()
     prepare("cpu", ["pyarrow"])
     with tempfile.TemporaryDirectory() as folder:
-        building(Path(folder), options.images, options.rounds, options.workers)
+        if options.images:
+            building(Path(folder), options.images, options.rounds, options.workers)
         asking(Path(folder), options.rows)
 
 

@@ -65,7 +65,7 @@ def plot_maps(
     if rows is not None and len(rows) != len(pictures):
         raise ValueError(f"{len(rows)} row titles for {len(pictures)} images: give one for each")
     check_classes(classes, groups)
-    _check_components(components, groups)
+    check_components(components, groups)
     if compare is None:
         targets = [list(group.targets) for group in groups.values()]
         compare = all(len(each) > 1 and each == targets[0] for each in targets)
@@ -81,7 +81,7 @@ def plot_maps(
         tokens = " + class and register tokens" if any(r is not None and bool(r.any()) for r in others) else ""
         notes.append(f"Sum of a map{tokens} + value at the baseline = the value above it{which}.")
     for title, group in groups.items():
-        numbers, known = _selected(group.targets, components)
+        numbers, known = selected(group.targets, components)
         blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]
         shown = len({group.targets[k].component for k in numbers if isinstance(group.targets[k], PCATarget)})
         if shown < known:
@@ -144,7 +144,7 @@ def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps
         )
 
 
-def _check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
+def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
     if components is None or (_is_count(components) and components >= 0):
         return
     known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
@@ -159,7 +159,7 @@ def _is_count(components: Any) -> bool:
     return isinstance(components, int | np.integer) and not isinstance(components, bool)
 
 
-def _selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
+def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
     """Return which targets are drawn, components in the order asked for, and how many components there are."""
     component = {k: target.component for k, target in enumerate(targets) if isinstance(target, PCATarget)}
     known = list(dict.fromkeys(component.values()))

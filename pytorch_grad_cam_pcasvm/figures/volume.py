@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, heading
 from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
-from pytorch_grad_cam_pcasvm.figures.maps import _check_components, _selected, check_classes
+from pytorch_grad_cam_pcasvm.figures.maps import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import (
     as_array,
     bare,
@@ -80,12 +80,12 @@ def plot_volume(
     """
     voxels = _voxels(volume, maps, image)
     check_classes(classes, {"": maps})
-    _check_components(components, {"": maps})
+    check_components(components, {"": maps})
     if isinstance(axis, bool) or axis not in (0, 1, 2):
         raise ValueError(f"axis must be 0, 1 or 2, for slices along D, H or W, got {axis!r}")
     if len(spacing) != 3 or not all(0 < size < np.inf for size in spacing):
         raise ValueError(f"spacing must be three positive numbers, the size of a voxel along D, H, W, got {spacing!r}")
-    shown, known = _selected(maps.targets, components)
+    shown, known = selected(maps.targets, components)
     if not shown:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
 
