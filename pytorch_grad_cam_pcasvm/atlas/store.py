@@ -290,7 +290,8 @@ class Atlas:
         of_row = of_row.reshape(-1)
         # The largest factor of each group, so that a mean has the units of its maps.
         factors = np.full((len(groups), self.manifest["columns"]["components"][1]), -np.inf)
-        np.maximum.at(factors, of_row, self.log_scale)
+        for start, block in self.blocks(["log_scale"]):
+            np.maximum.at(factors, of_row[start : start + len(block["log_scale"])], block["log_scale"])
         counts = np.bincount(of_row, minlength=len(groups))
         shape = (len(groups), factors[:, chosen].shape[1], *self.manifest["columns"]["maps"][2:])
         totals, squares = np.zeros(shape), np.zeros(shape)

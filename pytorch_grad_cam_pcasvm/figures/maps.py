@@ -145,6 +145,7 @@ def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps
 
 
 def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
+    """Refuse, with a ValueError, a choice of components that there are none of."""
     if components is None or (_is_count(components) and components >= 0):
         return
     known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
