@@ -376,7 +376,8 @@ def test_without_pyarrow(tmp_path):
 
 def test_the_page_about_atlases_runs(tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent / "docs" / "atlas.md").read_text()
-    (code,) = [block.split("```")[0] for block in page.split("```python")[1:] if "store.extremes" in block]
+    blocks = [block.split("```")[0] for block in page.split("```python")[1:]]
+    code = "".join(block for block in blocks if "store" in block)
     x, y = images(90)
     names = np.array(["cat", "dog", "elk"])[y]
     net, _ = problem()
@@ -394,3 +395,5 @@ def test_the_page_about_atlases_runs(tmp_path, monkeypatch):
         del backbone.features
     assert len(found["low"]) == 12
     assert (tmp_path / "explorer" / "index.html").exists()
+    assert (tmp_path / "ends.png").exists()
+    assert (tmp_path / "decision.png").exists()
