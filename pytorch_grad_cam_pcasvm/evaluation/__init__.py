@@ -3,6 +3,7 @@
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
+from pytorch_grad_cam_pcasvm.evaluation.quantus import quantus_explainer
 from pytorch_grad_cam_pcasvm.evaluation.report import page, report
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
@@ -17,6 +18,7 @@ __all__ = [
     "faithfulness",
     "localisation",
     "page",
+    "quantus_explainer",
     "report",
     "sensitivity",
     "stability",

@@ -1,0 +1,68 @@
+"""Quantus: every method here as what its metrics call an ``explain_func``."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.evaluation.subject import signed, upsampled
+from pytorch_grad_cam_pcasvm.modules import device_of, layer_name
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
+
+
+def quantus_explainer(
+    method: type[ClosedFormCAM], net: PCASVMNet, target_layers: Sequence[nn.Module | str], **options: Any
+) -> Callable[..., np.ndarray]:
+    """Return the ``explain_func`` of Quantus' metrics for a method.
+
+    Quantus hands over its own model, a copy of the network of which it may have randomised modules: that one is
+    explained, at the layer of the same name. Its randomisation (MPRT) calls ``reset_parameters`` of modules, which a
+    head does not have: the head stays as it is. :func:`sensitivity` randomises it.
+
+    Args:
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
+        net: the network.
+        target_layers: one layer.
+        **options: of the method.
+
+    Returns:
+        A function of ``model``, ``inputs`` (numpy, (N, C, H, W)) and ``targets`` (N positions in the head's
+        ``classes_``) that gives the signed maps of these classes' margins, (N, 1, H, W), at the size of the inputs.
+
+    Raises:
+        TypeError: the method is no class of the package, or the network no PCASVMNet.
+        ValueError: not one target layer, or a head without classes.
+    """
+    if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
+        raise TypeError(f"a method is a class of the package, as ContributionCAM, got {method!r:.80}")
+    if not isinstance(net, PCASVMNet):
+        raise TypeError(f"a PCASVMNet is explained, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+    if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
+        raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
+    if net.head.classes_ is None:
+        raise ValueError("Quantus explains classes, and the head has none")
+    name = str(layer_name(net.feature_source()[0], target_layers[0]))
+
+    def explain(model: PCASVMNet, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
+        parameter = next(model.parameters())
+        x = torch.as_tensor(np.asarray(inputs)).to(device_of(model), parameter.dtype)
+        classes = model.head.classes_.tolist()  # type: ignore[union-attr]
+        wanted = [classes[int(index)] for index in np.asarray(targets).reshape(-1)]
+        found: dict[int, Any] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BlankMapWarning)
+            cam = method(model, [name], **options)
+            for label in dict.fromkeys(wanted):
+                places = [n for n, other in enumerate(wanted) if other == label]
+                maps = cam.explain(x[places], [SVMTarget(label)])
+                found |= {n: maps[place] for place, n in enumerate(places)}
+        whole = upsampled(signed([found[n] for n in range(len(x))]), x.shape[2:])
+        return whole[:, None].astype(np.float32)
+
+    return explain
