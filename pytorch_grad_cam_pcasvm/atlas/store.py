@@ -361,7 +361,7 @@ class Atlas:
         """The margin of the class that is predicted for each image, or the value of a regressor, shape (R,)."""
         parts = []
         for _, block in self.blocks(["components"]):
-            parts.append(SVMTarget()(self._output(torch.from_numpy(block["components"]))).numpy())
+            parts.append(SVMTarget()(self._output(torch.tensor(block["components"]))).numpy())
         return np.concatenate(parts)
 
     @property
