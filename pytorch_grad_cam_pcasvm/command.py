@@ -32,8 +32,6 @@ _TYPED = {
     "reshape_transform='tokens'": "--tokens",
 }
 
-_BASELINE = "what contributions begin at: the mean of the training images (default), where the head knows it, or zeros"
-
 _RUN = "python -m pytorch_grad_cam_pcasvm"
 _EXAMPLE = f"""example:
   {_RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
@@ -100,32 +98,35 @@ def _parser() -> argparse.ArgumentParser:
     build = command("atlas", _atlas, "explain every image of a folder once, and keep the maps",
                     at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
     _of_network(build)
-    build.add_argument("--head", required=True, type=Path, metavar="FILE", help="of 'fit', Head.save, or skops")
+    _of_maps(build)
     build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
     build.add_argument("--method", default="ContributionCAM", choices=sorted(_METHODS), metavar="NAME",
                        help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
-    build.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
-    build.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=_BASELINE)
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="who explains (default: local)")
     build.add_argument("--processes", type=int, help="that explain, each with its part of the threads or a GPU")
     build.add_argument("--skip-bad-images", action="store_true", help="list what cannot be read, and go on")
     evaluate = command("evaluate", _evaluate, "measure whether the maps can be believed, and write a page about it",
                        at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
     _of_network(evaluate)
-    evaluate.add_argument("--head", required=True, type=Path, metavar="FILE", help="of 'fit', Head.save, or skops")
+    _of_maps(evaluate)
     evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="of the page and its JSON")
     evaluate.add_argument("--method", action="append", choices=sorted(_METHODS), metavar="NAME",
                           help="may be given again (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
     evaluate.add_argument("--count", type=int, default=200, help="images, chosen at random (default: 200)")
     evaluate.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
-    evaluate.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
-    evaluate.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=_BASELINE)
     explore = command("explore", _explore, "write the page in which an atlas is looked at", "atlas --out explorer")
     explore.add_argument("atlas", type=Path, help="folder of the atlas")
     explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
     explore.add_argument("--head", action="append", default=[], metavar="NAME=FILE", help="a further head to choose")
     explore.add_argument("--single-file", action="store_true", help="all in one file, to be sent to a colleague")
     return parser
+
+
+def _of_maps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="of 'fit', Head.save, or skops")
+    parser.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
+    begin = "the mean of the training images (default), where the head knows it, or zeros"
+    parser.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=f"of contributions: {begin}")
 
 
 def _of_network(parser: argparse.ArgumentParser) -> None:

@@ -35,8 +35,21 @@ class ClosedFormTarget(ABC):
         return self.seeds(output)
 
 
+@dataclass(frozen=True)
 class QuadraticTarget(ClosedFormTarget):
-    """A target that is quadratic in the head's values."""
+    """A target that is quadratic in the head's values.
+
+    Args:
+        sign: ``"+"`` for what raises it, ``"-"`` for what lowers it.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+    """
+
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        _check_sign(self.sign)
 
     def secants(self, output: Any, baseline: Any) -> dict[int, Tensor]:
         """Return the mean of the gradients at both ends, which is exact for what is quadratic."""
@@ -121,11 +134,6 @@ class HotellingTarget(QuadraticTarget):
         ValueError: the sign is neither ``"+"`` nor ``"-"``.
     """
 
-    sign: str = "+"
-
-    def __post_init__(self) -> None:
-        _check_sign(self.sign)
-
     def __call__(self, output: HeadOutput) -> Tensor:
         """Return ``T^2`` or ``-T^2``: a number for a row, shape (N,) for a batch."""
         components, variances = self._parts(output)
@@ -166,12 +174,7 @@ class ResidualTarget(QuadraticTarget):
         ValueError: the sign is neither ``"+"`` nor ``"-"``.
     """
 
-    sign: str = "+"
-
     behind_reduction = False
-
-    def __post_init__(self) -> None:
-        _check_sign(self.sign)
 
     def __call__(self, output: HeadOutput) -> Tensor:
         """Return ``Q`` or ``-Q``: a number for a row, shape (N,) for a batch."""

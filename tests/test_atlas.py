@@ -347,7 +347,7 @@ def test_shards_that_are_broken_are_named(tmp_path):
     shard.write_bytes(flipped)
     columns = [*json.loads((store.folder / "manifest.json").read_text())["columns"], "thumbnail"]
     with pytest.raises(ValueError, match="was changed since it was written"):
-        list(atlas.load(store.folder).blocks(columns))
+        list(atlas.load(store.folder).table.blocks(columns))
     shard.unlink()
     assert contents(build(store.folder).folder)[shard.name] == whole
 

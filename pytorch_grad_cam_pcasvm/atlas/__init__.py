@@ -1,6 +1,7 @@
 """The atlas: a whole data set explained once, kept in files, and asked again without the network."""
 
 from pytorch_grad_cam_pcasvm.atlas.build import build
-from pytorch_grad_cam_pcasvm.atlas.store import Atlas, Extremes, MeanMaps, Neighbours, load
+from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps
+from pytorch_grad_cam_pcasvm.atlas.store import Atlas, Extremes, Neighbours, load
 
 __all__ = ["Atlas", "Extremes", "MeanMaps", "Neighbours", "build", "load"]

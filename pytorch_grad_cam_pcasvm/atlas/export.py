@@ -37,6 +37,26 @@ def export(store: "Atlas", kind: str, path: Path) -> Path:
     return path
 
 
+def frame_of(store: "Atlas") -> Any:
+    """Return a DataFrame of an atlas: see :meth:`Atlas.to_pandas`."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("to_pandas needs pandas: pip install pandas") from error
+    columns: dict[str, Any] = {"row": store.rows, "id": store.ids}
+    for name, values in (("label", store.labels), ("prediction", store.predictions)):
+        if values is not None:
+            columns[name] = values
+    if {"label", "prediction"} <= columns.keys() and store.labels.dtype.kind == store.predictions.dtype.kind:  # type: ignore[union-attr]
+        columns["correct"] = store.correct
+    classes = store.manifest["classes"]
+    width = store.scores.shape[1]
+    of_classes = store.names(classes) if classes is not None and len(classes) == width else range(width)
+    columns |= {f"score {name}": store.scores[:, c] for c, name in enumerate(of_classes)}
+    columns |= {f"p{b + 1}": store.components[:, b] for b in range(store.components.shape[1])}
+    return pd.DataFrame(columns)
+
+
 def _numbers(store: "Atlas") -> dict[str, np.ndarray]:
     """Return what is one number, or a few, for each row."""
     names = ("rows", "ids", "labels", "predictions", "scores", "components", "nu", "log_scale", "baseline_values",
@@ -59,7 +79,7 @@ def _npz(store: "Atlas", path: Path) -> None:
                 "shape": shape,
             }
             np.lib.format.write_array_header_2_0(file, header)  # type: ignore[arg-type]
-            for _, block in store.blocks(["maps"]):
+            for _, block in store.table.blocks(["maps"]):
                 file.write(np.ascontiguousarray(block["maps"]).tobytes())
 
 
@@ -77,7 +97,7 @@ def _zarr(store: "Atlas", path: Path) -> None:
             group.create_array(name, shape=array.shape, dtype=array.dtype)[...] = array
     shape = (len(store), *store.manifest["columns"]["maps"][1:])
     maps = group.create_array("maps", shape=shape, dtype=np.float16, chunks=(min(256, shape[0]), *shape[1:]))
-    for start, block in store.blocks(["maps"]):
+    for start, block in store.table.blocks(["maps"]):
         maps[start : start + len(block["maps"])] = block["maps"]
     group.attrs["manifest"] = store.manifest
 

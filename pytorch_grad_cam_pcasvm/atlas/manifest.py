@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import platform
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.atlas.shards import temporary_of
 from pytorch_grad_cam_pcasvm.errors import warn
 
 FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
@@ -35,7 +34,7 @@ def digest_of(entries: Mapping[str, Any]) -> str:
 
 def write(folder: Path, entries: Mapping[str, Any]) -> None:
     """Write the manifest of an atlas, whole or not at all."""
-    temporary = folder / f".{NAME}.{platform.node()}.{os.getpid()}.tmp"
+    temporary = temporary_of(folder / NAME)
     temporary.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     temporary.replace(folder / NAME)
 

@@ -1,8 +1,8 @@
 """The store: an atlas that was built, and what can be asked of it without the network."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.atlas import manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import manifest
 from pytorch_grad_cam_pcasvm.atlas.explainer import OF_TARGETS
+from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps, means_of
+from pytorch_grad_cam_pcasvm.atlas.table import Table
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, decoded
 from pytorch_grad_cam_pcasvm.net import HeadOutput
@@ -35,26 +37,6 @@ class Neighbours(NamedTuple):
 
     rows: np.ndarray
     distances: np.ndarray
-
-
-@dataclass(frozen=True)
-class MeanMaps:
-    """Mean maps of a component, a group of images each.
-
-    Attributes:
-        groups: what the images of a group have in common, length G.
-        maps: signed means, shape (G, H, W), divided by ``exp(log_scale)``; of a method with opposites what raises the
-            component less what lowers it.
-        standard_errors: of the means, same shape; NaN for a group of one image.
-        counts: images of each group, shape (G,).
-        log_scale: natural logarithm of the factor taken out of each mean, shape (G,); usually 0.
-    """
-
-    groups: list[Any]
-    maps: np.ndarray
-    standard_errors: np.ndarray
-    counts: np.ndarray
-    log_scale: np.ndarray
 
 
 def load(folder: str | Path) -> "Atlas":
@@ -80,6 +62,7 @@ class Atlas:
         folder: where it is.
         manifest: what it was made of.
         head: the head that it was built with, on the CPU.
+        table: its rows in the files.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -99,20 +82,10 @@ class Atlas:
             raise ValueError(
                 f"{self.folder / HEAD} is not the head of this atlas: delete it, and run the same build again"
             )
-        digest, counts = manifest.digest_of(self.manifest), []
-        for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
-            path = self.folder / shards.name_of(number)
-            if not path.exists():
-                raise ValueError(f"the shard {path} is missing: run the same build again, which makes it")
-            with shards.open_shard(path, digest, number) as file:
-                counts.append(file.metadata.num_rows)
-        # Positions where each shard begins.
-        self._starts = np.concatenate([[0], np.cumsum(counts)])
-        if len(self) != self.manifest["rows"]:
-            raise ValueError(f"{self.folder} has {len(self)} rows and should have {self.manifest['rows']}")
+        self.table = Table(self.folder, self.manifest)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self.table)
 
     def __repr__(self) -> str:
         kept = self.manifest["columns"]
@@ -124,12 +97,12 @@ class Atlas:
     @cached_property
     def components(self) -> np.ndarray:
         """The components p, shape (R, B), float64."""
-        return self._column("components")
+        return self.table.column("components")
 
     @cached_property
     def scores(self) -> np.ndarray:
         """The head's scores, shape (R, C), float64: scikit-learn's decision values."""
-        return self._column("scores")
+        return self.table.column("scores")
 
     @cached_property
     def labels(self) -> np.ndarray | None:
@@ -139,44 +112,44 @@ class Atlas:
         """
         if "label" not in self.manifest["kinds"]:
             return None
-        found = self._column("label")
+        found = self.table.column("label")
         numbered = found.dtype.kind in "iu" and set(self.manifest["names"] or []) & set(self.manifest["classes"] or [])
         return np.array(self.names(found)) if numbered else found
 
     @cached_property
     def predictions(self) -> np.ndarray | None:
         """What the head predicts, shape (R,), or None without a classifier or regressor."""
-        return self._column("prediction") if "prediction" in self.manifest["kinds"] else None
+        return self.table.column("prediction") if "prediction" in self.manifest["kinds"] else None
 
     @cached_property
     def rows(self) -> np.ndarray:
         """The number of each row in the data set, shape (R,)."""
-        return self._column("row")
+        return self.table.column("row")
 
     @cached_property
     def ids(self) -> np.ndarray:
         """The path of each image in its folder, or its number in the data set, shape (R,), strings."""
-        return self._column("id")
+        return self.table.column("id")
 
     @cached_property
     def nu(self) -> np.ndarray:
         """The largest value of each component map, shape (R, B); 0 where it is blank."""
-        return self._column("nu")
+        return self.table.column("nu")
 
     @cached_property
     def log_scale(self) -> np.ndarray:
         """Logarithm of the factor taken out of each component map, shape (R, B); usually 0."""
-        return self._column("log_scale")
+        return self.table.column("log_scale")
 
     @cached_property
     def baseline_values(self) -> np.ndarray | None:
         """The components at the baseline, shape (R, B), of maps that add up; else None."""
-        return self._column("baseline_values") if "baseline_values" in self.manifest["columns"] else None
+        return self.table.column("baseline_values") if "baseline_values" in self.manifest["columns"] else None
 
     @cached_property
     def remainder(self) -> np.ndarray | None:
         """What is contributed by what is not on the maps, shape (R, B), of maps that add up; else None."""
-        return self._column("remainder") if "remainder" in self.manifest["columns"] else None
+        return self.table.column("remainder") if "remainder" in self.manifest["columns"] else None
 
     def names(self, values: Any) -> list[str]:
         """Return labels or predictions as they are to be shown: by the names of classes where the data set has some."""
@@ -190,7 +163,7 @@ class Atlas:
 
     def thumbnails(self, rows: Any) -> list[bytes]:
         """Return small pictures of some rows, as WebP files; empty where there is none."""
-        return self._of_rows(rows, ["thumbnail"])["thumbnail"].tolist()
+        return self.table.of_rows(self._positions(rows), ["thumbnail"])["thumbnail"].tolist()
 
     def pictures(self, rows: Any) -> Tensor:
         """Return the thumbnails of some rows as figures take them, shape (n, 3, h, w), in [0, 1].
@@ -254,7 +227,7 @@ class Atlas:
         _positive(count, "count")
         rows = np.empty(0, np.int64)
         values = np.empty(0)
-        for start, block in self.blocks(["components"]):
+        for start, block in self.table.blocks(["components"]):
             of_block = block["components"][:, component]
             rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
             values = np.concatenate([values, of_block])
@@ -278,44 +251,11 @@ class Atlas:
             ValueError: there is no such component, no labels, or another number of values than rows.
         """
         self._check_component(component)
-        return self._means(slice(component, component + 1), by)[0]
+        return means_of(self.table, self._grouping(by), slice(component, component + 1))[0]
 
     def mean_maps(self, by: Any = None) -> list[MeanMaps]:
         """Return what :meth:`mean_map` gives for every component, the files read once."""
-        return self._means(slice(None), by)
-
-    def _means(self, chosen: slice, by: Any) -> list[MeanMaps]:
-        values = self._grouping(by)
-        groups, of_row = np.unique(values, return_inverse=True)
-        of_row = of_row.reshape(-1)
-        # The largest factor of each group, so that a mean has the units of its maps.
-        factors = np.full((len(groups), self.manifest["columns"]["components"][1]), -np.inf)
-        for start, block in self.blocks(["log_scale"]):
-            np.maximum.at(factors, of_row[start : start + len(block["log_scale"])], block["log_scale"])
-        counts = np.bincount(of_row, minlength=len(groups))
-        shape = (len(groups), factors[:, chosen].shape[1], *self.manifest["columns"]["maps"][2:])
-        totals, squares = np.zeros(shape), np.zeros(shape)
-        names = [name for name in ("maps", "opposite", "nu", "scale", "log_scale") if name in self.manifest["columns"]]
-        for start, block in self.blocks(names):
-            scale = block.get("scale", block["nu"])[:, chosen]
-            group = of_row[start : start + len(scale)]
-            scale = scale * np.exp(block["log_scale"][:, chosen] - factors[group][:, chosen])
-            maps = block["maps"][:, chosen].astype(np.float64)
-            if "opposite" in block:
-                maps = np.maximum(maps, 0) - np.maximum(block["opposite"][:, chosen].astype(np.float64), 0)
-            maps *= scale.reshape(*scale.shape, *[1] * (len(shape) - 2))
-            for g in np.unique(group):
-                totals[g] += maps[group == g].sum(0)
-                squares[g] += (maps[group == g] ** 2).sum(0)
-        each = counts.reshape(-1, *[1] * (len(shape) - 1))
-        means = totals / each
-        with np.errstate(invalid="ignore", divide="ignore"):
-            variance = np.maximum(squares / each - means**2, 0) * each / (each - 1)
-            errors = np.where(each > 1, np.sqrt(variance / each), np.nan)
-        return [
-            MeanMaps(groups.tolist(), means[:, b], errors[:, b], counts, factors[:, chosen][:, b])
-            for b in range(shape[1])
-        ]
+        return means_of(self.table, self._grouping(by), slice(None))
 
     def nearest(self, row: int | str, count: int = 12) -> Neighbours:
         """Return the rows whose components are nearest to those of another, which is left out."""
@@ -323,9 +263,9 @@ class Atlas:
             raise TypeError(f"row must be an integer or a name, got {row!r:.80}")
         (position,) = self._positions(row)
         _positive(count, "count")
-        point = self._of_rows([position], ["components"])["components"][0]
+        point = self.table.of_rows(np.array([position]), ["components"])["components"][0]
         rows, distances = np.empty(0, np.int64), np.empty(0)
-        for start, block in self.blocks(["components"]):
+        for start, block in self.table.blocks(["components"]):
             of_block = np.linalg.norm(block["components"] - point, axis=1)
             rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
             distances = np.concatenate([distances, of_block])
@@ -360,7 +300,7 @@ class Atlas:
     def margins(self) -> np.ndarray:
         """The margin of the class that is predicted for each image, or the value of a regressor, shape (R,)."""
         parts = []
-        for _, block in self.blocks(["components"]):
+        for _, block in self.table.blocks(["components"]):
             parts.append(SVMTarget()(self._output(torch.tensor(block["components"]))).numpy())
         return np.concatenate(parts)
 
@@ -382,22 +322,9 @@ class Atlas:
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError("to_pandas needs pandas: pip install pandas") from error
-        columns: dict[str, Any] = {"row": self.rows, "id": self.ids}
-        for name, values in (("label", self.labels), ("prediction", self.predictions)):
-            if values is not None:
-                columns[name] = values
-        if {"label", "prediction"} <= columns.keys() and self.labels.dtype.kind == self.predictions.dtype.kind:  # type: ignore[union-attr]
-            columns["correct"] = self.correct
-        classes = self.manifest["classes"]
-        width = self.scores.shape[1]
-        of_classes = self.names(classes) if classes is not None and len(classes) == width else range(width)
-        columns |= {f"score {name}": self.scores[:, c] for c, name in enumerate(of_classes)}
-        columns |= {f"p{b + 1}": self.components[:, b] for b in range(self.components.shape[1])}
-        return pd.DataFrame(columns)
+        from pytorch_grad_cam_pcasvm.atlas.export import frame_of
+
+        return frame_of(self)
 
     def export(self, kind: str, path: str | Path) -> Path:
         """Write the atlas for another tool, a block of rows at a time.
@@ -439,7 +366,7 @@ class Atlas:
 
     def _maps(self, rows: Any, prefix: str, targets: list[Any], values: str) -> SignedMaps:
         names = [name for name in _OF_MAPS if prefix + name in self.manifest["columns"]]
-        read = self._of_rows(rows, [*(prefix + name for name in names), values, "components"])
+        read = self.table.of_rows(self._positions(rows), [*(prefix + name for name in names), values, "components"])
         scale = torch.from_numpy(read[prefix + "scale" if "scale" in names else prefix + "nu"])
         scale = scale.reshape(*scale.shape, *[1] * (len(self.manifest["columns"]["maps"]) - 2))
         found: dict[str, Any] = {}
@@ -524,42 +451,6 @@ class Atlas:
         if not len(found):
             raise KeyError(f"no image is named {name!r}: store.ids has the names, as {self.ids[0]!r}")
         return int(found[0])
-
-    def _column(self, name: str) -> Any:
-        return np.concatenate([block[name] for _, block in self.blocks([name])])
-
-    def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield columns of the files, a shard at a time, each with the position of its first row."""
-        for number, start in enumerate(self._starts[:-1]):
-            if self._starts[number + 1] > start:
-                with self._open(number) as file:
-                    yield int(start), shards.read(file, names)
-
-    def _open(self, number: int) -> Any:
-        return shards.open_shard(self.folder / shards.name_of(number))
-
-    def _of_rows(self, rows: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return columns of some rows; only the row groups with one of them are read."""
-        positions = self._positions(rows)
-        names = list(dict.fromkeys(names))
-        shard = np.searchsorted(self._starts, positions, side="right") - 1
-        found: dict[str, np.ndarray] = {}
-        for number in np.unique(shard):
-            (places,) = np.nonzero(shard == number)
-            offsets = positions[places] - self._starts[number]
-            groups, of_place = np.unique(offsets // shards.ROW_GROUP, return_inverse=True)
-            with self._open(int(number)) as file:
-                read = shards.read(file, names, groups.tolist())
-            chosen = of_place * shards.ROW_GROUP + offsets % shards.ROW_GROUP
-            for name in names:
-                values = read[name]
-                values = np.array(values, dtype=object) if isinstance(values, list) else values
-                if name not in found:
-                    found[name] = np.empty((len(positions), *values.shape[1:]), values.dtype)
-                elif found[name].dtype != values.dtype:  # strings of another length
-                    found[name] = found[name].astype(np.promote_types(found[name].dtype, values.dtype))
-                found[name][places] = values[chosen]
-        return found
 
 
 _OF_MAPS = ("maps", "opposite", "scale", "nu", "log_scale", "baseline_values", "remainder")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
@@ -59,13 +59,12 @@ def completeness(
     )  # fmt: skip
     values: list[np.ndarray] = []
     distances: dict[str, list[float]] = {method: [] for method in subject.methods}
-    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
     for x, _ in subject.batches("completeness"):
         targets = subject.targets(x)
         values.append(subject.values(x, targets))
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
-            blanks[method].append(blank(maps))
+            subject.seen(method, maps)
             for each in maps:
                 total = float(each.maps.double().sum())
                 total += 0.0 if each.remainder is None else float(each.remainder)
@@ -82,6 +81,6 @@ def completeness(
         "completeness",
         "how far are the sums of maps from the values they explain? (in standard deviations of the values)",
         rows,
-        {method: float(np.concatenate(parts).mean()) for method, parts in blanks.items()},
+        subject.blank,
         {"images": len(subject.rows), "seed": seed, "target": repr(subject.target)},
     )

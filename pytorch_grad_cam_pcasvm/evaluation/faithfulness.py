@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed, upsampled
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
@@ -77,14 +77,9 @@ def faithfulness(
     random = np.random.default_rng(seed + 1)
     other = subject.randomised()
     rivals = [RANDOM, ANOTHER, BLIND, *([HEAD] if other is not None else [])]
-    sources = [
-        *rivals[:1],
-        BLIND,
-        *((m, r) for m in subject.methods for r in ("", *(r for r in rivals if r in (ANOTHER, HEAD)))),
-    ]
-    after: dict[Any, list[np.ndarray]] = {(source, kind): [] for source in sources for kind in KINDS}
+    after: dict[Any, list[np.ndarray]] = {}
     values: list[np.ndarray] = []
-    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
+    seen: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
     for x, _ in subject.batches("faithfulness"):
         targets = subject.targets(x)
         values.append(subject.values(x, targets))
@@ -92,18 +87,17 @@ def faithfulness(
         heat: dict[Any, np.ndarray] = {BLIND: upsampled(subject.blind(x), size)}
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
-            blanks[method].append(blank(maps))
+            seen[method].append(subject.seen(method, maps))
             coarse = signed(maps)
             heat[method, ""] = upsampled(coarse, size)
             heat[method, ANOTHER] = np.roll(heat[method, ""], 1, 0)
             if other is not None:
                 heat[method, HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
         heat[RANDOM] = upsampled(torch.from_numpy(random.random(coarse.shape)), size)
-        filled = FILLS[fill]
         for source, found in heat.items():
             order = ranks(found, random)
             for kind in KINDS:
-                each = [subject.values(without(x, filled, order, kind, f), targets) for f in fractions]
+                each = [subject.values(without(x, FILLS[fill], order, kind, f), targets) for f in fractions]
                 after.setdefault((source, kind), []).append(np.stack(each, 1))
     value = np.concatenate(values)
     spread = float(value.std())
@@ -112,18 +106,18 @@ def faithfulness(
     mean = {key: (np.concatenate(parts) - value[:, None]) / spread for key, parts in after.items()}
     rows, worst = [], {}
     for method in subject.methods:
-        seen = ~np.concatenate(blanks[method])
+        drawn = np.concatenate(seen[method])
         total = np.zeros(len(value))
         for kind in KINDS:
             sign = -1 if kind == "deletion" else 1
             own = mean[(method, ""), kind].mean(1)
             for rival in rivals:
                 theirs = mean[rival if rival in (RANDOM, BLIND) else (method, rival), kind].mean(1)
-                gain = np.where(seen, sign * (own - theirs), np.nan)
+                gain = np.where(drawn, sign * (own - theirs), np.nan)
                 estimate = Estimate.of(gain)
                 rows.append(Row(method, kind, rival, estimate, estimate.above(0)))
             total += sign * own
-        worst[method] = [int(subject.rows[n]) for n in np.argsort(np.where(seen, total, -math.inf))[:10]]
+        worst[method] = [int(subject.rows[n]) for n in np.argsort(np.where(drawn, total, -math.inf))[:10]]
     curves = {
         kind: {
             name: mean[source, kind].mean(0).tolist()
@@ -136,7 +130,7 @@ def faithfulness(
         "does the value fall more when the map's most relevant pixels are removed, and stay when they are kept, than "
         "with a map that knows nothing? (in standard deviations of the value)",
         rows,
-        {method: float(np.concatenate(found).mean()) for method, found in blanks.items()},
+        subject.blank,
         {
             "images": len(value),
             "seed": seed,

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import BLIND, HEAD, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed, upsampled
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -75,7 +75,6 @@ def localisation(
     rivals = [RANDOM, BLIND, *([HEAD] if other is not None else [])]
     found: dict[tuple[str, str, str], list[np.ndarray]] = {}
     chances: list[np.ndarray] = []
-    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
     scenes = _tiled(subject, tiles, random) if masks is None else _masked(subject, masks)
     for x, labels, where in scenes:
         targets = [SVMTarget(label) for label in labels]
@@ -84,8 +83,7 @@ def localisation(
         blind = upsampled(subject.blind(x), size)
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
-            seen = ~blank(maps)
-            blanks[method].append(~seen)
+            seen = subject.seen(method, maps)
             heat = {"": upsampled(signed(maps), size), BLIND: blind}
             heat[RANDOM] = upsampled(torch.from_numpy(random.normal(size=signed(maps).shape)), size)
             if other is not None:
@@ -106,14 +104,17 @@ def localisation(
             for rival in rivals:
                 estimate = Estimate.of(own - np.concatenate(found[method, measure, rival]))
                 rows.append(Row(method, measure, rival, estimate, estimate.above(0)))
-        rows += [Row(BLIND, m, "", Estimate.of(np.concatenate(found[method, m, BLIND]))) for m in (SHARE, POINT)]
-    unique = {(row.method, row.measure, row.against): row for row in rows}
+    # Of the images that the last method has a map of.
+    rows += [
+        Row(BLIND, measure, "", Estimate.of(np.concatenate(found[method, measure, BLIND])))
+        for measure in (SHARE, POINT)
+    ]
     return Result(
         "localisation",
         "does the positive evidence for a class lie on the image of that class"
         + ("?" if masks is None else ", inside its mask?"),
-        list(unique.values()),
-        {method: float(np.concatenate(parts).mean()) for method, parts in blanks.items()},
+        rows,
+        subject.blank,
         {
             "scenes": len(chance),
             "seed": seed,

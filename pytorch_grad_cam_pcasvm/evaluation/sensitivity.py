@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed
 from pytorch_grad_cam_pcasvm.modules import layer_name
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
@@ -75,7 +75,6 @@ def sensitivity(
     target_layer = str(layer_name(net.feature_source()[0], target_layers[0]))
     others |= _cascade(net, layers, seed)
     found: dict[tuple[str, str], list[np.ndarray]] = {}
-    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
     subject.layer = target_layer
     subjects = {name: copy.copy(subject) for name in others}
     for name, other in others.items():
@@ -84,8 +83,7 @@ def sensitivity(
         targets = subject.targets(x)
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
-            seen = ~blank(maps)
-            blanks[method].append(~seen)
+            seen = subject.seen(method, maps)
             before = signed(maps).cpu().numpy()
             for name in others:
                 after = signed(subjects[name].explained(method, x, targets)).cpu().numpy()
@@ -106,7 +104,7 @@ def sensitivity(
         "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and after; "
         "near 1 the map does not show what was learned)",
         rows,
-        {method: float(np.concatenate(parts).mean()) for method, parts in blanks.items()},
+        subject.blank,
         {"images": len(subject.rows), "seed": seed, "target": repr(subject.target), "target layer": target_layer},
     )
 

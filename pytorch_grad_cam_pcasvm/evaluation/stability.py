@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, blank, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed, upsampled
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
@@ -66,7 +66,6 @@ def stability(
     )  # fmt: skip
     generator = torch.Generator().manual_seed(seed + 1)
     found: dict[tuple[str, str], list[np.ndarray]] = {}
-    blanks: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
     for x, _ in subject.batches("stability"):
         targets, size = subject.targets(x), x.shape[2:]
         pixels = round(shift * size[-1])
@@ -77,8 +76,7 @@ def stability(
         }
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
-            seen = ~blank(maps)
-            blanks[method].append(~seen)
+            seen = subject.seen(method, maps)
             before = upsampled(signed(maps), size)
             for change, images_of in changed.items():
                 after = upsampled(signed(subject.explained(method, images_of, targets)), size)
@@ -99,6 +97,6 @@ def stability(
         "stability",
         "does the map stay the same under noise, and move with the image? (rank correlation)",
         rows,
-        {method: float(np.concatenate(parts).mean()) for method, parts in blanks.items()},
+        subject.blank,
         {"images": len(subject.rows), "seed": seed, "noise": noise, "shift": shift, "target": repr(subject.target)},
     )

@@ -79,6 +79,7 @@ class Subject:
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, better 100")
         self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
+        self._seen: dict[str, list[bool]] = {method: [] for method in self.methods}
 
     def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any]]]:
         """Yield images (N, ...) and their labels, of at least two images, so that each has another one."""
@@ -120,6 +121,17 @@ class Subject:
                 maps = cam.explain(x[places], [target])
                 found |= {n: maps[place] for place, n in enumerate(places)}
         return [found[n] for n in range(len(x))]
+
+    def seen(self, method: str, maps: Sequence[SignedMaps]) -> np.ndarray:
+        """Return which maps of a method are not zero everywhere, shape (N,), and count the others as blank."""
+        found = [bool(each.nu.any()) for each in maps]
+        self._seen[method] += found
+        return np.array(found)
+
+    @property
+    def blank(self) -> dict[str, float]:
+        """The share of each method's maps that are zero everywhere."""
+        return {method: 1 - sum(found) / len(found) if found else 0.0 for method, found in self._seen.items()}
 
     def blind(self, x: Tensor) -> Tensor:
         """Return the sums of the activations of the target layer, (N, h, w): they know of no target."""
@@ -174,11 +186,6 @@ def signed(maps: Sequence[SignedMaps]) -> Tensor:
     if maps[0].opposite is None:
         return joined
     return joined.relu() - torch.cat([each.opposite[:, 0] for each in maps]).relu()  # type: ignore[index]
-
-
-def blank(maps: Sequence[SignedMaps]) -> np.ndarray:
-    """Return which of these maps are zero everywhere, shape (N,)."""
-    return np.array([not bool(each.nu.any()) for each in maps])
 
 
 def upsampled(maps: Tensor, size: Sequence[int]) -> np.ndarray:

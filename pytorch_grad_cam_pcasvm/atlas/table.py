@@ -1,0 +1,74 @@
+"""The table: the rows of an atlas in its shards, read a shard or some row groups at a time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytorch_grad_cam_pcasvm.atlas import manifest, shards
+
+
+class Table:
+    """The R rows of an atlas, whose shards are all there.
+
+    Args:
+        folder: of the atlas.
+        entries: of its manifest.
+
+    Raises:
+        ValueError: a shard is missing, truncated, or of another atlas.
+    """
+
+    def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
+        self.folder, self.columns = folder, entries["columns"]
+        digest, counts = manifest.digest_of(entries), []
+        for number in range(-(-entries["images"] // entries["shard_size"])):
+            path = folder / shards.name_of(number)
+            if not path.exists():
+                raise ValueError(f"the shard {path} is missing: run the same build again, which makes it")
+            with shards.open_shard(path, digest, number) as file:
+                counts.append(file.metadata.num_rows)
+        # Positions where each shard begins.
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        if len(self) != entries["rows"]:
+            raise ValueError(f"{folder} has {len(self)} rows and should have {entries['rows']}")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def column(self, name: str) -> Any:
+        """Return a column, whole."""
+        return np.concatenate([block[name] for _, block in self.blocks([name])])
+
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield columns of the files, a shard at a time, each with the position of its first row."""
+        for number, start in enumerate(self._starts[:-1]):
+            if self._starts[number + 1] > start:
+                with self._open(number) as file:
+                    yield int(start), shards.read(file, names)
+
+    def _open(self, number: int) -> Any:
+        return shards.open_shard(self.folder / shards.name_of(number))
+
+    def of_rows(self, positions: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return columns of some rows; only the row groups with one of them are read."""
+        names = list(dict.fromkeys(names))
+        shard = np.searchsorted(self._starts, positions, side="right") - 1
+        found: dict[str, np.ndarray] = {}
+        for number in np.unique(shard):
+            (places,) = np.nonzero(shard == number)
+            offsets = positions[places] - self._starts[number]
+            groups, of_place = np.unique(offsets // shards.ROW_GROUP, return_inverse=True)
+            with self._open(int(number)) as file:
+                read = shards.read(file, names, groups.tolist())
+            chosen = of_place * shards.ROW_GROUP + offsets % shards.ROW_GROUP
+            for name in names:
+                values = read[name]
+                values = np.array(values, dtype=object) if isinstance(values, list) else values
+                if name not in found:
+                    found[name] = np.empty((len(positions), *values.shape[1:]), values.dtype)
+                elif found[name].dtype != values.dtype:  # strings of another length
+                    found[name] = found[name].astype(np.promote_types(found[name].dtype, values.dtype))
+                found[name][places] = values[chosen]
+        return found
