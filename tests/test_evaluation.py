@@ -24,10 +24,10 @@ from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import ANOTHER, BLIND, FILLS, HEAD, RANDOM, ranks, without
 from pytorch_grad_cam_pcasvm.evaluation.localisation import POINT, SHARE
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
-from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, LABELS
+from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, LABELS, LIKENESS
 from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
-from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM
+from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM
 
 
 class Corner(nn.Module):
@@ -162,7 +162,7 @@ def test_randomising_changes_contributions_and_not_the_blind_map(corner):
     for check in (COMPONENTS, LABELS):
         assert found[BLIND, check].mean == pytest.approx(1)
         assert found["ContributionCAM", check].mean < 0.9
-    (layer,) = {row.measure for row in found.rows} - {COMPONENTS, LABELS}
+    (layer,) = {row.measure for row in found.rows} - {COMPONENTS, LABELS, LIKENESS}
     assert layer == "layers from features.0 up random"
     assert found[BLIND, layer].mean < 0.9
     for name, tensor in net.state_dict().items():
@@ -286,7 +286,7 @@ def test_a_report_is_one_page(corner, tmp_path):
     assert "<b>" not in text
     assert "&lt;b&gt;turned&lt;/b&gt;" in text
     assert "http" not in text.replace("http-equiv", "")
-    assert text.count("data:image/png;base64,") == 3  # curves, and the worst of two methods
+    assert text.count("data:image/png;base64,") == 1 + 4 * 2  # curves, and the worst of four checks and two methods
     turned = Result.from_dict(entries["results"]["faithfulness"])
     failed = sum(row.passed is False for row in turned.rows)
     assert text.count("NOT passed") >= failed > 0
@@ -352,3 +352,47 @@ def test_bad_input(corner, call, error, match):
     net, x, labels = corner
     with pytest.raises(error, match=match):
         call(net, x, labels)
+
+
+def test_the_worst_ten_of_every_check_are_those_with_the_worst_numbers(corner):
+    net, x, labels = corner
+    call = [net, (x, labels), ["features"], [ContributionCAM, Noise]]
+    for check in (E.faithfulness, E.localisation, E.sensitivity, E.completeness, E.stability):
+        found = check(*call, images=None, batch_size=7, **({"tiles": 4} if check is E.localisation else {}), **QUIET)
+        for method, rows in found.worst.items():
+            images, maps = found.pictures[method]
+            assert len(set(rows)) == len(rows) == len(images) == len(maps)
+            if check is not E.localisation:  # which has fewer images, of scenes
+                assert len(rows) == 10
+                assert torch.equal(images, x[rows])
+        assert "pictures" not in found.to_dict()
+    target = PCATarget(0)
+    found = E.completeness(*call[:3], [ClosedFormGradCAM], target, images=None, batch_size=7, **QUIET)
+    with ClosedFormGradCAM(net, ["features"]) as cam:
+        maps = cam.explain(x, [target])
+    distance = (maps.maps.sum((1, 2, 3)) - maps.values[:, 0]).abs()
+    assert found.worst["ClosedFormGradCAM"] == distance.argsort(descending=True)[:10].tolist()
+
+
+def test_maps_that_hardly_depend_on_the_target_are_like_the_blind_map(corner):
+    net, x, labels = corner
+    found = E.sensitivity(net, (x, labels), ["features"], [ContributionCAM, ClosedFormLayerCAM, Noise], **QUIET)
+    noise, layer = (found[method, LIKENESS, BLIND].mean for method in ("Noise", "ClosedFormLayerCAM"))
+    assert noise < 0.15 < layer
+
+
+def test_arcc_is_the_hosts(corner):
+    arcc = pytest.importorskip("pytorch_grad_cam.metrics.arcc")
+    net, x, _ = corner
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    found = E.faithfulness(net, x[:4], ["features"], [ContributionCAM], PCATarget(0), arcc=True, **QUIET)
+    assert torch.equal(torch.rand(1), expected)
+    rows = np.random.default_rng(0).permutation(4)
+    with ContributionCAM(net, ["features"]) as cam, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        targets = [PCATarget(0)] * 4
+        host = arcc.ARCC(cam)(x[rows], cam(x[rows], targets=targets), targets, net)
+    assert found["ContributionCAM", "ARCC"].mean == pytest.approx(host.mean())
+    assert found["ContributionCAM", "ARCC"].n == 4

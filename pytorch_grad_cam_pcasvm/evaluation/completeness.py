@@ -59,17 +59,19 @@ def completeness(
     )  # fmt: skip
     values: list[np.ndarray] = []
     distances: dict[str, list[float]] = {method: [] for method in subject.methods}
-    for x, _ in subject.batches("completeness"):
+    for x, _, images_of in subject.batches("completeness"):
         targets = subject.targets(x)
         values.append(subject.values(x, targets))
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
             subject.seen(method, maps)
+            before = len(distances[method])
             for each in maps:
                 total = float(each.maps.double().sum())
                 total += 0.0 if each.remainder is None else float(each.remainder)
                 at_baseline = 0.0 if each.baseline_values is None else float(each.baseline_values)
                 distances[method].append(abs(total * float(each.log_scale.exp()) + at_baseline - float(each.values)))
+            subject.worst[method].add(np.array(distances[method][before:]), images_of, x, maps)
     spread = float(np.concatenate(values).std())
     if not spread > 0:
         raise ValueError("the target has the same value for all images: there is no measure for a distance")
@@ -77,10 +79,8 @@ def completeness(
     for method, found in distances.items():
         estimate = Estimate.of(np.array(found) / spread)
         rows.append(Row(method, ERROR, "", estimate, estimate.mean < EXACT))
-    return Result(
+    return subject.result(
         "completeness",
         "how far are the sums of maps from the values they explain? (in standard deviations of the values)",
         rows,
-        subject.blank,
-        {"images": len(subject.rows), "seed": seed, "target": repr(subject.target)},
     )

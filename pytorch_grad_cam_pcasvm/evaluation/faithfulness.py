@@ -29,6 +29,7 @@ def faithfulness(
     *,
     fractions: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
     fill: str = "blur",
+    arcc: bool = False,
     images: int | None = 200,
     batch_size: int = 16,
     seed: int = 0,
@@ -51,6 +52,8 @@ def faithfulness(
         fractions: of the pixels, between 0 and 1.
         fill: what takes the place of removed pixels: ``"blur"``, the image blurred over a tenth of its side;
             ``"mean"``, the mean of the image; ``"road"``, the noisy linear imputation of ROAD (the host's).
+        arcc: also give ARCC, pytorch-grad-cam's mean of coherency, simplicity and ROAD, from 0 to 1 (grad-cam 1.5.7 or
+            newer; slow). It is made for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
         images: how many, chosen at random; None: all.
         batch_size: images at a time.
         seed: of the choice, the random maps and the random head.
@@ -64,6 +67,7 @@ def faithfulness(
 
     Raises:
         TypeError: an argument of another kind.
+        ImportError: ``arcc`` with a grad-cam that has none.
         ValueError: too few images, an unknown method or fill, fractions outside 0 to 1, or nothing to explain.
     """
     if fill not in FILLS:
@@ -77,16 +81,18 @@ def faithfulness(
     random = np.random.default_rng(seed + 1)
     other = subject.randomised()
     rivals = [RANDOM, ANOTHER, BLIND, *([HEAD] if other is not None else [])]
-    after: dict[Any, list[np.ndarray]] = {}
+    change: dict[Any, list[np.ndarray]] = {}
     values: list[np.ndarray] = []
     seen: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
-    for x, _ in subject.batches("faithfulness"):
+    of_host: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
+    for x, _, images_of in subject.batches("faithfulness"):
         targets = subject.targets(x)
-        values.append(subject.values(x, targets))
+        value = subject.values(x, targets)
+        values.append(value)
         size = x.shape[2:]
         heat: dict[Any, np.ndarray] = {BLIND: upsampled(subject.blind(x), size)}
-        for method in subject.methods:
-            maps = subject.explained(method, x, targets)
+        found = {method: subject.explained(method, x, targets) for method in subject.methods}
+        for method, maps in found.items():
             seen[method].append(subject.seen(method, maps))
             coarse = signed(maps)
             heat[method, ""] = upsampled(coarse, size)
@@ -94,20 +100,23 @@ def faithfulness(
             if other is not None:
                 heat[method, HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
         heat[RANDOM] = upsampled(torch.from_numpy(random.random(coarse.shape)), size)
-        for source, found in heat.items():
-            order = ranks(found, random)
+        for source, each in heat.items():
+            order = ranks(each, random)
             for kind in KINDS:
-                each = [subject.values(without(x, FILLS[fill], order, kind, f), targets) for f in fractions]
-                after.setdefault((source, kind), []).append(np.stack(each, 1))
-    value = np.concatenate(values)
-    spread = float(value.std())
+                after = [subject.values(without(x, FILLS[fill], order, kind, f), targets) for f in fractions]
+                change.setdefault((source, kind), []).append(np.stack(after, 1) - value[:, None])
+        for method, maps in found.items():
+            stays, falls = (change[(method, ""), kind][-1].mean(1) for kind in ("deletion", "insertion"))
+            subject.worst[method].add(np.where(seen[method][-1], stays - falls, np.nan), images_of, x, maps)
+            if arcc:
+                of_host[method].append(_arcc(subject, method, x, targets))
+    spread = float(np.concatenate(values).std())
     if not spread > 0:
         raise ValueError("the target has the same value for all images: there is nothing that could fall")
-    mean = {key: (np.concatenate(parts) - value[:, None]) / spread for key, parts in after.items()}
-    rows, worst = [], {}
+    mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
+    rows = []
     for method in subject.methods:
         drawn = np.concatenate(seen[method])
-        total = np.zeros(len(value))
         for kind in KINDS:
             sign = -1 if kind == "deletion" else 1
             own = mean[(method, ""), kind].mean(1)
@@ -116,8 +125,8 @@ def faithfulness(
                 gain = np.where(drawn, sign * (own - theirs), np.nan)
                 estimate = Estimate.of(gain)
                 rows.append(Row(method, kind, rival, estimate, estimate.above(0)))
-            total += sign * own
-        worst[method] = [int(subject.rows[n]) for n in np.argsort(np.where(drawn, total, -math.inf))[:10]]
+        if arcc:
+            rows.append(Row(method, "ARCC", "", Estimate.of(np.where(drawn, np.concatenate(of_host[method]), np.nan))))
     curves = {
         kind: {
             name: mean[source, kind].mean(0).tolist()
@@ -125,22 +134,28 @@ def faithfulness(
         }
         for kind in KINDS
     }
-    return Result(
+    return subject.result(
         "faithfulness",
         "does the value fall more when the map's most relevant pixels are removed, and stay when they are kept, than "
         "with a map that knows nothing? (in standard deviations of the value)",
         rows,
-        subject.blank,
-        {
-            "images": len(value),
-            "seed": seed,
-            "fill": fill,
-            "fractions": list(fractions),
-            "target": repr(subject.target),
-        },
         {"fractions": list(fractions), **curves},
-        worst,
+        fill=fill,
+        fractions=list(fractions),
     )
+
+
+def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
+    """Return what pytorch-grad-cam's ARCC gives for the map of each image, (N,)."""
+    try:
+        from pytorch_grad_cam.metrics.arcc import ARCC
+    except ImportError as error:
+        raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or leave arcc=False") from error
+    cam = subject.cam(method)
+    with torch.random.fork_rng(devices=[]):  # ROAD's noise comes from torch's own generator, which is the user's
+        torch.manual_seed(subject.seed)
+        measured = ARCC(cam)(x, cam(x, targets=list(targets)), list(targets), subject.net)
+    return np.asarray(measured, np.float64)
 
 
 def ranks(maps: np.ndarray, random: np.random.Generator) -> np.ndarray:

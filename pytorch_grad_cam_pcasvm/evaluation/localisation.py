@@ -76,7 +76,7 @@ def localisation(
     found: dict[tuple[str, str, str], list[np.ndarray]] = {}
     chances: list[np.ndarray] = []
     scenes = _tiled(subject, tiles, random) if masks is None else _masked(subject, masks)
-    for x, labels, where in scenes:
+    for x, labels, where, images_of in scenes:
         targets = [SVMTarget(label) for label in labels]
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
@@ -88,6 +88,7 @@ def localisation(
             heat[RANDOM] = upsampled(torch.from_numpy(random.normal(size=signed(maps).shape)), size)
             if other is not None:
                 heat[HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
+            subject.worst[method].add(np.where(seen, -_shares(heat[""], where), np.nan), images_of, x, maps)
             for source, values in heat.items():
                 for measure, numbers in ((SHARE, _shares(values, where)), (POINT, _points(values, where))):
                     found.setdefault((method, measure, source), []).append(np.where(seen, numbers, np.nan))
@@ -109,34 +110,30 @@ def localisation(
         Row(BLIND, measure, "", Estimate.of(np.concatenate(found[method, measure, BLIND])))
         for measure in (SHARE, POINT)
     ]
-    return Result(
+    return subject.result(
         "localisation",
         "does the positive evidence for a class lie on the image of that class"
         + ("?" if masks is None else ", inside its mask?"),
         rows,
-        subject.blank,
-        {
-            "scenes": len(chance),
-            "seed": seed,
-            "tiles": tiles if masks is None else None,
-            "chance": float(chance.mean()),
-        },
+        scenes=len(chance),
+        tiles=tiles if masks is None else None,
+        chance=float(chance.mean()),
     )
 
 
 def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
-    """Yield scenes: images (N, ...), the class that is explained of each, and where it is, (N, H, W)."""
+    """Yield scenes: images (N, ...), the class that is explained of each, where it is, (N, H, W), and its row."""
     classes = subject.net.head.classes_
     assert classes is not None
-    waiting: dict[Any, list[Tensor]] = {label: [] for label in classes.tolist()}
+    waiting: dict[Any, list[tuple[int, Tensor]]] = {label: [] for label in classes.tolist()}
     seen: set[Any] = set()
     found = False
-    for x, labels in subject.batches("localisation"):
+    for x, labels, rows in subject.batches("localisation"):
         known = _labels_of(subject, labels)
-        for image, label, predicted in zip(x, known, subject.net.predict(x).tolist(), strict=True):
+        for row, image, label, predicted in zip(rows, x, known, subject.net.predict(x).tolist(), strict=True):
             seen.add(label)
             if label == predicted:
-                waiting[label].append(image)
+                waiting[label].append((row, image))
         scenes = []
         while sum(map(bool, waiting.values())) >= min(tiles, len(waiting)) > 1:
             # The classes with most images in waiting; with fewer classes than tiles the others come again.
@@ -145,15 +142,16 @@ def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
             chosen = [first, *(others[n % len(others)] for n in range(tiles - 1))]
             if any(len(waiting[label]) < chosen.count(label) for label in chosen):
                 break
-            pictures = [waiting[label].pop() for label in chosen]
+            numbers, pictures = zip(*(waiting[label].pop() for label in chosen), strict=True)
             places = random.permutation(tiles)
-            scenes.append((_scene([pictures[n] for n in places], tiles), first, int(np.argwhere(places == 0)[0, 0])))
+            scene = _scene([pictures[n] for n in places], tiles)
+            scenes.append((scene, first, int(np.argwhere(places == 0)[0, 0]), numbers[0]))
         if scenes:
             found = True
-            images, explained, places_of = zip(*scenes, strict=True)
+            images, explained, places_of, explained_rows = zip(*scenes, strict=True)
             stacked = torch.stack(images)
             _check_size(subject.net, stacked, tiles)
-            yield stacked, explained, _tile_masks(stacked.shape[2:], tiles, places_of)
+            yield stacked, explained, _tile_masks(stacked.shape[2:], tiles, places_of), explained_rows
     if len(seen) < 2:
         raise ValueError(f"images of {len(seen)} class cannot be put beside those of another: give several classes")
     if not found:
@@ -206,14 +204,11 @@ def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
 
 
 def _masked(subject: Subject, masks: Any) -> Any:
-    """Yield images, their predicted classes, and their masks."""
+    """Yield images, their predicted classes, masks, and rows."""
     given = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
     if len(given) != len(subject.data):
         raise ValueError(f"{len(given)} masks for {len(subject.data)} images: give one for each, in order")
-    start = 0
-    for x, _ in subject.batches("localisation"):
-        rows = subject.rows[start : start + len(x)]
-        start += len(x)
+    for x, _, rows in subject.batches("localisation"):
         size = tuple(x.shape[2:])
         if given.ndim == 2 and given.shape[1] == 4:
             where = np.zeros((len(x), *size), bool)
@@ -225,7 +220,8 @@ def _masked(subject: Subject, masks: Any) -> Any:
             raise ValueError(f"masks of {given.shape[1:]} for images of {size}: bring them to the size of the input")
         kept = where.reshape(len(where), -1).any(1)
         if kept.any():
-            yield x[torch.from_numpy(kept).to(x.device)], subject.net.predict(x)[kept].tolist(), where[kept]
+            labels = subject.net.predict(x)[kept].tolist()
+            yield x[torch.from_numpy(kept).to(x.device)], labels, where[kept], np.array(rows)[kept].tolist()
 
 
 def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ import io
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
 from pytorch_grad_cam_pcasvm.figures import plot_maps
 from pytorch_grad_cam_pcasvm.images import stretched
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 1"
@@ -84,13 +82,17 @@ def report(
         "progress": progress,
         "transform": transform,
     }
-    subject = Subject(net, data, target_layers, methods, **common)
+    subject = Subject(net, data, target_layers, methods, **common)  # refuses what no check could take
     results: dict[str, Any] = {}
+    pictures: dict[str, dict[str, str]] = {}
     for name, of_check in options.items():
         try:
-            results[name] = CHECKS[name](net, data, target_layers, methods, **{**common, **of_check}).to_dict()
+            result = CHECKS[name](net, data, target_layers, methods, **{**common, **of_check})
         except ValueError as error:
             results[name] = {"reason": str(error)}
+        else:
+            results[name] = result.to_dict()
+            pictures[name] = _pictures(result)
     if all("reason" in result for result in results.values()):
         raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
     entries = {
@@ -99,7 +101,7 @@ def report(
         "layer": str(target_layers[0]) if isinstance(target_layers[0], str) else type(target_layers[0]).__name__,
         "methods": list(subject.methods),
         "results": results,
-        "pictures": _pictures(subject, results),
+        "pictures": pictures,
     }
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -211,23 +213,14 @@ def _curves(result: Result) -> str:
     return _png(figure)
 
 
-def _pictures(subject: Subject, results: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the worst images of every check and method with their maps, as PNG."""
-    found: dict[str, dict[str, str]] = {}
-    for name, result in results.items():
-        for method, rows in result.get("worst", {}).items():
-            batch = subject.data.read(rows)
-            x = batch.images.to(next(subject.net.parameters()).device)
-            if x.dim() != 4:
-                continue
-            targets = subject.targets(x)
-            each = subject.explained(method, x, targets)
-            shown = torch.stack([stretched(image) for image in x.cpu()])
-            # Each has its own class for a target, by name; together they are of what was asked for.
-            maps = SignedMaps.cat([replace(maps, targets=[subject.target]) for maps in each])
-            figure = plot_maps(shown, maps, rows=[str(row) for row in rows], signed=True)
-            found.setdefault(name, {})[method] = _png(figure)
-    return found
+def _pictures(result: Result) -> dict[str, str]:
+    """Return the worst images of each method with their maps, as PNG; volumes are not drawn."""
+    return {
+        method: _png(plot_maps(torch.stack([stretched(image) for image in x]), maps, signed=True,
+                               rows=[str(row) for row in result.worst[method]]))
+        for method, (x, maps) in result.pictures.items()
+        if x.dim() == 4
+    }  # fmt: skip
 
 
 def _png(figure: Figure) -> str:

@@ -1,11 +1,14 @@
 """The result of a measurement: numbers in rows, which can be printed, kept as JSON, and read in words."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Result:
         blank: by method, the share of maps that are zero everywhere.
         settings: what it was asked with.
         curves: by method and source, what is drawn; None where nothing is.
-        worst: by method, the numbers of the images (in the data set) that did worst, worst first.
+        worst: by method, the numbers of the ten images (in the data set) that did worst, worst first.
+        pictures: by method, these images, (n, ...), and their maps; neither is kept as JSON.
     """
 
     check: str
@@ -48,6 +52,7 @@ class Result:
     settings: dict[str, Any]
     curves: dict[str, Any] | None = None
     worst: dict[str, list[int]] = field(default_factory=dict)
+    pictures: dict[str, tuple[Tensor, SignedMaps]] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, key: tuple[str, str, str] | tuple[str, str]) -> Estimate:
         """Return the number of a method and a measure, against something or by itself."""
@@ -70,7 +75,7 @@ class Result:
                 return {str(key): plain(each) for key, each in value.items()}
             return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
-        return plain(vars(self))
+        return plain({key: value for key, value in vars(self).items() if key != "pictures"})
 
     @staticmethod
     def from_dict(entries: Mapping[str, Any]) -> "Result":
@@ -98,8 +103,3 @@ def sentence(row: Row) -> str:
     against = f" against {row.against}" if row.against else ""
     end = f" ({verdict})" if verdict else ""
     return f"{row.method}, {row.measure}{against}: {row.estimate}, n = {row.estimate.n}{end}"
-
-
-def share(flags: Sequence[Any]) -> float:
-    """Return the share of what is true."""
-    return sum(map(bool, flags)) / len(flags) if len(flags) else 0.0

@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
 COMPONENTS, LABELS = "components rotated", "labels permuted, head refitted"
+LIKENESS = "likeness"
 ENOUGH = 0.5  # a map that keeps more of its order than this looks the same to the eye
 
 
@@ -58,7 +59,8 @@ def sensitivity(
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        A row for each method and randomisation, and of the blind map; passed where the correlation is below 0.5.
+        A row for each method and randomisation, and of the blind map; passed where the correlation is below 0.5. And
+        how like the blind map each method's maps are, which nothing has to pass: near 1 the target hardly matters.
 
     Raises:
         TypeError: an argument of another kind.
@@ -79,33 +81,37 @@ def sensitivity(
     subjects = {name: copy.copy(subject) for name in others}
     for name, other in others.items():
         subjects[name].net, subjects[name]._cams = other, {}
-    for x, _ in subject.batches("sensitivity"):
-        targets = subject.targets(x)
+    for x, _, images_of in subject.batches("sensitivity"):
+        targets, blind = subject.targets(x), subject.blind(x).cpu().numpy()
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
             seen = subject.seen(method, maps)
             before = signed(maps).cpu().numpy()
-            for name in others:
-                after = signed(subjects[name].explained(method, x, targets)).cpu().numpy()
-                found.setdefault((method, name), []).append(
-                    np.where(seen, np.abs(rank_correlations(before, after)), np.nan)
-                )
-        before = subject.blind(x).cpu().numpy()
+            alike = {name: signed(subjects[name].explained(method, x, targets)).cpu().numpy() for name in others}
+            alike[BLIND] = blind
+            kept = {name: np.abs(rank_correlations(before, after)) for name, after in alike.items()}
+            for name, each in kept.items():
+                found.setdefault((method, name), []).append(np.where(seen, each, np.nan))
+            changed = [kept[name] for name in others] or [np.full(len(x), np.nan)]
+            subject.worst[method].add(np.where(seen, np.mean(changed, 0), np.nan), images_of, x, maps)
+        before = blind
         for name in others:
             after = subjects[name].blind(x).cpu().numpy()
             found.setdefault((BLIND, name), []).append(np.abs(rank_correlations(before, after)))
     rows = []
     for (method, name), parts in found.items():
         estimate = Estimate.of(np.concatenate(parts))
+        if name == BLIND:
+            rows.append(Row(method, LIKENESS, BLIND, estimate))
+            continue
         passed = estimate.n > 1 and estimate.mean + 2 * estimate.standard_error < ENOUGH
         rows.append(Row(method, name, "", estimate, None if method == BLIND else passed))
-    return Result(
+    return subject.result(
         "sensitivity",
         "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and after; "
         "near 1 the map does not show what was learned)",
         rows,
-        subject.blank,
-        {"images": len(subject.rows), "seed": seed, "target": repr(subject.target), "target layer": target_layer},
+        target_layer=target_layer,
     )
 
 

@@ -66,7 +66,7 @@ def stability(
     )  # fmt: skip
     generator = torch.Generator().manual_seed(seed + 1)
     found: dict[tuple[str, str], list[np.ndarray]] = {}
-    for x, _ in subject.batches("stability"):
+    for x, _, rows_of in subject.batches("stability"):
         targets, size = subject.targets(x), x.shape[2:]
         pixels = round(shift * size[-1])
         spread = x.flatten(1).std(1).reshape(-1, *[1] * (x.dim() - 1))
@@ -78,6 +78,7 @@ def stability(
             maps = subject.explained(method, x, targets)
             seen = subject.seen(method, maps)
             before = upsampled(signed(maps), size)
+            lost = np.zeros(len(x))
             for change, images_of in changed.items():
                 after = upsampled(signed(subject.explained(method, images_of, targets)), size)
                 first, second = before, after
@@ -85,7 +86,9 @@ def stability(
                     first, second = before[..., : size[-1] - pixels], after[..., pixels:]
                 for source, other in (("", first), (ANOTHER, np.roll(first, 1, 0))):
                     correlations = rank_correlations(other, second)
+                    lost -= correlations if not source else 0
                     found.setdefault((method, change + source), []).append(np.where(seen, correlations, np.nan))
+            subject.worst[method].add(np.where(seen, lost, np.nan), rows_of, x, maps)
     rows = []
     for method in subject.methods:
         for change in (NOISE, SHIFT):
@@ -93,10 +96,10 @@ def stability(
             rows.append(Row(method, change, "", Estimate.of(own)))
             estimate = Estimate.of(own - other)
             rows.append(Row(method, change, ANOTHER, estimate, estimate.above(0)))
-    return Result(
+    return subject.result(
         "stability",
         "does the map stay the same under noise, and move with the image? (rank correlation)",
         rows,
-        subject.blank,
-        {"images": len(subject.rows), "seed": seed, "noise": noise, "shift": shift, "target": repr(subject.target)},
+        noise=noise,
+        shift=shift,
     )

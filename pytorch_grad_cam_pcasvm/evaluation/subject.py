@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.images import Images
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
@@ -79,17 +81,18 @@ class Subject:
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, better 100")
         self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
+        self.worst = {method: Worst() for method in self.methods}
         self._seen: dict[str, list[bool]] = {method: [] for method in self.methods}
 
-    def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any]]]:
-        """Yield images (N, ...) and their labels, of at least two images, so that each has another one."""
+    def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
+        """Yield images (N, ...), their labels and rows, at least two at a time, so that each has another one."""
         parts = np.array_split(self.rows, max(1, len(self.rows) // max(2, self.batch_size)))
         for rows in tqdm(parts, desc=what, unit="batch", disable=not self.progress):
             batch = self.data.read(rows.tolist())
             if batch.bad:
                 row, why = next(iter(batch.bad.items()))
                 raise RuntimeError(f"image {row} ({self.data.id(row)}) cannot be read: {why}")
-            yield batch.images.to(device_of(self.net)), batch.labels
+            yield batch.images.to(device_of(self.net)), batch.labels, batch.rows
 
     def targets(self, x: Tensor) -> list[Any]:
         """Return the target of each image; the predicted class, where that is asked for, by its name."""
@@ -112,7 +115,7 @@ class Subject:
         self, method: str, x: Tensor, targets: Sequence[Any], net: PCASVMNet | None = None
     ) -> list[SignedMaps]:
         """Return each image's map of its own target, one for each; of another network, as one with a random head."""
-        cam = self._cam(method, net or self.net)
+        cam = self.cam(method, net or self.net)
         found: dict[int, SignedMaps] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # blank maps are counted
@@ -128,14 +131,22 @@ class Subject:
         self._seen[method] += found
         return np.array(found)
 
-    @property
-    def blank(self) -> dict[str, float]:
-        """The share of each method's maps that are zero everywhere."""
-        return {method: 1 - sum(found) / len(found) if found else 0.0 for method, found in self._seen.items()}
+    def result(
+        self, check: str, question: str, rows: list[Row], curves: dict[str, Any] | None = None, **settings: Any
+    ) -> Result:
+        """Return what a check found, with the share of blank maps and the worst images of each method."""
+        blank = {method: 1 - sum(found) / len(found) if found else 0.0 for method, found in self._seen.items()}
+        common = {"images": len(self.rows), "seed": self.seed, "target": repr(self.target)}
+        worst = {method: found for method, found in self.worst.items() if found.rows}
+        return Result(
+            check, question, rows, blank, common | settings, curves,
+            {method: found.rows for method, found in worst.items()},
+            {method: (found.images, found.maps(self.target)) for method, found in worst.items()},
+        )  # fmt: skip
 
     def blind(self, x: Tensor) -> Tensor:
         """Return the sums of the activations of the target layer, (N, h, w): they know of no target."""
-        cam = self._cam(next(iter(self.methods)), self.net)
+        cam = self.cam(next(iter(self.methods)), self.net)
         with cam._running(x) as modules:
             return cam._run(x, modules).activations(0).sum(1)
 
@@ -155,11 +166,40 @@ class Subject:
         stage.components.copy_(rotation @ stage.components)
         return PCASVMNet(self.net.backbone, head, self.net.layer, pool=self.net.pool).train(self.net.training)
 
-    def _cam(self, method: str, net: PCASVMNet) -> ClosedFormCAM:
+    def cam(self, method: str, net: PCASVMNet | None = None) -> ClosedFormCAM:
+        """Return a method's cam of the network, or of another; each is made once."""
+        net = net or self.net
         if (method, net) not in self._cams:
             kind, options = self.methods[method]
             self._cams[method, net] = kind(net, [self.layer], **options)
         return self._cams[method, net]
+
+
+class Worst:
+    """The images that a method did worst on, with their maps: ten are kept, whatever is seen."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[float, int, Tensor, SignedMaps]] = []
+
+    def add(self, badness: np.ndarray, rows: Sequence[int], x: Tensor, maps: Sequence[SignedMaps]) -> None:
+        """Take note of images (N, ...), how bad they are (N,; NaN: cannot be told), and the map of each."""
+        found = zip(badness.tolist(), rows, x.cpu(), (each.cpu() for each in maps), strict=True)
+        self._kept += [each for each in found if not np.isnan(each[0])]
+        self._kept = sorted(self._kept, key=lambda each: -each[0])[:10]
+
+    @property
+    def rows(self) -> list[int]:
+        """Their numbers in the data set, the worst first."""
+        return [row for _, row, _, _ in self._kept]
+
+    @property
+    def images(self) -> Tensor:
+        """The images, (n, ...)."""
+        return torch.stack([image for _, _, image, _ in self._kept])
+
+    def maps(self, target: Any) -> SignedMaps:
+        """Return their maps together; each explains its own class, all of them what was asked for."""
+        return SignedMaps.cat([replace(maps, targets=[target]) for _, _, _, maps in self._kept])
 
 
 def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
