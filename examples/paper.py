@@ -24,7 +24,8 @@ import numpy as np
 import sklearn
 import torch
 import torchvision
-from experiment import datasets, evaluation, report, training
+from experiment import datasets, report, training
+from experiment.closeness import closeness, explained
 from experiment.frozen import FrozenFeatures, images, shown
 from experiment.network import ACTIVATIONS, FEATURE_LAYER, PaperCNN, convolutions
 from experiment.problems import RunError
@@ -72,11 +73,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, default=32, help="images in a batch (default: 32)")
     add("--components", type=int, default=3, help="B of the PCA (default: 3)")
     add("--limit", type=int, help="images per class, in training and in test (default: all)")
-    add("--curve-images", type=int, default=48, help="test images for deletion and insertion (default: 48)")
     add("--seed", type=int, default=0, help="of initial weights, splits and batches (default: 0)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(argv)
-    least_values = {"size": 64, "epochs": 1, "patience": 1, "batch": 1, "limit": 5, "curve_images": 2, "seed": 0}
+    least_values = {"size": 64, "epochs": 1, "patience": 1, "batch": 1, "limit": 5, "seed": 0}
     for name, least in least_values.items():
         value = getattr(options, name)
         if value is not None and value < least:
@@ -145,14 +145,10 @@ def run(options: argparse.Namespace) -> Path:
     labels = {name: part.labels for name, part in parts.items()}
     everything = {name: np.arange(len(part.labels)) for name, part in parts.items()}
 
-    def dense_layers() -> PaperCNN:
-        """Return the dense layers alone, new: their input are the frozen features."""
-        return PaperCNN(
-            torch.nn.Identity(), features["training"].shape, len(data.classes), options.activation
-        ).to(options.device)  # fmt: skip
-
+    # The dense layers alone: their input are the frozen features.
     torch.manual_seed(options.seed)
-    dense, randomised = dense_layers(), dense_layers()
+    dense = PaperCNN(torch.nn.Identity(), features["training"].shape, len(data.classes), options.activation)
+    dense = dense.to(options.device)
     # More epochs go on from where fewer ended.
     shaping = {name: getattr(options, name) for name in ("size", "activation", "rate", "batch", "seed", "patience")}
     learned_on = {"images": list(data.train.digests), "labels": labels["training"].tolist()}
@@ -163,10 +159,9 @@ def run(options: argparse.Namespace) -> Path:
         checkpoint=options.cache / f"training-{key}.pt",
     )  # fmt: skip
 
-    def second_layer(net: PaperCNN, part: str) -> np.ndarray:
-        return training.scores(net.classifier[:5], features[part], everything[part], options.device)
-
-    q = {part: second_layer(dense, part) for part in parts}
+    q = {
+        part: training.scores(dense.classifier[:5], features[part], everything[part], options.device) for part in parts
+    }
     heads = {
         name: fit_head(kernel, q["training"], labels["training"], options.components)
         for name, kernel in (("Lin-SVM", "linear"), ("RBF-SVM", "rbf"))
@@ -187,47 +182,19 @@ def run(options: argparse.Namespace) -> Path:
 
     # The dense layers on frozen features explain the whole test set in seconds, with the maps of the whole network.
     components = [PCATarget(b) for b in range(options.components)]
-    names = [f"P{b + 1}" for b in range(options.components)]
-    targets = [*components, SVMTarget()]
     small = {name: PCASVMNet(dense, head, layer=FEATURE_LAYER).eval() for name, head in heads.items()}
     of_test = {
-        name: evaluation.explained(net, features["test"], targets, options.device) for name, net in small.items()
+        name: explained(net, features["test"], [*components, SVMTarget()], options.device)
+        for name, net in small.items()
     }
-    unlearned = fit_head("linear", second_layer(randomised, "training"), labels["training"], options.components)
-    every_class = [SVMTarget(label) for label in unlearned.classes_.tolist()]
-    other, _ = evaluation.explained(
-        PCASVMNet(randomised, unlearned, layer=FEATURE_LAYER).eval(), features["test"], [*components, *every_class],
-        options.device,
-    )  # fmt: skip
-    mine = of_test["Lin-SVM"][0]
-    same_class = options.components + np.searchsorted(unlearned.classes_, predicted["test"]["Lin-SVM"])
-    numbers = range(options.components)
-    matches = [[evaluation.closeness(mine[:, b], other[:, c]) for c in numbers] for b in numbers]
-    best = [max(row, key=lambda match: match["same image"]["mean"] or 0.0) for row in matches]
-    maps: dict[str, Any] = {
-        "closeness of SVM maps": {
-            name: [evaluation.closeness(of_net[:, b], of_net[:, -1]) for b in range(options.components)]
-            for name, (of_net, _) in of_test.items()
-        },
-        "closeness to randomised dense layers": {
-            **dict(zip(names, best, strict=True)),
-            "Lin-SVM": evaluation.closeness(mine[:, -1], other[everything["test"], same_class]),
-        },
+    close = {
+        name: [closeness(maps[:, b], maps[:, -1]) for b in range(options.components)] for name, maps in of_test.items()
     }
 
     cnn = PaperCNN(conv, features["training"].shape, len(data.classes), options.activation).to(options.device).eval()
     cnn.classifier.load_state_dict(dense.classifier.state_dict())
     cnn = cnn.to(memory_format=torch.channels_last)
     nets = {name: PCASVMNet(cnn, head, layer=FEATURE_LAYER).eval() for name, head in heads.items()}
-    chosen = np.random.default_rng(options.seed).permutation(everything["test"])[: options.curve_images]
-    x = images(data.test, chosen, options.size).to(options.device, memory_format=torch.channels_last)
-    spread = {name: of_net.std(0).tolist() for name, (_, of_net) in of_test.items()}
-    maps["curves"] = evaluation.curves(
-        nets["Lin-SVM"], x, dict(zip([*names, "Lin-SVM"], targets, strict=True)),
-        dict(zip([*names, "Lin-SVM"], spread["Lin-SVM"], strict=True)), options.seed,
-    ) | evaluation.curves(
-        nets["RBF-SVM"], x, {"RBF-SVM": SVMTarget()}, {"RBF-SVM": spread["RBF-SVM"][-1]}, options.seed
-    )  # fmt: skip
 
     pca = PCA(svd_solver="covariance_eigh").fit(q["training"].astype(np.float64))
     right = np.all([guess == labels["test"] for guess in predicted["test"].values()], axis=0)
@@ -236,10 +203,7 @@ def run(options: argparse.Namespace) -> Path:
         "dataset": options.dataset,
         "classes": list(data.classes),
         "samples": {**{part: len(labels[part]) for part in parts}, "duplicates dropped": data.dropped},
-        "settings": {
-            name: getattr(options, name)
-            for name in ("backbone", "epochs", "components", "limit", "curve_images", *shaping)
-        }
+        "settings": {name: getattr(options, name) for name in ("backbone", "epochs", "components", "limit", *shaping)}
         | {"weights": origin["weights"]},
         "macro F1": f1,
         "test confusion, by true class": {
@@ -256,7 +220,7 @@ def run(options: argparse.Namespace) -> Path:
         "best epoch": course.best_epoch,
         "validation accuracy": course.accuracies,
         "contribution ratios": (100 * pca.explained_variance_ratio_).tolist(),
-        "maps": maps,
+        "closeness of SVM maps": close,
         "versions": {
             "pytorch_grad_cam_pcasvm": __version__,
             "torch": torch.__version__,
@@ -267,8 +231,6 @@ def run(options: argparse.Namespace) -> Path:
     figures = _figures(options, data, cnn, nets, heads, q, labels, pca, shown_images, scores["shown"])
     figures["training.png"] = ("Validation accuracy of every epoch; the star is the one taken.",
                                report.plot_training(course.accuracies))  # fmt: skip
-    figures["curves.png"] = ("Deletion and insertion curves of the maps, of random maps and of another image's map.",
-                             report.plot_curves(maps["curves"]))  # fmt: skip
     _write(options.out, scores, figures, cnn, nets)
     return options.out
 

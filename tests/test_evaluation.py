@@ -221,14 +221,14 @@ def test_fractions_are_exact(fill, kind):
     maps = random.integers(0, 3, (3, 10, 10)).astype(float)  # with ties
     order = ranks(maps, random)
     assert (np.sort(order.reshape(3, -1), 1) == np.arange(100)).all()
-    changed = without(x, FILLS[fill], order, kind, 0.3)
+    changed = without(FILLS[fill](x), order, kind, 0.3)
     same = (changed == x).all(1).numpy()
     top = order >= 70
     assert (same[~top] if kind == "deletion" else same[top]).all()
     assert not (same[top] if kind == "deletion" else same[~top]).any()
     if fill == "blur":  # the host's own blur, of OpenCV
         cv2 = pytest.importorskip("cv2")
-        blurred = FILLS[fill](x, torch.zeros(3, 1, 10, 10, dtype=torch.bool))
+        blurred = FILLS[fill](x)(torch.zeros(3, 10, 10, dtype=torch.bool))
         expected = cv2.GaussianBlur(x[0].permute(1, 2, 0).numpy(), (0, 0), 1.0)
         np.testing.assert_allclose(blurred[0].permute(1, 2, 0), expected, atol=2e-3)
 

@@ -12,8 +12,8 @@ import paper
 import pytest
 import torch
 import torchvision
-from experiment import evaluation, report, training
-from matplotlib.figure import Figure
+from experiment import report, training
+from experiment.closeness import closeness
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm import Head, extract_features
 
 FIGURES = (
     *("maps.png", "signed.png", "contribution.png", "feature_space.png", "effect.png", "jacobian.png"),
-    *("support_vectors.png", "training.png", "curves.png"),
+    *("support_vectors.png", "training.png"),
 )
 
 
@@ -49,14 +49,12 @@ def root(tmp_path):
 def no_figures(monkeypatch):
     """Without what takes nearly all of the time of so small a run."""
     monkeypatch.setattr(paper, "_figures", lambda *args: {})
-    monkeypatch.setattr(evaluation, "curves", lambda *args: {})
-    monkeypatch.setattr(report, "plot_curves", lambda curves: Figure((2, 2)))
 
 
 def options(root, weights, out, *more):
     return [
         *("--dataset", "folder", "--root", str(root), "--out", str(out), "--backbone", "squeezenet1_1"),
-        *("--weights", str(weights), "--size", "64", "--epochs", "3", "--curve-images", "2", "--device", "cpu", *more),
+        *("--weights", str(weights), "--size", "64", "--epochs", "3", "--device", "cpu", *more),
     ]
 
 
@@ -320,20 +318,17 @@ def test_a_network_without_convolutional_part_is_refused(tmp_path):
             paper.convolutions("vit_b_16", tmp_path / "weights.pth")
 
 
-@pytest.mark.parametrize("fraction", evaluation.FRACTIONS)
-def test_fractions_of_deletion_and_insertion_are_exact(fraction):
-    """Maps have ties, at 0 above all, on which percentiles of their values would all be lost."""
+def test_closeness_is_the_absolute_correlation_with_the_same_image_and_the_next():
     rng = np.random.default_rng(0)
-    signed = np.maximum(rng.normal(size=(1, 40, 40)), 0)
-    ranked = torch.tensor(evaluation.ranks(signed)[0])
-    for kind, removed in (("deletion", fraction), ("insertion", 1 - fraction)):
-        removal = evaluation.REMOVALS[kind](fraction)
-        removal.imputer = lambda image, keep: keep
-        keep = removal(torch.zeros(3, 40, 40), ranked).bool()
-        assert float((~keep).float().mean()) == pytest.approx(removed, abs=2e-3)
-        # Deletion takes the most relevant first, insertion leaves them.
-        best = ranked > 1 - fraction + 1e-3
-        assert bool((keep[best] == (kind == "insertion")).all())
+    first, second = rng.normal(size=(2, 4, 3, 5))
+    second[0] = -2 * first[0] + 1
+    second[3] = 7.0  # constant
+    found = closeness(torch.tensor(first), torch.tensor(second))
+    same = [abs(np.corrcoef(first[n].ravel(), second[n].ravel())[0, 1]) for n in range(3)]
+    other = [abs(np.corrcoef(first[n].ravel(), second[n - 1].ravel())[0, 1]) for n in (1, 2, 3)]
+    assert same[0] == pytest.approx(1)
+    assert found == {"same image": pytest.approx(np.mean(same)), "another image": pytest.approx(np.mean(other))}
+    assert closeness(torch.ones(2, 3, 3), torch.ones(2, 3, 3))["same image"] is None
 
 
 @pytest.mark.usefixtures("no_figures")

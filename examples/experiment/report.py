@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiment.evaluation import FRACTIONS
-
 RED, BLUE, GREY = "#b2182b", "#2166ac", "0.45"
 PAPER_F1 = {
     "mnist": ("10/60,000/10,000", (0.993, 0.991), (0.986, 0.980), (0.997, 0.989)),
@@ -21,7 +19,6 @@ PAPER_F1 = {
 }
 NEARLY_ALL = 0.9  # of the test images
 MODELS = ("CNN", "Lin-SVM", "RBF-SVM")
-SOURCES = {"random": "random maps", "another image": "another image's map"}
 
 
 def plot_training(accuracies: Sequence[float]) -> Figure:
@@ -39,41 +36,6 @@ def plot_training(accuracies: Sequence[float]) -> Figure:
     return figure
 
 
-def plot_curves(curves: dict[str, dict[str, Any]]) -> Figure:
-    """Draw deletion and insertion of every target: its map beside random maps and the map of another image."""
-    drawn = {name: curve for name, curve in curves.items() if "deletion" in curve}
-    figure = Figure(figsize=(2.5 * max(1, len(drawn)) + 2, 5.4), layout="constrained")
-    axes = figure.subplots(2, max(1, len(drawn)), squeeze=False, sharex=True)
-    styles = {"map": ("o-", BLUE, "its map"), "random": ("s--", GREY, "random maps"),
-              "another image": ("^:", RED, "another image's map")}  # fmt: skip
-    for column, (name, curve) in enumerate(drawn.items()):
-        for axis, kind in zip(axes[:, column], ("deletion", "insertion"), strict=True):
-            for source, values in curve[kind]["curves"].items():
-                line, colour, label = styles[source]
-                axis.plot(FRACTIONS, values, line, color=colour, label=label)
-            axis.set_title(cell(curve, kind, "random"), fontsize="small")
-            axis.spines[["top", "right"]].set_visible(False)
-        axes[0, column].annotate(
-            name, (0.5, 1), (0, 22), xycoords="axes fraction", textcoords="offset points", ha="center", weight="bold"
-        )
-        axes[1, column].set_xlabel("fraction of the image")
-    axes[0, 0].set_ylabel("deletion:\nchange of the value")
-    axes[1, 0].set_ylabel("insertion:\nchange of the value")
-    if drawn:
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    unit = "standard deviations of the value, mean ± standard error"
-    figure.suptitle(f"better than random maps by ({unit})", fontsize="small")
-    return figure
-
-
-def cell(curve: dict[str, Any], kind: str, source: str) -> str:
-    """Return how much better than a source a map is, as mean ± standard error."""
-    if kind not in curve:
-        return "–"
-    gain = curve[kind]["better than"][source]
-    return f"{number(gain['mean'], '+.2f')} ± {number(gain['standard error'], '.2f')}"
-
-
 def number(value: float | None, form: str = ".2f") -> str:
     """Return a number in some format, or a dash."""
     return "–" if value is None else f"{value:{form}}"
@@ -81,7 +43,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 def pair(row: dict[str, Any]) -> str:
     """Return the closeness of maps of the same image, and in brackets of another."""
-    return f"{number(row['same image']['mean'])} ({number(row['another image']['mean'])})"
+    return f"{number(row['same image'])} ({number(row['another image'])})"
 
 
 def f1_rows(scores: dict[str, Any]) -> list[list[str]]:
@@ -97,18 +59,11 @@ def f1_rows(scores: dict[str, Any]) -> list[list[str]]:
 
 
 def rows(scores: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of one data set in the tables of ``docs/paper.md``: scores, closeness, deletion and insertion."""
+    """Return the rows of one data set in the tables of ``docs/paper.md``: scores, closeness."""
     (_, _, *ours), (_, _, *theirs) = f1_rows(scores)
-    name, maps = scores["dataset"], scores["maps"]
     ratios = " / ".join(f"{ratio:.0f}" for ratio in scores["contribution ratios"][:3])
-    close = [" / ".join(map(pair, by_component)) for by_component in maps["closeness of SVM maps"].values()]
-    random = maps["closeness to randomised dense layers"]
-    curves = [
-        [f"{name}, {kind}, than {SOURCES[source]}", *(cell(curve, kind, source) for curve in maps["curves"].values())]
-        for kind in ("deletion", "insertion")
-        for source in SOURCES
-    ]
-    return [[name, *ours, *theirs], [name, ratios, *close, pair(random["P1"]), pair(random["Lin-SVM"])], *curves]
+    close = [" / ".join(map(pair, by_component)) for by_component in scores["closeness of SVM maps"].values()]
+    return [[scores["dataset"], *ours, *theirs], [scores["dataset"], ratios, *close]]
 
 
 HEADER = ["data", "backbone", "classes / training / test", *(f"{model}, macro F1 training/test" for model in MODELS)]
@@ -165,15 +120,8 @@ def page(scores: dict[str, Any], figures: dict[str, tuple[str, bytes]]) -> str:
     Returns:
         HTML.
     """
-    maps = scores["maps"]
-    close = [[name, *map(pair, rows)] for name, rows in maps["closeness of SVM maps"].items()]
+    close = [[name, *map(pair, rows)] for name, rows in scores["closeness of SVM maps"].items()]
     components = [f"P{b + 1} ({ratio:.0f} %)" for b, ratio in enumerate(scores["contribution ratios"])]
-    faithful = [
-        [name, *(cell(curve, kind, source) for kind in ("deletion", "insertion") for source in SOURCES)]
-        for name, curve in maps["curves"].items()
-    ]
-    random = [[name, pair(row)] for name, row in maps["closeness to randomised dense layers"].items()]
-    than = [f"{kind}, than {name}" for kind in ("deletion", "insertion") for name in SOURCES.values()]
     settings = ", ".join(f"{key}: {value}" for key, value in scores["settings"].items())
     pictures = "\n".join(
         f'<figure><img src="data:image/png;base64,{base64.b64encode(png).decode()}" alt="{html.escape(caption)}">'
@@ -200,16 +148,10 @@ details {{ color: #555 }} .warning {{ border-left: .3rem solid #b2182b; padding-
 <h2>Figures</h2>
 {_notes(misclassified, bool(mistakes(scores)))}
 {pictures}
-<h2>Can the maps be believed?</h2>
+<h2>Like the dominant component?</h2>
 <p>Absolute correlation of the map of each SVM's predicted class with the map of each component (share of variance),
 mean over the test set; in brackets with that component's map of another image:</p>
 {_table(["SVM", *components[: len(close[0]) - 1]], close)}
-<p>How much better than other maps, in standard deviations of the value (mean ± standard error over images; above 0:
-better):</p>
-{_table(["map of", *than], faithful)}
-<p>A sanity check: with dense layers drawn at random (PCA and SVM fitted anew) the maps change. Absolute correlation
-with the best-matching component, and with the SVM's map of the same class; in brackets for another image:</p>
-{_table(["map of", "correlation"], random)}
 </body></html>
 """
 

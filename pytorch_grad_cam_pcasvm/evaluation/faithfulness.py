@@ -100,10 +100,11 @@ def faithfulness(
             if other is not None:
                 heat[method, HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
         heat[RANDOM] = upsampled(torch.from_numpy(random.random(coarse.shape)), size)
+        filled = FILLS[fill](x)
         for source, each in heat.items():
             order = ranks(each, random)
             for kind in KINDS:
-                after = [subject.values(without(x, FILLS[fill], order, kind, f), targets) for f in fractions]
+                after = [subject.values(without(filled, order, kind, f), targets) for f in fractions]
                 change.setdefault((source, kind), []).append(np.stack(after, 1) - value[:, None])
         for method, maps in found.items():
             stays, falls = (change[(method, ""), kind][-1].mean(1) for kind in ("deletion", "insertion"))
@@ -167,27 +168,27 @@ def ranks(maps: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return found.reshape(maps.shape)
 
 
-def without(
-    x: Tensor, fill: Callable[[Tensor, Tensor], Tensor], order: np.ndarray, kind: str, fraction: float
-) -> Tensor:
+Filled = Callable[[Tensor], Tensor]  # from what is kept, boolean (N, ...), to images
+
+
+def without(filled: Filled, order: np.ndarray, kind: str, fraction: float) -> Tensor:
     """Return images without their most relevant pixels (``deletion``), or with these alone (``insertion``).
 
     Args:
-        x: images, shape (N, C, ...).
-        fill: what takes the place of removed pixels: from images and what is kept of them to images.
+        filled: of images, one of ``FILLS``: gives them with only some pixels kept.
         order: ranks of the pixels, shape (N, ...).
         kind: ``deletion`` or ``insertion``.
         fraction: how many pixels are the most relevant.
 
     Returns:
-        Images of the same shape.
+        Images, shape (N, C, ...).
     """
     pixels = order[0].size
-    top = torch.from_numpy(order >= pixels - round(fraction * pixels)).to(x.device)
-    return fill(x, (~top if kind == "deletion" else top).unsqueeze(1))
+    top = torch.from_numpy(order >= pixels - round(fraction * pixels))
+    return filled(~top if kind == "deletion" else top)
 
 
-def _blurred(x: Tensor, keep: Tensor) -> Tensor:
+def _blurred(x: Tensor) -> Filled:
     """Put the image, blurred over a tenth of its side, where nothing is kept."""
     blurred = x
     for axis in range(2, x.dim()):
@@ -197,23 +198,27 @@ def _blurred(x: Tensor, keep: Tensor) -> Tensor:
         moved = blurred.movedim(axis, -1)
         padded = F.pad(moved.reshape(-1, 1, moved.shape[-1]), (reach, reach), mode="reflect")
         blurred = F.conv1d(padded, (weights / weights.sum())[None, None]).reshape(moved.shape).movedim(-1, axis)
-    return torch.where(keep, x, blurred)
+    return lambda keep: torch.where(keep.unsqueeze(1).to(x.device), x, blurred)
 
 
-def _mean(x: Tensor, keep: Tensor) -> Tensor:
+def _mean(x: Tensor) -> Filled:
     """Put the mean of each channel where nothing is kept."""
-    return torch.where(keep, x, x.mean(tuple(range(2, x.dim())), keepdim=True))
+    mean = x.mean(tuple(range(2, x.dim())), keepdim=True)
+    return lambda keep: torch.where(keep.unsqueeze(1).to(x.device), x, mean)
 
 
-def _road(x: Tensor, keep: Tensor) -> Tensor:
-    """Put what the host's noisy linear imputation gives where nothing is kept (ROAD, arXiv 2202.00449)."""
+def _road(x: Tensor) -> Filled:
+    """Put what the noisy linear imputation of pytorch-grad-cam gives where nothing is kept (ROAD, arXiv 2202.00449)."""
     if x.dim() != 4:
         raise ValueError("ROAD imputes pixels of images, and these are volumes: use fill='blur' or 'mean'")
-    imputer = NoisyLinearImputer()
-    with torch.random.fork_rng(devices=[]):  # its noise comes from torch's own generator, which is the user's
-        torch.manual_seed(0)
-        parts = [imputer(image.cpu(), kept[0].float().cpu()) for image, kept in zip(x, keep, strict=True)]
-    return torch.stack(parts).to(x)
+    imputer, images = NoisyLinearImputer(), x.cpu()
+
+    def filled(keep: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):  # its noise comes from torch's own generator, which is the user's
+            torch.manual_seed(0)
+            return torch.stack([imputer(image, kept.float()) for image, kept in zip(images, keep, strict=True)]).to(x)
+
+    return filled
 
 
-FILLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"blur": _blurred, "mean": _mean, "road": _road}
+FILLS: dict[str, Callable[[Tensor], Filled]] = {"blur": _blurred, "mean": _mean, "road": _road}

@@ -1,0 +1,306 @@
+"""Which method for which head? Every method on the six data sets of the paper, for linear and RBF machines.
+
+    python examples/which_method.py --root data --weights mobilenet_v2.pth
+
+Two networks for every set of --sets: dense layers of 40 and 30 units, trained on the frozen convolutions of an ImageNet
+classifier, as in the paper; and the means of the convolutions over positions. On each, PCA(3) and SVMs are fitted.
+``pytorch_grad_cam_pcasvm.evaluation`` then measures faithfulness (deletion and insertion) and sensitivity (the head,
+and layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled features.
+
+It prints Markdown, and leaves which_method.md, .json and .png in --out, and contributions.png: photos with Grad-CAM and
+contributions. What is costly is kept in --cache, so that a run goes on where it stopped. On two cores start two runs,
+each with half of --sets, and then a third that puts them together.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from experiment import datasets, training
+from experiment.comparison import METHODS, plot, tables
+from experiment.frozen import FrozenFeatures, images, shown
+from experiment.network import FEATURE_LAYER, PaperCNN, convolutions
+from experiment.problems import RunError
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from pytorch_grad_cam_pcasvm import (
+    BlankMapWarning,
+    ClosedFormGradCAM,
+    ClosedFormScoreCAM,
+    ContributionCAM,
+    PCASVMNet,
+    PCATarget,
+    SVMTarget,
+    evaluation,
+    figures,
+)
+
+SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs-cat")
+FRACTIONS = (0.25, 0.5, 0.75)
+COMPONENTS = 3
+SVMS: dict[str, Callable[[], SVC]] = {
+    "linear": lambda: SVC(kernel="linear"),
+    'RBF, gamma="scale"': lambda: SVC(gamma="scale"),
+    "RBF, gamma=1": lambda: SVC(gamma=1.0),
+}
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--sets", nargs="+", default=list(SETS), help=f"as examples/paper.py names them (default: {' '.join(SETS)})")
+    add("--root", type=Path, default=Path("data"), help="has a folder for each set, or torchvision's (default: data)")
+    add("--download", action="store_true", help="fetch MNIST, Fashion-MNIST, CIFAR-10 to --root")
+    add("--out", type=Path, default=Path("results/which_method"), help="where results go (results/which_method)")
+    add("--cache", type=Path, help="where features, checkpoints and results are kept (default: OUT/cache)")
+    add("--backbone", default="mobilenet_v2", help="a classifier of torchvision.models (default: mobilenet_v2)")
+    add("--weights", type=Path, help="a file with its state_dict (default: torchvision's, downloaded once)")
+    add("--size", type=int, default=200, help="side of the input in pixels (default: 200)")
+    add("--images", type=int, default=40, help="test images for deletion and insertion, and pairs of photos, at most")
+    add("--limit", type=int, default=100, help="training images per class (default: 100)")
+    add("--epochs", type=int, default=150, help="the most epochs; the best is taken (default: 150)")
+    add("--score-channels", type=int, default=16, help="channels that Score-CAM masks with (default: 16)")
+    add("--seed", type=int, default=0, help="of initial weights, batches, choices, random maps (default: 0)")
+    add("--threads", type=int, default=1, help="of the CPU; with one, the same seed gives the same numbers")
+    add("--device", default="cpu")
+    options = parser.parse_args(argv)
+    for name, least in {"size": 64, "images": 6, "limit": 5, "epochs": 1, "score_channels": 1, "threads": 1}.items():
+        if getattr(options, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    options.cache = options.cache or options.out / "cache"
+    return options
+
+
+def digest(*parts: Any) -> str:
+    """Return a digest of whatever JSON can hold."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def fused(convolutions: nn.Module) -> nn.Module:
+    """Put batch norms into the convolutions before them, for speed alone, and return the network."""
+    for part in [*convolutions.modules()]:
+        if isinstance(part, nn.Sequential):
+            for i in range(len(part) - 1):
+                first, second = part[i], part[i + 1]
+                if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
+                    part[i], part[i + 1] = fuse_conv_bn_eval(first, second), nn.Identity()
+    return convolutions.eval().to(memory_format=torch.channels_last)
+
+
+def given() -> nn.Module:
+    """Return what stands for the convolutions where feature maps, (N, T, M, N), are a network's input."""
+    part = nn.Identity()
+    part.register_parameter("nothing", nn.Parameter(torch.empty(0)))  # where is the network? its parameters tell
+    return part
+
+
+class Problem:
+    """One data set, and what was trained on it."""
+
+    def __init__(self, name: str, options: argparse.Namespace, conv: nn.Module, weights: str) -> None:
+        self.name, self.options, self.conv = name, options, conv
+        root = options.root / name
+        data = datasets.load(
+            name, root if root.is_dir() else options.root, download=options.download, seed=options.seed
+        )
+        self.classes = list(data.classes)
+        parts = {"training": data.train.limited(options.limit), "test": data.test.limited(-(-200 // len(self.classes)))}
+        self.labels = {part: found.labels for part, found in parts.items()}
+        origin = {"problem": name, "weights": weights}
+        self.features = {
+            part: FrozenFeatures(found, conv, options.size, options.cache, origin, f"{name}-{part}", options.device, 4)
+            for part, found in parts.items()
+        }
+        self.x = images(parts["test"], range(len(parts["test"].labels)), options.size)
+        shape = self.features["test"].shape
+        torch.manual_seed(options.seed)
+        self.dense = PaperCNN(nn.Identity(), shape, len(self.classes)).to(options.device)
+        settings = [options.size, options.epochs, options.seed, options.limit]
+        learned = [origin, list(parts["training"].digests), parts["training"].labels.tolist(), settings]
+        self.course = training.train(
+            self.dense, self.features["training"], self.labels["training"], epochs=options.epochs, patience=50,
+            rate=1e-3, batch=32, seed=options.seed, device=options.device,
+            checkpoint=options.cache / f"{name}-training-{digest(learned)}.pt",
+        )  # fmt: skip
+        self.dense.eval()
+        self.key = digest(learned, list(parts["test"].digests))
+
+    def network(self, kind: str, head: Any, *, frozen: bool = False) -> PCASVMNet:
+        """Return a network behind dense layers or means, of images or of frozen features."""
+        if kind == "pooled":
+            backbone: nn.Module = nn.Sequential(OrderedDict(features=given() if frozen else self.conv))
+            return PCASVMNet(backbone, head, pool="mean").eval()
+        backbone = self.dense
+        if not frozen:
+            backbone = PaperCNN(self.conv, self.features["test"].shape, len(self.classes)).to(self.options.device)
+            backbone.classifier = self.dense.classifier
+        return PCASVMNet(backbone, head, layer=FEATURE_LAYER).eval()
+
+    def rows(self, kind: str, part: str) -> np.ndarray:
+        """Return what the heads are fitted on, in double precision."""
+        features = self.features[part]
+        if kind == "pooled":
+            return np.stack([maps.astype(np.float64).mean((1, 2)) for maps in features.rows])
+        everything = np.arange(len(features.rows))
+        return training.scores(self.dense.classifier[:5], features, everything, self.options.device).astype(np.float64)
+
+    def methods(self, kind: str) -> dict[str, Any]:
+        """Return the methods by name, with the mean of this training set; the heads of means know it."""
+        mean = (
+            "mean"
+            if kind == "pooled"
+            else torch.from_numpy(self.features["training"].rows.astype(np.float32).mean(0)).to(self.options.device)
+        )
+        found = {}
+        for name, (kind, settings) in METHODS.items():
+            settings = {**settings, **({"baseline": mean} if settings.get("baseline") == "mean" else {})}
+            if kind is ClosedFormScoreCAM:
+                settings["channels"] = self.options.score_channels
+            found[name] = kind, settings
+        return found
+
+    def checked(self, kind: str, title: str, head: Pipeline, q: np.ndarray) -> dict[str, Any]:
+        """Return what the checks find, as JSON; each is kept."""
+        options = self.options
+        net, data = self.network(kind, head), (self.x, torch.from_numpy(self.labels["test"]))
+        every = {"seed": options.seed, "batch_size": 20}
+
+        def refitted(seed: int) -> Pipeline:
+            return clone(head).fit(q, np.random.default_rng(seed).permutation(self.labels["training"]))
+
+        of_kind = {
+            "dense": {
+                "faithfulness": partial(evaluation.faithfulness, fractions=FRACTIONS, images=options.images),
+                "sensitivity": partial(evaluation.sensitivity, refitted=refitted, images=-(-options.images // 2)),
+            },
+            "pooled": {"localisation": partial(evaluation.localisation, images=2 * options.images)},
+        }
+        found = {}
+        for check, measure in of_kind[kind].items():
+            key = digest(self.key, kind, title, options.images, options.score_channels, every, FRACTIONS, [*METHODS])
+            file = options.cache / f"{self.name}-{check}-{key}.json"
+            if not file.exists():
+                result = measure(net, data, ["features"], self.methods(kind), **every).to_dict()
+                beside = file.with_suffix(".new")
+                beside.write_text(json.dumps(result, allow_nan=False))
+                os.replace(beside, file)
+            found[check] = json.loads(file.read_text())
+        return found
+
+    def contradictory(self, kind: str, head: Pipeline) -> dict[str, Any]:
+        """Return how many maps of the whole test set say the opposite of the value they explain.
+
+        Such a map has more positive than negative evidence, or less, where the value is below, or above, 0: a
+        component's mean over the training set, or the boundary of the predicted class.
+        """
+        features = self.features["test"]
+        net, methods = self.network(kind, head, frozen=True), self.methods(kind)
+        result = {}
+        for name in ("Grad-CAM (the paper's)", "Contributions, zero", "Contributions, mean"):
+            method, settings = methods[name]
+            wrong = []
+            with method(net, ["features"], **settings) as cam:
+                for index in np.array_split(np.arange(len(features.rows)), len(features.rows) // 64 + 1):
+                    x = features.batch(index, self.options.device)
+                    made = cam.explain(x, [*(PCATarget(b) for b in range(COMPONENTS)), SVMTarget()])
+                    wrong.append((made.maps.sum((2, 3)).sign() * made.values.sign() < 0).cpu().numpy())
+            share = np.concatenate(wrong).mean(0).tolist()
+            result[name] = {"components": share[:-1], "decision": share[-1]}
+        return result
+
+
+def measured(problem: Problem) -> dict[str, Any]:
+    """Return everything about one data set, as JSON."""
+    heads: dict[str, Any] = {}
+    for kind in ("dense", "pooled"):
+        q = {part: problem.rows(kind, part) for part in problem.labels}
+        first = [StandardScaler()] if kind == "pooled" else []
+        for title, svm in SVMS.items():
+            head = make_pipeline(*first, PCA(COMPONENTS, svd_solver="covariance_eigh"), svm())
+            head.fit(q["training"], problem.labels["training"])
+            heads.setdefault(kind, {})[title] = {
+                "test accuracy": float((head.predict(q["test"]) == problem.labels["test"]).mean()),
+                "contradictory": problem.contradictory(kind, head),
+                **problem.checked(kind, title, head, q["training"]),
+            }
+    return {
+        "classes": problem.classes,
+        "training images": len(problem.labels["training"]),
+        "test images": len(problem.labels["test"]),
+        "heads": heads,
+    }
+
+
+def picture(problem: Problem, count: int = 4) -> Any:
+    """Draw Grad-CAM and contributions of some images for the RBF machine with scikit-learn's gamma."""
+    head = make_pipeline(PCA(COMPONENTS, svd_solver="covariance_eigh"), SVC())
+    net = problem.network("dense", head.fit(problem.rows("dense", "training"), problem.labels["training"]))
+    chosen = np.random.default_rng(problem.options.seed).permutation(len(problem.x))[:count]
+    x = problem.x[chosen].to(problem.options.device)
+    methods = {"Grad-CAM": ClosedFormGradCAM, "contributions": ContributionCAM}
+    maps = {title: method(net, ["features"]).explain(x, [SVMTarget()]) for title, method in methods.items()}
+    titles = [problem.classes[label] for label in problem.labels["test"][chosen]]
+    return figures.plot_maps(shown(x), maps, signed=True, rows=titles, classes=problem.classes)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run everything and return the results; they are written after each set."""
+    for folder in (options.out, options.cache):
+        folder.mkdir(parents=True, exist_ok=True)
+    conv = fused(convolutions(options.backbone, options.weights)).to(options.device)
+    weights = hashlib.sha256(b"".join(value.cpu().numpy().tobytes() for value in conv.state_dict().values()))
+    names = ("sets", "backbone", "size", "images", "limit", "epochs", "score_channels", "seed")
+    results: dict[str, Any] = {"settings": {name: getattr(options, name) for name in names}, "sets": {}}
+    for name in options.sets:
+        start = time.perf_counter()
+        problem = Problem(name, options, conv, weights.hexdigest())
+        print(f"{name}: {len(problem.labels['training'])} training and {len(problem.labels['test'])} test images, "
+              f"best epoch {problem.course.best_epoch} of {len(problem.course.accuracies)}", flush=True)  # fmt: skip
+        results["sets"][name] = measured(problem)
+        (options.out / "which_method.json").write_text(json.dumps(results, separators=(",", ":"), allow_nan=False))
+        markdown = "\n\n".join(f"### {title}\n\n{text}" for title, text in tables(results).items())
+        (options.out / "which_method.md").write_text(markdown + "\n")
+        plot(results).savefig(options.out / "which_method.png", dpi=100)
+        if name == options.sets[-1]:
+            picture(problem).savefig(options.out / "contributions.png", dpi=100)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+    print(markdown)
+    return results
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, and say what to do where a run cannot go on."""
+    options = arguments(argv)
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore", BlankMapWarning)  # they are counted
+    try:
+        run(options)
+    except RunError as error:
+        print(f"which_method.py: {error}.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("which_method.py: interrupted. Start it again: it goes on where it stopped.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
