@@ -181,7 +181,7 @@ class Problem:
         """Return what the checks find, as JSON; each is kept."""
         options = self.options
         net, data = self.network(kind, head), (self.x, torch.from_numpy(self.labels["test"]))
-        every = {"seed": options.seed, "batch_size": 20}
+        every = {"seed": options.seed, "batch_size": 10}
 
         def refitted(seed: int) -> Pipeline:
             return clone(head).fit(q, np.random.default_rng(seed).permutation(self.labels["training"]))

@@ -34,18 +34,18 @@ class Subject:
 
     Args:
         net: the network.
-        data: tensors (N, C, H, W), or ``(images, labels)``, or a data set as :func:`atlas.build` takes it.
+        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for :func:`atlas.build`.
         target_layers: one layer.
         methods: classes, or ``(class, options)``; or a dict of these by name.
-        target: what is explained of every image; None: the class that is predicted for the whole image.
+        target: what to explain in every image; None: the class predicted for the whole image.
         images: how many, chosen at random; None: all.
-        batch_size: images at a time.
-        seed: of everything that is random.
+        batch_size: number of images at a time.
+        seed: random seed of everything random.
         progress: show progress bars.
         transform: as for :func:`atlas.build`.
 
     Raises:
-        TypeError: an argument of another kind.
+        TypeError: an argument has the wrong type.
         ValueError: too few images, an unknown method, or a head that has nothing to explain.
     """
 
@@ -64,14 +64,14 @@ class Subject:
         transform: Callable[[Any], Tensor] | None = None,
     ) -> None:
         if not isinstance(net, PCASVMNet):
-            raise TypeError(f"a PCASVMNet is evaluated, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+            raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
         if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
             raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
         for name, number in (("images", images), ("batch_size", batch_size)):
             if not (number is None and name == "images") and (not isinstance(number, int) or number < 1):
                 raise ValueError(f"{name} must be a positive integer, got {number!r}")
         if target is None and net.head.decision_position is None:
-            raise ValueError("the head has no SVM, and so no decision to explain: pass target=PCATarget(0)")
+            raise ValueError("the head has no SVM, so there is no decision to explain: pass target=PCATarget(0)")
         self.net, self.layer = net, target_layers[0]
         self.methods = named(methods)
         self.target: Any = SVMTarget() if target is None else target
@@ -79,7 +79,7 @@ class Subject:
         self.data = Images(_data_set(data), transform, thumbnails=False)
         self.rows = np.random.default_rng(seed).permutation(len(self.data))[:images]
         if len(self.rows) < 3:
-            raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, better 100")
+            raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")
         self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
         self.worst = {method: Worst() for method in self.methods}
         self._seen: dict[str, list[bool]] = {method: [] for method in self.methods}
@@ -95,7 +95,7 @@ class Subject:
             yield batch.images.to(device_of(self.net)), batch.labels, batch.rows
 
     def targets(self, x: Tensor) -> list[Any]:
-        """Return the target of each image; the predicted class, where that is asked for, by its name."""
+        """Return the target of each image; by default the predicted class, by its name."""
         if not isinstance(self.target, SVMTarget) or self.target.category is not None:
             return [self.target] * len(x)
         if self.net.head.classes_ is None:
@@ -114,7 +114,7 @@ class Subject:
     def explained(
         self, method: str, x: Tensor, targets: Sequence[Any], net: PCASVMNet | None = None
     ) -> list[SignedMaps]:
-        """Return each image's map of its own target, one for each; of another network, as one with a random head."""
+        """Return each image's map of its own target, optionally of another network, such as one with a random head."""
         cam = self.cam(method, net or self.net)
         found: dict[int, SignedMaps] = {}
         with warnings.catch_warnings():
@@ -145,15 +145,15 @@ class Subject:
         )  # fmt: skip
 
     def blind(self, x: Tensor) -> Tensor:
-        """Return the sums of the activations of the target layer, (N, h, w): they know of no target."""
+        """Return the sums of the activations of the target layer, (N, h, w), which know nothing about the target."""
         cam = self.cam(next(iter(self.methods)), self.net)
         with cam._running(x) as modules:
             return cam._run(x, modules).activations(0).sum(1)
 
     def randomised(self) -> PCASVMNet | None:
-        """Return the same backbone behind a head whose components are rotated at random, and its machine as it is.
+        """Return the same backbone with a head whose components are rotated at random and whose machine is unchanged.
 
-        The machine then looks at other directions than it was fitted on, as if it had learned nothing. None where that
+        The machine then looks at other directions than it was fitted on, as if it had learned nothing. None if that
         would change nothing, or there is no linear reduction.
         """
         head = copy.deepcopy(self.net.head)
@@ -167,7 +167,7 @@ class Subject:
         return PCASVMNet(self.net.backbone, head, self.net.layer, pool=self.net.pool).train(self.net.training)
 
     def cam(self, method: str, net: PCASVMNet | None = None) -> ClosedFormCAM:
-        """Return a method's cam of the network, or of another; each is made once."""
+        """Return a method's cam for the network, or for another; each is created once."""
         net = net or self.net
         if (method, net) not in self._cams:
             kind, options = self.methods[method]
@@ -176,13 +176,13 @@ class Subject:
 
 
 class Worst:
-    """The images that a method did worst on, with their maps: ten are kept, whatever is seen."""
+    """The ten images that a method did worst on, with their maps."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[float, int, Tensor, SignedMaps]] = []
 
     def add(self, badness: np.ndarray, rows: Sequence[int], x: Tensor, maps: Sequence[SignedMaps]) -> None:
-        """Take note of images (N, ...), how bad they are (N,; NaN: cannot be told), and the map of each."""
+        """Record images (N, ...), how bad they are (N,; NaN: unknown), and the map of each."""
         found = zip(badness.tolist(), rows, x.cpu(), (each.cpu() for each in maps), strict=True)
         self._kept += [each for each in found if not np.isnan(each[0])]
         self._kept = sorted(self._kept, key=lambda each: -each[0])[:10]
@@ -198,38 +198,39 @@ class Worst:
         return torch.stack([image for _, _, image, _ in self._kept])
 
     def maps(self, target: Any) -> SignedMaps:
-        """Return their maps together; each explains its own class, all of them what was asked for."""
+        """Return their maps together, under one target, although each explains its own image's class."""
         return SignedMaps.cat([replace(maps, targets=[target]) for _, _, _, maps in self._kept])
 
 
 def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
     """Return class and options of every method, by name."""
     if not isinstance(methods, Mapping | list | tuple) or not methods:
-        raise TypeError(f"methods must be a list of classes, as [ContributionCAM], or a dict, got {methods!r:.80}")
+        raise TypeError(f"methods must be a list of classes, such as [ContributionCAM], or a dict, got {methods!r:.80}")
     pairs: Any = methods.items() if isinstance(methods, Mapping) else ((None, method) for method in methods)
     found: dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]] = {}
     for name, method in pairs:
         kind, options = method if isinstance(method, tuple) else (method, {})
         if not (isinstance(kind, type) and issubclass(kind, ClosedFormCAM)):
-            raise TypeError(f"a method is a class of the package, as ContributionCAM, got {kind!r:.80}")
+            raise TypeError(f"a method must be a class of the package, such as ContributionCAM, got {kind!r:.80}")
         shown = ", ".join(f"{key}={value}" for key, value in options.items() if isinstance(value, str | int | float))
         title = name or (f"{kind.__name__}({shown})" if shown else kind.__name__)
         if title in found:
-            raise ValueError(f"two methods are named {title!r}: name them, as methods={{'one': ..., 'other': ...}}")
+            raise ValueError(f"two methods are named {title!r}: name them, as in methods={{'one': ..., 'other': ...}}")
         found[title] = kind, dict(options)
     return found
 
 
 def signed(maps: Sequence[SignedMaps]) -> Tensor:
-    """Return maps of one target each as (N, h, w): what raises it less what lowers it."""
-    joined = torch.cat([each.maps[:, 0] for each in maps])
-    if maps[0].opposite is None:
-        return joined
-    return joined.relu() - torch.cat([each.opposite[:, 0] for each in maps]).relu()  # type: ignore[index]
+    """Return maps of one target each as (N, h, w).
+
+    They are the method's own: where the map of the negated target is another one (``SignedMaps.opposite``), what raises
+    the target, as the method's paper defines it, and nothing subtracted from it.
+    """
+    return torch.cat([each.maps[:, 0] for each in maps])
 
 
 def upsampled(maps: Tensor, size: Sequence[int]) -> np.ndarray:
-    """Return maps (N, h, w) in the size of the images."""
+    """Return maps (N, h, w) at the size of the images."""
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
     whole = F.interpolate(maps.unsqueeze(1).double(), tuple(size), mode=mode, align_corners=False)
     return whole[:, 0].cpu().numpy()
