@@ -1,0 +1,102 @@
+"""What the site takes from the code: the table of estimators, and the examples with a title each."""
+
+import inspect
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.svm import SVC, LinearSVC
+from sklearn.utils import all_estimators
+
+from pytorch_grad_cam_pcasvm import NoClosedFormError
+from pytorch_grad_cam_pcasvm.head import Decision, Stage, stage_for
+from pytorch_grad_cam_pcasvm.head.convert import stages_of, transformer_for
+
+BEFORE, REDUCTION, APPROXIMATION = "scaler or selector", "reduction", "kernel approximation"
+EXAMPLES = {  # titles and pictures in the gallery; others are called by their file's name
+    "digits": ("Digits, a CNN and two SVMs", "digits.png"),
+    "atlas": ("An atlas of 1,797 digits", "atlas.png"),
+    "layers": ("One decision at three layers", "layers.png"),
+    "volume": ("Volumes", "volume.png"),
+    "transformer": ("A Vision Transformer, pair by pair", "transformers.png"),
+    "paper": ("The paper's experiment", "paper/chest-xray/maps.png"),
+    "which_method": ("Which method for which head?", "contributions.png"),
+}
+
+
+def estimators() -> str:
+    """Return a Markdown table of every estimator of scikit-learn that a head takes; each is fitted to find out."""
+    rows: dict[tuple[str, type[Stage]], list[str]] = {}
+    for name, kind in all_estimators():
+        for role, stage in _stages(kind):
+            rows.setdefault((role, type(stage)), []).append(f"`{name}`")
+    order = [BEFORE, APPROXIMATION, REDUCTION, "classifier", "regressor", "outlier detector"]
+    lines = ["| role | estimators | stage: what it computes |", "|---|---|---|"]
+    for (role, stage), names in sorted(rows.items(), key=lambda row: (order.index(row[0][0]), row[0][1].__name__)):
+        lines.append(f"| {role} | {', '.join(names)} | `{stage.__name__}`: {_formula(stage)} |")
+    return "\n".join(lines)
+
+
+def _formula(stage: type[Stage]) -> str:
+    """Return what a stage computes: the formula that its docstring begins with, or its first words."""
+    text = (inspect.getdoc(stage) or "").replace("\n", " ").replace("|", "\\|")
+    return f"`{text.split('``')[1]}`" if text.startswith("``") else re.split(r"[.,;:] ", text)[0].lower()
+
+
+def _stages(kind: type) -> Iterator[tuple[str, Stage]]:
+    """Yield the roles that an estimator can have in a head, with its stage in each."""
+    of_any, as_transformer = (table.dispatch(object) for table in (stage_for, transformer_for))
+    if stage_for.dispatch(kind) is of_any and transformer_for.dispatch(kind) is as_transformer:
+        return
+    fitted = _fitted(kind)
+    behind = LinearSVC().fit(np.eye(4), [0, 1, 0, 1])
+    for parts in ([fitted, behind], [fitted]):
+        try:
+            stage, *others = stages_of(parts)
+        except (NoClosedFormError, ValueError):
+            continue
+        if len(others) == len(parts) - 1 and isinstance(stage, Decision) is (len(parts) == 1):
+            yield _role(fitted, stage), stage
+
+
+def _role(fitted: Any, stage: Stage) -> str:
+    if isinstance(stage, Decision):
+        return "classifier" if is_classifier(fitted) else "regressor" if is_regressor(fitted) else "outlier detector"
+    return REDUCTION if stage.reduces else APPROXIMATION if "kernel_approx" in type(fitted).__module__ else BEFORE
+
+
+def _fitted(kind: Any) -> BaseEstimator:
+    """Return an estimator that has seen sixty rows of three classes."""
+    rows, labels = np.random.default_rng(0).random((60, 6)), np.arange(60) % 3
+    rows += 0.3 * labels[:, None]
+    parameters, options = inspect.signature(kind).parameters, {}
+    if "estimator" in parameters and parameters["estimator"].default is inspect.Parameter.empty:
+        options["estimator"] = SVC(kernel="linear")
+    if "n_components" in parameters and "Discriminant" not in kind.__name__:
+        options["n_components"] = 2
+    several = kind.__name__.startswith("MultiTask")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kind(**options).fit(rows, np.stack([labels] * 2, 1) if several else labels)
+
+
+def examples(source: Path, target: Path) -> None:
+    """Copy the examples for the gallery, which wants a title in reStructuredText, and a picture, in each."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    (target / "README.txt").write_text(
+        "Examples\n========\n\nScripts of the folder ``examples/``, and what they draw.\n"
+    )
+    for file in source.glob("*.py"):
+        title, picture = EXAMPLES.get(file.stem, (file.stem.replace("_", " ").capitalize(), None))
+        text, code = file.read_text(encoding="utf-8").removeprefix('"""').split('"""', 1)
+        head = f"{title}\n{'=' * len(title)}\n\n{text.rstrip()}\n"
+        if picture:
+            head += f"\n.. image:: /{picture}\n    :alt: {title}\n"
+            code += f"\n# sphinx_gallery_thumbnail_path = '{picture}'\n"
+        (target / file.name).write_text(f'"""{head}"""{code}', encoding="utf-8")
