@@ -1,6 +1,8 @@
 """Every supported estimator, and heads made of them, against scikit-learn's own decision values."""
 
 import copy
+import importlib
+import sys
 import warnings
 from functools import cache
 
@@ -215,7 +217,7 @@ def test_gradients_equal_differences_of_scikit_learns_own_function(name):
     [
         ([FunctionTransformer(np.log1p), PCA(3)], "only the identity"),
         ([LinearDiscriminantAnalysis(solver="lsqr"), SVC()], "not implemented for 'lsqr'"),
-        ([KernelPCA(3, kernel="cosine")], "the kernel 'cosine', whose gradient is not known"),
+        ([KernelPCA(3, kernel="cosine")], "the kernel 'cosine', whose gradient is unknown"),
         ([PCA(3), Nystroem(kernel="laplacian", n_components=9), LinearSVC()], "the kernel 'laplacian'"),
     ],
 )
@@ -452,10 +454,10 @@ def test_machines_side_by_side_far_from_every_support_vector():
     [
         (OneVsRestClassifier(CalibratedClassifierCV(SVC(), ensemble=False)), "OneVsRestClassifier of CalibratedClass"),
         (OneVsOneClassifier(CalibratedClassifierCV(LinearSVC(), cv=3)), "OneVsOneClassifier of CalibratedClass"),
-        (OneVsRestClassifier(Ridge()), "OneVsRestClassifier of Ridge is not known"),
-        (OneVsOneClassifier(SVR()), "OneVsOneClassifier of SVR is not known"),
+        (OneVsRestClassifier(Ridge()), "OneVsRestClassifier of Ridge is not supported"),
+        (OneVsOneClassifier(SVR()), "OneVsOneClassifier of SVR is not supported"),
         (OneVsRestClassifier(OneVsOneClassifier(SVC())), "OneVsRestClassifier of OneVsOneClassifier"),
-        (RFE(LinearSVC(), n_features_to_select=2), "put that behind it"),
+        (RFE(LinearSVC(), n_features_to_select=2), "put that after it"),
         (make_pipeline(Nystroem(kernel_params={"gamma": 0.1}), LinearSVC()), "pass gamma, degree and coef0"),
     ],
     ids=str,
@@ -506,3 +508,12 @@ def test_a_machine_without_support_vectors_is_flat():
     x, y = DATA[2]
     head = Head.of(SVR(epsilon=10).fit(x, y * 1.0))
     assert not pulled_back(head, trace_of(head, QUERY), {1: None}).any()
+
+
+@pytest.mark.parametrize(("module", "name"), [("converters", "tensor"), ("stages", "Scale")])
+def test_modules_of_0_1_warn_and_still_have_what_the_readme_showed(module, name):
+    whole = f"pytorch_grad_cam_pcasvm.{module}"
+    sys.modules.pop(whole, None)
+    with pytest.warns(DeprecationWarning, match="import .* from pytorch_grad_cam_pcasvm.head"):
+        found = importlib.import_module(whole)
+    assert getattr(found, name) is getattr(importlib.import_module("pytorch_grad_cam_pcasvm.head"), name)
