@@ -1,4 +1,4 @@
-"""Baselines: the activations that contributions begin at, and that stand for what is left out."""
+"""Baselines: the activations that contributions start from, and that replace what is left out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class AtBaseline:
     """A run at its baseline.
 
     Attributes:
-        path: the path's values there.
-        output: the network's output there, of N rows.
-        difference: activations minus those of the baseline, as the network has them.
+        path: the path's values at the baseline.
+        output: the network's output at the baseline, with N rows.
+        difference: activations minus those of the baseline, in the network's own layout.
     """
 
     path: Baseline
@@ -56,7 +56,7 @@ class WithBaseline(ClosedFormCAM):
 
     @property
     def baseline(self) -> str | Tensor:
-        """The baseline, which may be set to another one."""
+        """The baseline; may be reassigned."""
         return self._baseline
 
     @baseline.setter
@@ -102,8 +102,8 @@ class WithBaseline(ClosedFormCAM):
             start = output_of(_backbone(run.model), run.layers[layer], images)
             if as_activations and not torch.equal(start.flatten(), given.to(start).flatten()):
                 raise ValueError(
-                    f"a baseline of shape {tuple(given.shape)} can be an image or activations: both have it "
-                    "here; give activations of one number a channel, (T,), or take another layer"
+                    f"a baseline of shape {tuple(given.shape)} could be an image or activations, which have the same "
+                    "shape here; give activations with one number per channel, (T,), or choose another layer"
                 )
             return start
         if not as_activations:
@@ -121,19 +121,19 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
 
     Args:
         net: a :class:`PCASVMNet` or a backbone.
-        loader: gives ``(images, ...)`` batches, dicts with ``image`` as MONAI's, or images alone, of shape (N, ...),
-            all of one size.
+        loader: yields ``(images, ...)`` batches, dicts with ``image`` as in MONAI, or images alone, of shape (N, ...),
+            all of the same size.
         layer: the layer, or its dotted name.
         progress: show a progress bar.
 
     Returns:
-        The mean, of the shape that the layer gives for one image, as (T, H, W) or, of tokens, (L, D); float32 or
+        The mean, in the shape of the layer's output for one image: (T, H, W), or (L, D) for tokens; float32 or
         better, on the network's device.
 
     Raises:
-        TypeError: the loader gives something else than floating-point tensors, or the layer does.
-        ValueError: the loader is empty, its images differ in size, a dict has none, the layer's output does not count
-            them first, or the network has no such layer.
+        TypeError: the loader or the layer yields something other than floating-point tensors.
+        ValueError: the loader is empty, its images differ in size, a dict has no image, the first dimension of the
+            layer's output does not count images, or the network has no such layer.
     """
     backbone = _backbone(net)
     name = layer_name(backbone, layer)
@@ -144,21 +144,23 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
             images = checked_images(image_and_label(batch)[0])
             activations = output_of(backbone, name, images.to(device_of(net)))
             if not isinstance(activations, Tensor):
-                raise TypeError(f"the layer {name!r} gives a {type(activations).__name__}, not a tensor: name another")
+                raise TypeError(
+                    f"the layer {name!r} returns a {type(activations).__name__}, not a tensor: name another"
+                )
             if total is None and not _counts_images(backbone, name, activations, images.to(device_of(net))):
                 raise ValueError(
-                    f"the output of {name!r}, {tuple(activations.shape)}, does not count the images first (tokens "
-                    "do?): choose a layer that does, or baseline='zero'"
+                    f"the first dimension of the output of {name!r}, {tuple(activations.shape)}, does not count images "
+                    "(perhaps tokens): choose a layer where it does, or baseline='zero'"
                 )
             if total is not None and total.shape != activations.shape[1:]:
                 raise ValueError(
-                    f"activations of shapes {tuple(total.shape)} and {tuple(activations.shape[1:])} have no mean: "
-                    "resize the images to one size"
+                    f"activations of shapes {tuple(total.shape)} and {tuple(activations.shape[1:])} cannot be "
+                    "averaged: resize the images to one size"
                 )
             total = activations.sum(0, dtype=torch.float64) + (0 if total is None else total)
             count += len(images)
     if total is None:
-        raise ValueError("the loader gave no batch: there is nothing to average")
+        raise ValueError("the loader yielded no batch: there is nothing to average")
     return (total / count).to(torch.promote_types(activations.dtype, torch.float32))
 
 
@@ -184,7 +186,7 @@ def _mean(run: Run, layer: int, zeros: Tensor) -> Tensor:
         ):
             return mean.to(zeros).reshape(1, -1, *[1] * (zeros.dim() - 2)).expand_as(zeros)
     raise ValueError(
-        "baseline='mean' needs the training set's mean at the target layer, which the head knows only where features "
-        "are means over positions and it begins with a StandardScaler or PCA: pass "
+        "baseline='mean' needs the training set's mean at the target layer, which the head knows only if the features "
+        "are means over positions and it starts with a StandardScaler or PCA: pass "
         f"baseline=mean_activations(net, loader, {run.layers[layer]!r})"
     )

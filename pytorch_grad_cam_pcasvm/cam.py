@@ -1,4 +1,4 @@
-"""ClosedFormCAM: the host's protocol for every method, from one forward pass and no backward pass."""
+"""ClosedFormCAM: pytorch-grad-cam's protocol for every method, with one forward pass and no backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,7 +50,7 @@ from pytorch_grad_cam_pcasvm.transforms import transform_of
 
 @dataclass
 class Explained:
-    """What a method makes of K targets: attributes as of :class:`SignedMaps`."""
+    """What a method computes for K targets; attributes as in :class:`SignedMaps`."""
 
     maps: Tensor
     weights: Tensor
@@ -64,12 +64,12 @@ class Explained:
 
 
 class ClosedFormCAM(BaseCAM):
-    """What all methods share: checks, the run of the network, chunks of targets, scaling, upsampling.
+    """What all methods share: checks, running the network, chunking of targets, scaling, upsampling.
 
-    ``cam(input_tensor, targets)`` is the host's call; :meth:`explain` gives every component and decision at once as
-    signed maps. The network's own forward runs in every call, in evaluation mode; its training flags are put back, and
-    its gradients and hooks are left alone. What goes around a target layer, as a skip connection, is a constant, as in
-    the host.
+    ``cam(input_tensor, targets)`` is pytorch-grad-cam's call; :meth:`explain` returns signed maps of every component
+    and decision at once. The network's own forward runs in every call, in evaluation mode; its training flags are
+    restored, and its gradients and hooks are left alone. Whatever bypasses a target layer, such as a skip connection,
+    is treated as a constant, as in pytorch-grad-cam.
 
     Arguments and errors: see :class:`~pytorch_grad_cam_pcasvm.ClosedFormGradCAM`.
     """
@@ -100,7 +100,7 @@ class ClosedFormCAM(BaseCAM):
         if attention not in ("exact", "frozen"):
             raise ValueError(f"attention must be 'exact' or 'frozen', got {attention!r}")
         if attention == "frozen" and jacobian != "closed_form":
-            raise ValueError("autograd knows no frozen attention: use jacobian='closed_form'")
+            raise ValueError("autograd cannot freeze attention: use jacobian='closed_form'")
         if not (reshape_transform is None or reshape_transform == "tokens" or callable(reshape_transform)):
             raise ValueError(f"reshape_transform must be 'tokens', a function or None, got {reshape_transform!r:.80}")
         if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes <= 0):
@@ -125,7 +125,9 @@ class ClosedFormCAM(BaseCAM):
         self._seen: set[Any] = set()
         self._checked_head: Any = None
         if next(model.parameters(), None) is None:
-            raise ValueError(f"{type(model).__name__} has no parameters, by which the host finds its device")
+            raise ValueError(
+                f"{type(model).__name__} has no parameters, which pytorch-grad-cam needs to find its device"
+            )
         backbone, _, names = self._layers(model)
         with evaluating(model):
             # The host's classes between add nothing that is needed here.
@@ -140,24 +142,24 @@ class ClosedFormCAM(BaseCAM):
         aug_smooth: bool = False,
         eigen_smooth: bool = False,
     ) -> np.ndarray:
-        """Return one map per image, as the host does.
+        """Return one map per image, as pytorch-grad-cam does.
 
         Args:
             input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
-            targets: one per image; a single target (not in a list) is taken for all; None: each image's predicted
+            targets: one per image; a single target (not in a list) is used for all; None: each image's predicted
                 class.
-            aug_smooth: average over the host's test-time augmentations.
-            eigen_smooth: first principal component of the weighted activations, as in the host.
+            aug_smooth: average over pytorch-grad-cam's test-time augmentations.
+            eigen_smooth: first principal component of the weighted activations, as in pytorch-grad-cam.
 
         Returns:
             Maps, float32, shape (N, H, W), in [0, 1]: for a PCATarget P_b^+ (sign "-": P_b^-) divided by nu_b, for
-            every other target scaled as the host does.
+            every other target scaled as in pytorch-grad-cam.
 
         Raises:
             NoClosedFormError: the path has a step without a rule.
-            TypeError: the input is no floating-point tensor, or a target not callable.
-            ValueError: an empty batch, NaN or infinite values, a number of targets unlike the batch, or a target that
-                the head does not know.
+            TypeError: the input is not a floating-point tensor, or a target is not callable.
+            ValueError: an empty batch, NaN or infinite values, a number of targets that differs from the batch size, or
+                a target that the head does not know.
         """
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
@@ -169,17 +171,17 @@ class ClosedFormCAM(BaseCAM):
         Args:
             input_tensor: shape (N, ...).
             targets: K targets, each for all images; None: every component, then the predicted class.
-            heads: also give the maps of every head of the first attention behind the target layer, as ``heads``. Of
-                Grad-CAM, HiResCAM and contributions.
+            heads: also compute a map for each head of the first attention after the target layer, as ``heads``. For
+                Grad-CAM, HiResCAM and contributions only.
 
         Returns:
             Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device.
 
         Raises:
             NoClosedFormError: the path has a step without a rule, or no attention whose heads could be kept apart.
-            TypeError: the input is no floating-point tensor, or a target not callable.
+            TypeError: the input is not a floating-point tensor, or a target is not callable.
             ValueError: an empty batch, NaN or infinite values, no targets, several target layers, a target that the
-                head does not know, or heads of a method whose maps of heads do not add up.
+                head does not know, or ``heads`` with a method whose maps per head do not add up.
         """
         x = self._checked_images(input_tensor)
         self._only_layer()
@@ -211,7 +213,7 @@ class ClosedFormCAM(BaseCAM):
 
         Raises:
             NoClosedFormError: the path has a step without a rule.
-            TypeError: the input is no floating-point tensor.
+            TypeError: the input is not a floating-point tensor.
             ValueError: an empty batch, NaN or infinite values, or several target layers.
         """
         x = self._checked_images(input_tensor)
@@ -249,7 +251,7 @@ class ClosedFormCAM(BaseCAM):
     def compute_cam_per_layer(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
     ) -> list[np.ndarray]:
-        """Return the maps of every target layer, each of shape (N, 1, H, W): the host's seam, from one forward pass.
+        """Return the maps of every target layer, each of shape (N, 1, H, W), from one forward pass.
 
         Args:
             input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
@@ -263,7 +265,7 @@ class ClosedFormCAM(BaseCAM):
         return self._layer_maps(x, self._targets_per_image(x, targets), eigen_smooth)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
-        """Let every exception through (the host swallows ``IndexError``)."""
+        """Let every exception through (pytorch-grad-cam swallows ``IndexError``)."""
 
     def __del__(self) -> None:
         """Do nothing: there are no hooks to release."""
@@ -299,7 +301,7 @@ class ClosedFormCAM(BaseCAM):
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         """Return the maps of K targets that fit into memory together: this is the method."""
-        raise NotImplementedError(f"{type(self).__name__} is no method by itself: use ClosedFormGradCAM or another")
+        raise NotImplementedError(f"{type(self).__name__} is not a method itself: use ClosedFormGradCAM or another")
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         """Return what the maps of a target are sums of, channel by channel, shape (N, T, H, W)."""
@@ -341,8 +343,8 @@ class ClosedFormCAM(BaseCAM):
         norm = last_norm(self._layers(self.model)[0])
         fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
         warn(
-            f"no map of {run.layers[layer]!r} has a gradient: behind it the features look at other tokens only, as at "
-            f"a class token; {fix}the last layer in front of an attention",
+            f"no map of {run.layers[layer]!r} has a gradient: after it the features look at other tokens only, such as "
+            f"the class token; {fix}the last layer before an attention",
             BlankMapWarning,
         )
         return True
@@ -358,8 +360,8 @@ class ClosedFormCAM(BaseCAM):
                 activations = run.activations(layer)
                 if eigen_smooth and activations[0, 0].numel() == 1:
                     raise ValueError(
-                        "eigen_smooth takes a principal component over positions, and the maps of "
-                        f"{name!r} have one: choose a layer with more, or eigen_smooth=False"
+                        "eigen_smooth takes a principal component over positions, but the maps of "
+                        f"{name!r} have only one position: choose a layer with more, or eigen_smooth=False"
                     )
                 shared = Rowwise(list(targets))
                 made = self._explained(run, layer, [shared])
@@ -404,7 +406,7 @@ class ClosedFormCAM(BaseCAM):
 
     def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
         if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
-            raise ValueError("targets=None needs a head with an SVM, and this one has none: use PCATarget")
+            raise ValueError("targets=None needs a head with an SVM, but this one has none: use PCATarget")
         if targets is None:
             targets = self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
         if not isinstance(targets, list | tuple):
@@ -452,9 +454,9 @@ def _refuse_what_is_around(model: nn.Module) -> None:
         if own and not model._forward_hooks and not model._forward_pre_hooks:
             return
         what = "hooks" if own else "a forward of its own"
-        raise ValueError(f"{type(model).__name__} has {what}, which would not be explained: put it into the backbone")
+        raise ValueError(f"{type(model).__name__} has {what}, which would not be explained: move it into the backbone")
     if any(isinstance(module, PCASVMNet) for module in model.modules()):
-        raise ValueError(f"{type(model).__name__} wraps a PCASVMNet: put what is around it into the net's backbone")
+        raise ValueError(f"{type(model).__name__} wraps a PCASVMNet: move what is around it into the net's backbone")
 
 
 def _as_list(targets: Sequence[Target] | Target) -> list[Target]:

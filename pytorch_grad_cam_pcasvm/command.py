@@ -1,4 +1,4 @@
-"""The command line: fit a head on a folder of images, explain another, look at the maps, measure them."""
+"""The command line: fit a head on a folder of images, explain another folder, browse the maps, evaluate them."""
 
 import argparse
 import sys
@@ -45,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: of the command line; None: those that Python was started with.
+        arguments: the command-line arguments; None: those that Python was started with.
 
     Returns:
-        The exit status: 0, 2 where something was wrong, 130 where it was stopped.
+        The exit status: 0, or 2 on an error, or 130 if interrupted.
     """
     options = _parser().parse_args(arguments)
     with warnings.catch_warnings():
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             options.run(options)
         except KeyboardInterrupt:
-            print("stopped: what is finished is kept, and the same command goes on there", file=sys.stderr)
+            print("stopped: finished work is kept; run the same command again to resume", file=sys.stderr)
             return 130
         # Whatever a library raises: who types a command is not helped by a traceback.
         except Exception as error:
@@ -89,12 +89,12 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     at = "--images photos/{} --backbone mobilenet_v2 --layer features"
-    fit = command("fit", _fit, "fit scaler, PCA and SVM on the features of a folder with one folder for each class",
+    fit = command("fit", _fit, "fit scaler, PCA and SVM on the features of a folder with one folder per class",
                   at.format("train") + " --out head.safetensors")  # fmt: skip
     _of_network(fit)
     fit.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
-    fit.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="of the SVM (default: rbf)")
-    fit.add_argument("--out", required=True, type=Path, metavar="FILE", help="the head, as .safetensors")
+    fit.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
+    fit.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the head, .safetensors")
     build = command("atlas", _atlas, "explain every image of a folder once, and keep the maps",
                     at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
     _of_network(build)
@@ -102,41 +102,41 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
     build.add_argument("--method", default="ContributionCAM", choices=sorted(_METHODS), metavar="NAME",
                        help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
-    build.add_argument("--engine", default="local", choices=["local", "ray"], help="who explains (default: local)")
-    build.add_argument("--processes", type=int, help="that explain, each with its part of the threads or a GPU")
-    build.add_argument("--skip-bad-images", action="store_true", help="list what cannot be read, and go on")
-    evaluate = command("evaluate", _evaluate, "measure whether the maps can be believed, and write a page about it",
+    build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
+    build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
+    build.add_argument("--skip-bad-images", action="store_true", help="list images that cannot be read, and continue")
+    evaluate = command("evaluate", _evaluate, "measure whether the maps can be believed, and write a report page",
                        at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
     _of_network(evaluate)
     _of_maps(evaluate)
-    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="of the page and its JSON")
+    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the page and its JSON")
     evaluate.add_argument("--method", action="append", choices=sorted(_METHODS), metavar="NAME",
-                          help="may be given again (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
-    evaluate.add_argument("--count", type=int, default=200, help="images, chosen at random (default: 200)")
-    evaluate.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
-    explore = command("explore", _explore, "write the page in which an atlas is looked at", "atlas --out explorer")
+                          help="may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
+    evaluate.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
+    evaluate.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    explore = command("explore", _explore, "write a page for browsing an atlas", "atlas --out explorer")
     explore.add_argument("atlas", type=Path, help="folder of the atlas")
     explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
     explore.add_argument("--head", action="append", default=[], metavar="NAME=FILE", help="a further head to choose")
-    explore.add_argument("--single-file", action="store_true", help="all in one file, to be sent to a colleague")
+    explore.add_argument("--single-file", action="store_true", help="write one file, easy to send")
     return parser
 
 
 def _of_maps(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="of 'fit', Head.save, or skops")
-    parser.add_argument("--tokens", action="store_true", help="of a transformer: find the grid of its patches")
-    begin = "the mean of the training images (default), where the head knows it, or zeros"
-    parser.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=f"of contributions: {begin}")
+    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="from 'fit', Head.save or skops")
+    parser.add_argument("--tokens", action="store_true", help="for a transformer: find the grid of its patches")
+    begin = "the mean of the training images (default), if the head knows it, or zeros"
+    parser.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=f"for contributions: {begin}")
 
 
 def _of_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="of images, or of classes")
-    parser.add_argument("--backbone", required=True, metavar="NAME", help="torchvision's name, or timm:NAME")
-    parser.add_argument("--weights", metavar="FILE", help="a state dict; default: the library's own, downloaded")
-    parser.add_argument("--layer", required=True, metavar="NAME", help="whose activations become maps")
+    parser.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, or one folder per class")
+    parser.add_argument("--backbone", required=True, metavar="NAME", help="a torchvision name, or timm:NAME")
+    parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's own, downloaded)")
+    parser.add_argument("--layer", required=True, metavar="NAME", help="layer whose activations become maps")
     parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
-    parser.add_argument("--pool", default="mean", help="of the features: mean (default), max, gem, cls, cls+mean, none")
-    parser.add_argument("--batch-size", type=int, default=64, help="images that are read at a time (default: 64)")
+    parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
+    parser.add_argument("--batch-size", type=int, default=64, help="images to read at a time (default: 64)")
     parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
     parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
 
@@ -166,7 +166,7 @@ def _fit(options: Any) -> None:
     head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), SVC(kernel=options.kernel))
     Head.of(head.fit(features, labels)).save(options.out)
     right = head.score(features, labels)
-    print(f"{options.out}: {options.components} components, {right:.0%} of {len(labels)} training images right")
+    print(f"{options.out}: {options.components} components, {right:.0%} of {len(labels)} training images correct")
 
 
 def _atlas(options: Any) -> None:
@@ -190,10 +190,10 @@ def _atlas(options: Any) -> None:
     )
     print(store)
     if store.labels is not None and store.head.classes_ is not None:
-        print(f"{store.correct.mean():.1%} of the {len(store)} images are classified rightly")
+        print(f"{store.correct.mean():.1%} of the {len(store)} images are classified correctly")
     if store.manifest["bad"]:
-        print(f"left out, as they cannot be read: {', '.join(store.manifest['bad'])}")
-    print(f"look at it: {_RUN} explore {options.out}")
+        print(f"left out because they cannot be read: {', '.join(store.manifest['bad'])}")
+    print(f"browse it: {_RUN} explore {options.out}")
 
 
 def _evaluate(options: Any) -> None:
@@ -265,12 +265,12 @@ def _backbone(options: Any) -> tuple[nn.Module, Callable[[Any], Any]]:
         import torchvision
 
         if name not in torchvision.models.list_models():
-            raise ValueError(f"torchvision has no backbone {name!r}; of timm: --backbone timm:{name}")
+            raise ValueError(f"torchvision has no backbone {name!r}; for one from timm: --backbone timm:{name}")
         weights = torchvision.models.get_model_weights(name).DEFAULT
         net = torchvision.models.get_model(name, weights=None if given else weights)
         transform = weights.transforms()
     else:
-        raise ValueError(f"--backbone is a name of torchvision's, or timm:NAME, got {options.backbone!r}")
+        raise ValueError(f"--backbone must be a torchvision name, or timm:NAME, got {options.backbone!r}")
     if given:
         net.load_state_dict(_state(Path(options.weights)))
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -279,7 +279,7 @@ def _backbone(options: Any) -> tuple[nn.Module, Callable[[Any], Any]]:
 
 def _state(path: Path) -> Any:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file of weights {path}")
+        raise FileNotFoundError(f"there is no weights file {path}")
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Exceptions and warnings; every message says what was wrong and how to mend it."""
+"""Exceptions and warnings; every message says what is wrong and how to fix it."""
 
 import sys
 import warnings
@@ -8,7 +8,7 @@ _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib
 
 
 class NoClosedFormError(ValueError):
-    """A layer, an estimator or a kernel has no closed-form Jacobian here: the reason, and what to do about it."""
+    """A layer, an estimator or a kernel has no closed-form Jacobian; the message says why and what to do about it."""
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out
@@ -16,15 +16,15 @@ class NoClosedFormError(ValueError):
 
 
 class BlankMapWarning(UserWarning):
-    """A map that was asked for is zero everywhere; the message says why."""
+    """A requested map is zero everywhere; the message says why."""
 
 
 class AutogradFallbackWarning(UserWarning):
-    """``jacobian="auto"`` met a path without a closed form and uses autograd on it."""
+    """``jacobian="auto"`` found a path without a closed form and uses autograd for it."""
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the user's own line: that of the nearest caller outside this package and the libraries it runs in."""
+    """Warn at the user's own line: that of the nearest caller outside this package and the libraries that run it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back

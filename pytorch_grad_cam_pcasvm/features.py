@@ -29,34 +29,34 @@ def extract_features(
     as_numpy: bool = True,
     progress: bool = True,
 ) -> tuple[Any, Any]:
-    """Run a backbone over a data loader and collect what a scikit-learn head is fitted on.
+    """Run a backbone over a data loader and collect the features to fit a scikit-learn head on.
 
-    The backbone runs in evaluation mode without gradients on the device of its parameters; its training flags are put
-    back afterwards. What follows ``layer`` is not run.
+    The backbone runs in evaluation mode without gradients on the device of its parameters; its training flags are
+    restored afterwards. What follows ``layer`` is not run.
 
     Args:
         backbone: the network.
-        loader: gives ``(images, labels)`` batches, dicts with ``image`` and perhaps ``label`` as MONAI's, or ``images``
-            alone; images of shape (N, ...).
-        layer: dotted name of a module of the backbone, or the module itself; None: the backbone's own output. Of a
-            Hugging Face model also the name of a field of its output, as ``"last_hidden_state"``.
-        pool: how positions or tokens become one row: None: all of them, one behind the other; ``"mean"``, ``"max"`` or
-            ``"gem"`` (or ``("gem", power)``) over positions, or over the tokens of patches; ``"cls"``, the class
-            token; ``"cls+mean"``, both; or a function of the output.
-        as_numpy: numpy arrays; otherwise tensors on the backbone's device.
+        loader: yields ``(images, labels)`` batches, dicts with ``image`` and optionally ``label`` as in MONAI, or
+            ``images`` alone; images of shape (N, ...).
+        layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model
+            it may also name a field of the output, such as ``"last_hidden_state"``.
+        pool: how positions or tokens become one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
+            ``"gem"`` (or ``("gem", power)``) over positions, or over the patch tokens; ``"cls"``, the class token;
+            ``"cls+mean"``, both; or a function of the output.
+        as_numpy: return numpy arrays; otherwise tensors on the backbone's device.
         progress: show a progress bar.
 
     Returns:
         Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
-        gives none. A column of labels, shape (N, 1), becomes (R,); several labels per image stay (R, C). Labels that
-        are no tensors, as names, are an array in any case.
+        yields none. A column of labels, shape (N, 1), becomes (R,); several labels per image stay (R, C). Labels that
+        are not tensors, such as names, are always returned as an array.
 
     Raises:
-        TypeError: the loader gives something else than tensors as images, or of another dtype than the backbone's; or
-            the features are no tensor.
+        TypeError: the loader yields images that are not tensors, or whose dtype differs from the backbone's; or the
+            features are not a tensor.
         ValueError: the loader is empty, its labels are not one per image, the backbone has no such layer, or the images
-            another number of channels than it takes; a dict without an image; an unknown pool, or one that the output
-            has no tokens for.
+            have a number of channels that it does not take; a dict without an image; an unknown pool, or one whose
+            tokens the output does not have.
     """
     backbone = backbone if layer is None else uncompiled(backbone)
     source = FeatureSource.of(backbone, layer, pool)
@@ -72,15 +72,15 @@ def extract_features(
             fits = not labels or (len(labels) == len(features) + 1 and labels[-1].shape[:1] == (len(images),))
             if not fits:
                 raise ValueError(
-                    "the loader must give one label for every image, or no labels at all; a data set of single images "
-                    "is no loader yet: use DataLoader(data_set, batch_size=32)"
+                    "the loader must yield one label for every image, or no labels at all; a data set of single images "
+                    "is not a loader: use DataLoader(data_set, batch_size=32)"
                 )
             images = images.to(device)
             output = features_of(backbone, source.at(backbone, images), images)
             output = output.to(torch.promote_types(output.dtype, torch.float32))
             features.append(output.cpu() if as_numpy else output)
     if not features:
-        raise ValueError("the loader gave no batch: there is nothing to extract features from")
+        raise ValueError("the loader yielded no batch: there is nothing to extract features from")
     stacked = torch.cat(features)
     if as_numpy or not all(isinstance(label, Tensor) for label in labels):  # names: no tensor can hold them
         arrays = [label.cpu().numpy() if isinstance(label, Tensor) else label for label in labels]
@@ -100,10 +100,10 @@ class FeatureSource:
 
     Attributes:
         layer: dotted name of a module; None: the backbone's own output.
-        field: of the output, where that is no tensor.
+        field: name of a field of the output, if that is not a tensor.
         pool: as for :func:`extract_features`, or a function of the output.
-        named: whether the pool is one of the package's, which take tokens: of an output with fields the last hidden
-            state.
+        named: whether the pool is one of the package's, which take tokens; from an output with fields they take the
+            last hidden state.
     """
 
     layer: str | None = None
@@ -118,7 +118,7 @@ class FeatureSource:
     def of(
         backbone: nn.Module, layer: str | nn.Module | None, pool: Any = None, *, checked: bool = False
     ) -> "FeatureSource":
-        """Return what a user means by a layer, or a field of the output, and a pool; names may be checked already."""
+        """Return the source given by a layer or a field of the output, and a pool; ``checked``: no need to check it."""
         if not checked:
             check_pool(pool)
         named = isinstance(pool, str | tuple)
@@ -131,7 +131,7 @@ class FeatureSource:
         return FeatureSource(layer_name(backbone, layer), None, pool, named)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
-        """Return the same with a pool that is a function, for images of the shape of x."""
+        """Return the same source with the pool as a function, for images of the shape of x."""
         if self.pool is None or callable(self.pool):
             return self
         whole = replace(self, pool=None)
@@ -140,13 +140,13 @@ class FeatureSource:
             lambda net, images: output_of(net, whole, images),
             f"the output of {self}" if self.field or self.layer else "the backbone's output",
             x,
-            fix="pass a function as pool, as pool=lambda t: t[:, 0] of tokens (N, L, D)",
+            fix="pass a function as pool, such as pool=lambda t: t[:, 0] for tokens (N, L, D)",
             without="it is pooled already, so leave pool out, or name an earlier layer, as layer=",
         )
         return replace(self, pool=pool_of(self.pool, layout))
 
     def of_output(self, output: Any) -> Any:
-        """Return the features (N, ...) for what the layer gives."""
+        """Return the features (N, ...) for the layer's output."""
         field = self.field
         if field is None and self.named and not isinstance(output, Tensor):
             field = "last_hidden_state"
@@ -154,7 +154,7 @@ class FeatureSource:
             found = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
             if found is None:
                 has = list(output) if isinstance(output, Mapping) else type(output).__name__
-                raise ValueError(f"the backbone has no layer {field!r}, and its output no such field: it has {has}")
+                raise ValueError(f"the backbone has no layer {field!r}, and its output has no such field: it has {has}")
             output = found
         return output if self.pool is None else self.pool(output)
 
@@ -165,7 +165,7 @@ def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tenso
 
 
 def output_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Any:
-    """Return what ``layer`` (None: the backbone) gives at its first call for a batch; what follows it is not run."""
+    """Return the output of the first call of ``layer`` (None: the backbone) for a batch; what follows is not run."""
     if isinstance(layer, FeatureSource):
         return layer.of_output(output_of(backbone, layer.layer, x))
     if layer is None:
@@ -193,17 +193,17 @@ def output_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor)
         return reached[0]
     raise ValueError(
         f"the layer {layer!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
-        "layers are not seen: pass the network as it was, and compile the PCASVMNet, torch.compile(net)"
+        "layers cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
     )
 
 
 class Reached(BaseException):
-    """The feature layer is reached; not an ``Exception``, which a network's own ``except`` would take for an error."""
+    """Raised when the feature layer is reached; not an ``Exception``, which a network's own ``except`` might catch."""
 
 
 @contextmanager
 def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
-    """Say what is wrong with the images x where torch refuses them deep inside the backbone."""
+    """Say what is wrong with the images x if torch rejects them deep inside the backbone."""
     try:
         yield
     # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
@@ -215,7 +215,7 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
             if not x.is_floating_point():
                 raise TypeError(_NOT_FLOATING.format("images", x.dtype)) from error
             fix = {torch.float32: "float()", torch.float64: "double()"}.get(dtype, f"to({dtype})")
-            has = f"the backbone's parameters are {dtype} and the images {x.dtype}"
+            has = f"the backbone's parameters are {dtype}, but the images {x.dtype}"
             raise TypeError(f"{has}: use images.{fix}") from error
         convolution = next((m for m in backbone.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
         channels = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
@@ -223,8 +223,8 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
             expected, found = map(int, channels.groups())
             if expected == convolution.in_channels and found == x.shape[1]:
                 raise ValueError(
-                    f"images have {found} channel{'s' if found > 1 else ''}, the backbone's first convolution takes "
-                    f"{expected}: {_fix_of_channels(x, expected)}"
+                    f"images have {found} channel{'s' if found > 1 else ''}, but the backbone's first convolution "
+                    f"takes {expected}: {_fix_of_channels(x, expected)}"
                 ) from error
         raise
 
@@ -233,12 +233,12 @@ def _fix_of_channels(x: Tensor, expected: int) -> str:
     spatial = x.dim() - 2
     if x.shape[-1] == expected:
         order = (0, spatial + 1, *range(1, spatial + 1))
-        return f"the channels of a shape {tuple(x.shape)} come last: use x.permute{order}"
+        return f"the shape {tuple(x.shape)} has its channels last: use x.permute{order}"
     if x.shape[1] == 1:
         return f"use x.expand{(-1, expected, *[-1] * spatial)} or torchvision.transforms.Grayscale({expected})"
     if expected == 1:
         return "use x.mean(1, keepdim=True) or torchvision.transforms.Grayscale(1)"
-    return f"give it the {expected} channels it was trained on, as x[:, :{expected}] of RGBA images"
+    return f"give it the {expected} channels it was trained on, such as x[:, :{expected}] for RGBA images"
 
 
 _NOT_FLOATING = "{} must have floating-point values, got {}: scale and normalise it as in training"
@@ -248,16 +248,16 @@ def flatten(output: Any) -> Tensor:
     """Return a layer's output, shape (N, ...), as rows of features, shape (N, D)."""
     if not isinstance(output, Tensor):
         raise TypeError(
-            f"features must be one tensor, but the layer gives a {type(output).__name__}: name another layer, or one "
+            f"features must be one tensor, but the layer returns a {type(output).__name__}: name another layer, or one "
             "of the output's fields, as layer='last_hidden_state', or pass pool=lambda output: output.pooler_output"
         )
     if output.dim() < 2:
-        raise ValueError(f"features must be rows (N, ...), but the layer gives the shape {tuple(output.shape)}")
+        raise ValueError(f"features must be rows (N, ...), but the layer's output has shape {tuple(output.shape)}")
     return output.flatten(1)
 
 
 def checked_images(x: Any) -> Tensor:
-    """Return what a user gives if it is a batch of images: finite floating-point values of shape (N, ...)."""
+    """Return the input if it is a batch of images: finite floating-point values of shape (N, ...)."""
     _check_tensor(x, "input_tensor")
     if not x.is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
@@ -267,7 +267,7 @@ def checked_images(x: Any) -> Tensor:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
     if x.device.type == "cpu" and not all_finite(x):
-        raise ValueError("input_tensor has NaN or infinite values: a map of it would mean nothing")
+        raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
     return plain_tensor(x)
 
 

@@ -1,4 +1,4 @@
-"""Hooks that serve one thread and are taken off again."""
+"""Hooks that serve one thread and are removed again."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 class Hooks:
-    """Forward hooks on modules that may be running in other threads, too: leave their passes alone."""
+    """Forward hooks on modules that may also be running in other threads, whose passes they leave alone."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -27,7 +27,7 @@ class Hooks:
         self._handles.append(module.register_forward_pre_hook(run, with_kwargs=True))
 
     def after(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> None:
-        """Call ``hook(module, args, kwargs, output)`` when the module has run; it may give another output."""
+        """Call ``hook(module, args, kwargs, output)`` after the module runs; it may return another output."""
 
         def run(*args: Any) -> Any:
             return hook(*args) if threading.get_ident() == self._thread else None
@@ -35,7 +35,7 @@ class Hooks:
         self._handles.append(module.register_forward_hook(run, with_kwargs=True, prepend=prepend))
 
     def before_scripted(self, hook: Callable[..., None]) -> None:
-        """Call ``hook(module, args)`` before any scripted module runs: it takes no hooks of its own."""
+        """Call ``hook(module, args)`` before any scripted module runs, as these take no hooks of their own."""
 
         def run(module: nn.Module, args: Any) -> None:
             if isinstance(module, torch.jit.ScriptModule) and threading.get_ident() == self._thread:
@@ -44,14 +44,14 @@ class Hooks:
         self._handles.append(register_module_forward_pre_hook(run))
 
     def remove(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
 
 
 @contextmanager
 def hooked() -> Iterator[Hooks]:
-    """Give hooks that are taken off at the end.
+    """Yield hooks that are removed at the end.
 
     Yields:
         The hooks.

@@ -1,4 +1,4 @@
-"""Images: rows of whatever holds a data set, as tensors for the network, with labels, names and small pictures."""
+"""Images: the rows of a data set as tensors for the network, with labels, names and small pictures."""
 
 import hashlib
 import io
@@ -22,14 +22,14 @@ _LABEL_KEYS = ("label", "labels", "fine_label")
 
 @dataclass
 class Batch:
-    """Some rows that were read.
+    """Rows read from a data set.
 
     Attributes:
         rows: their numbers in the data set.
-        images: for the network, shape (n, C, H, W) or (n, C, D, H, W).
-        labels: one for each; None for what has none.
-        thumbnails: WebP images; empty where none is wanted.
-        bad: why a row could not be read, by its number; it is none of the above.
+        images: input of the network, shape (n, C, H, W) or (n, C, D, H, W).
+        labels: one for each; None for an image without a label.
+        thumbnails: WebP images; empty if not wanted.
+        bad: why a row could not be read, by its number; such a row is not in the lists above.
     """
 
     rows: list[int]
@@ -40,13 +40,13 @@ class Batch:
 
 
 def image_and_label(given: Any) -> tuple[Any, Any]:
-    """Return what is an image in a row or a batch, and its label, or None.
+    """Return the image in a row or a batch, and its label, or None.
 
     Args:
-        given: a dict, as of MONAI or Hugging Face, a pair or longer tuple, or an image alone.
+        given: a dict, as in MONAI or Hugging Face, a pair or longer tuple, or an image alone.
 
     Returns:
-        The image and its label, tensors of a subclass as plain ones.
+        The image and its label; tensors of a subclass as plain ones.
 
     Raises:
         ValueError: a dict without an image.
@@ -64,7 +64,7 @@ def image_and_label(given: Any) -> tuple[Any, Any]:
 
 
 def plain_tensor(value: Any) -> Any:
-    """Return a tensor without its subclass, as MONAI's MetaTensor, which carries metadata along; others unchanged."""
+    """Return a tensor without its subclass, such as MONAI's MetaTensor, which carries metadata; others unchanged."""
     return value.as_subclass(Tensor) if isinstance(value, Tensor) and type(value) is not Tensor else value
 
 
@@ -73,15 +73,15 @@ class Images:
 
     Args:
         given: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
-            Hugging Face ``Dataset`` with an image column; or a folder, of images or of one folder for each class.
+            Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
         transform: from a PIL image to a tensor for the network; for a folder or a data set of PIL images.
-        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1]; None: what undoes the transform's
-            Normalize, or else stretches each image from its smallest to its largest value.
+        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1]; None: undo the transform's
+            Normalize, or else stretch each image from its smallest to its largest value.
         thumbnails: keep small pictures.
 
     Raises:
-        TypeError: something else is given.
-        ValueError: it is empty, or a folder comes without a transform or without images.
+        TypeError: the data set is of another type.
+        ValueError: the data set is empty, or a folder has no images or comes without a transform.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Images:
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
             raise TypeError(
-                f"an atlas needs rows that can be read by number, and a {type(given).__name__} has none: give a "
+                f"an atlas needs rows that can be read by number, but a {type(given).__name__} has none: give a "
                 "map-style data set (with __len__ and __getitem__), a folder, or a Hugging Face Dataset"
             )
         if not len(data):
@@ -111,7 +111,7 @@ class Images:
 
     @property
     def names(self) -> list[str] | None:
-        """Names of the classes that integer labels stand for, or None."""
+        """The names of the classes that integer labels stand for, or None."""
         data = self.data
         while isinstance(data, Subset):
             data = data.dataset
@@ -139,7 +139,7 @@ class Images:
         return digest.hexdigest()
 
     def read(self, rows: Sequence[int]) -> Batch:
-        """Return some rows; what cannot be read is told in ``bad``."""
+        """Return some rows; what cannot be read is listed in ``bad``."""
         read, images, labels, bad = [], [], [], {}
         for row in rows:
             try:
@@ -159,7 +159,7 @@ class Images:
             (one, first), (other, second) = list(shapes.items())[:2]
             raise ValueError(
                 f"images {self.id(first)} and {self.id(second)} have the shapes {one} and {other}: bring all to one "
-                "size in the transform, as with torchvision.transforms.Resize((224, 224))"
+                "size in the transform, for example with torchvision.transforms.Resize((224, 224))"
             )
         small = [_thumbnail(image, self.picture) if self.thumbnails else b"" for image in images]
         return Batch(read, torch.stack(images) if images else torch.empty(0), labels, small, bad)
@@ -172,11 +172,11 @@ class Images:
             image = self.transform(image.convert("RGB") if palette else image)
         if not isinstance(image, Tensor):
             raise TypeError(
-                f"the image is a {type(image).__name__}, and the network takes tensors: pass transform=, as in "
+                f"the image is a {type(image).__name__}, but the network takes tensors: pass transform=, as in "
                 "atlas.build(..., transform=weights.transforms())"
             )
         if not image.is_floating_point():
-            raise TypeError(f"the image is {image.dtype}, and the network takes floating-point values: scale it")
+            raise TypeError(f"the image is {image.dtype}, but the network takes floating-point values: scale it")
         return plain_tensor(image), _plain(label)
 
 
@@ -223,10 +223,10 @@ class _Flat(Dataset[Tensor]):
 def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[Any]:
     """Return the images of a folder, with one class for each folder in it if there are any."""
     if not root.is_dir():
-        raise ValueError(f"there is no folder {root}: give a folder of images, or of one folder for each class")
+        raise ValueError(f"there is no folder {root}: give a folder of images, or with one folder per class")
     if transform is None:
         raise ValueError(
-            "a folder of images needs a transform, the one that the head's features were extracted with: pass "
+            "a folder of images needs the transform that the head's features were extracted with: pass "
             "transform=weights.transforms()"
         )
     flat = _Flat(root, transform)
@@ -237,7 +237,7 @@ def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[An
         return flat
     if beside:
         raise ValueError(
-            f"{root} has images, as {beside[0].name}, and folders of images: give one folder for each class"
+            f"{root} has both images, such as {beside[0].name}, and folders of images: give one folder per class"
         )
     return _Classes(str(root), transform)
 
@@ -248,7 +248,7 @@ def _plain(label: Any) -> Any:
         numbers = label.reshape(-1).tolist()
         label = numbers[0] if len(numbers) == 1 else numbers
     if not isinstance(label, int | float | str | None):
-        raise TypeError(f"its label is {label!r:.60}, and one number or string is kept for each image")
+        raise TypeError(f"its label is {label!r:.60}, but one number or string is kept for each image")
     return label
 
 
@@ -284,7 +284,7 @@ class Unnormalise:
 
 
 def stretched(image: Tensor) -> Tensor:
-    """Return an image from its smallest to its largest value, as 0 to 1."""
+    """Return an image stretched so that its smallest value is 0 and its largest 1."""
     low, high = image.min(), image.max()
     return (image - low) / (high - low) if high > low else torch.zeros_like(image)
 

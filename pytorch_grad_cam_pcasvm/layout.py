@@ -1,4 +1,4 @@
-"""Layout: where on the image every number of a layer's output lies, found by looking at what the network does."""
+"""Layout: where on the image every number of a layer's output lies, found by observing the network."""
 
 import math
 from collections import OrderedDict
@@ -25,10 +25,10 @@ class Layout:
     Attributes:
         grid: its positions, (H, W) or (D, H, W).
         dims: number of its dimensions.
-        batch: which of them counts the images.
-        channels: which of them counts the channels; the others are positions, row by row.
-        before: tokens in front of those of the grid: class, distillation, registers.
-        after: tokens behind them.
+        batch: the dimension that counts the images.
+        channels: the dimension that counts the channels; the others are positions, row by row.
+        before: number of tokens before those of the grid: class, distillation, registers.
+        after: number of tokens after them.
     """
 
     grid: tuple[int, ...]
@@ -40,17 +40,17 @@ class Layout:
 
     @property
     def tokens(self) -> tuple[int, int, int] | None:
-        """The dimension of tokens, the first of the grid, and their number; None where positions have several."""
+        """The dimension of tokens, the first one on the grid, and their number; None if positions have several."""
         return (1 - self.batch, self.before, math.prod(self.grid)) if self.dims == 3 else None
 
     def parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the tokens before the grid, those of the grid, and those behind it, shape (..., N, T, number) each."""
+        """Return the tokens before, on and after the grid, shape (..., N, T, number) each."""
         first = output.dim() - self.dims
         moved = output.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
         return moved.split([self.before, math.prod(self.grid), self.after], -1)  # type: ignore[return-value]
 
     def __call__(self, output: Tensor) -> Tensor:
-        """Return the numbers at the positions of the grid, shape (..., N, T, *grid); other dimensions may lead."""
+        """Return the numbers at the positions of the grid, shape ``(..., N, T, *grid)``; other dimensions may lead."""
         return self.parts(output)[1].unflatten(-1, self.grid)
 
 
@@ -73,24 +73,24 @@ def layout_of(
 ) -> Layout:
     """Find out how the output of a layer lies on the image.
 
-    A twin of the network, without anybody's hooks, runs up to there on noise. The grid is that of the last convolution
+    A copy of the network, without any hooks, runs up to the layer on noise. The grid is that of the last convolution
     before the tokens, the patch embedding; tokens that are the same for different images belong to no patch; and a
-    change in a corner of the image has to show in that corner of the grid.
+    change in a corner of the image must show in that corner of the grid.
 
     Args:
         backbone: the network.
         place: runs such a network on images and returns the output.
-        name: of the layer, for messages, as ``"the output of 'norm'"``.
+        name: name of the layer for messages, such as ``"the output of 'norm'"``.
         x: images, shape (N, C, H, W) or (N, C, D, H, W).
-        output: what the layer gives for them, if that is known.
-        fix: the way out where it cannot be known.
-        without: the way out where no positions are left; the name of an earlier layer follows.
+        output: the layer's output for them, if known.
+        fix: what to do if the layout cannot be determined.
+        without: what to do if no positions are left; the name of an earlier layer follows.
 
     Returns:
         The layout.
 
     Raises:
-        ValueError: it cannot be known.
+        ValueError: it cannot be determined.
     """
     # Written into a network, another number of tokens changes the shape.
     key = (name, tuple(x.shape[1:]), x.dtype, None if output is None else (len(x), tuple(output.shape)))
@@ -104,7 +104,7 @@ def layout_of(
                 way = without + (repr(earlier) if earlier else "...")
                 raise ValueError(f"{name}, {shape}, has no positions or tokens left: {way}") from None
             except _UnknownError as error:
-                raise ValueError(f"how {name} lies on the image cannot be known: {error}; {fix}") from None
+                raise ValueError(f"how {name} lies on the image cannot be determined: {error}; {fix}") from None
     return known[key]
 
 
@@ -137,7 +137,7 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
 
 
 def forget(layout: Layout) -> None:
-    """Look again at the networks that a layout was found for."""
+    """Forget a layout, so that its networks are examined again."""
     for known in list(_known.values()):
         for key in [key for key, value in known.items() if value is layout]:
             del known[key]
@@ -243,11 +243,11 @@ class _Probe:
             raise _PooledError(f"(N, {output.shape[1]})", self._last_with_positions())
         if not isinstance(output, Tensor) or output.dim() not in (3, 4, 5):
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise _UnknownError(f"it gives {shape}, which has no positions")
+            raise _UnknownError(f"it returns {shape}, which has no positions")
         if output.dim() == 3:
             return self._of_tokens(output, count)
         if len(output) != count:
-            raise _UnknownError(f"of {count} images it gives {tuple(output.shape)}")
+            raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
         grids = [*self._shapes, self._images.shape[2:]]
         places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
         layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
@@ -266,11 +266,11 @@ class _Probe:
     def _of_tokens(self, output: Tensor, count: int) -> Layout:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
         if len(batch) != 1:
-            raise _UnknownError(f"of {count} images it gives {tuple(output.shape)} (windows in place of images?)")
+            raise _UnknownError(f"for {count} images it returns {tuple(output.shape)} (windows in place of images?)")
         seen = [tokens for tokens in self._seen if len(tokens.constant) == output.shape[1 - batch[0]]]
         first = seen[0]  # its last is the output
         if not first.convolutions:
-            raise _UnknownError("no convolution runs before its tokens, whose grid would be theirs")
+            raise _UnknownError("no convolution runs before its tokens to take their grid from")
         patches = self._shapes[first.convolutions - 1]
         same = first.constant
         length, extra = len(same), sum(same)

@@ -36,30 +36,31 @@ FORMAT = "pytorch_grad_cam_pcasvm maps 1"
 class SignedMaps:
     """The signed maps of K targets for each of N images, and what they were made of.
 
-    Of Grad-CAM ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F of the paper); for the others see their class
-    in :mod:`~pytorch_grad_cam_pcasvm.methods`. Maps and weights are divided by ``exp(log_scale)``, which differs from 1
-    only where the gradient is too small for a float, as far from every support vector of an RBF machine.
+    For Grad-CAM ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F of the paper); for the other methods see
+    their classes in :mod:`~pytorch_grad_cam_pcasvm.methods`. Maps and weights are divided by ``exp(log_scale)``, which
+    differs from 1 only where the gradient is too small for a float, such as far from every support vector of an RBF
+    machine.
 
-    ``len(maps)`` is N. ``maps[images]`` and ``maps[images, targets]`` are the maps of some images and targets, each an
-    integer, a slice, a list or a mask; dimensions stay, so ``maps[0]`` has N = 1. Slices share memory with ``maps``.
+    ``len(maps)`` is N. ``maps[images]`` and ``maps[images, targets]`` select images and targets, each by an integer, a
+    slice, a list or a mask; dimensions are kept, so ``maps[0]`` has N = 1. Slices share memory with ``maps``.
 
     Attributes:
         maps: raw signed maps at the target layer's resolution, shape (N, K, H, W) or (N, K, D, H, W).
-        weights: of the channels, shape (N, K, T): gradients summed over positions (e_b, Eq. 11; s, Eq. 16), or what the
-            method has in their place; of one that weights every position by itself, the sums of these; (N, K, 0) where
-            channels have none.
+        weights: channel weights, shape (N, K, T): gradients summed over positions (e_b, Eq. 11; s, Eq. 16), or the
+            method's own weights; for a method that weights every position separately, their sums over positions;
+            (N, K, 0) if channels have no weights.
         values: the targets' values, shape (N, K).
-        nu: the largest value of each map's two signs (nu_b of the paper), shape (N, K).
+        nu: the largest value of each map over both signs (nu_b of the paper), shape (N, K).
         log_scale: natural logarithm of the factor taken out of maps, weights and nu, shape (N, K); usually 0.
         targets: the K targets.
-        output: the network's output of the same forward pass: a :class:`HeadOutput`, or whatever the network gives.
-        opposite: maps of the negated targets, shape (N, K, H, W), of methods where these are not ``-maps``; else None.
-        baseline_values: of maps that add up, the targets' values at the baseline, shape (N, K):
+        output: the network's output of the same forward pass: a :class:`HeadOutput`, or whatever the network returns.
+        opposite: maps of the negated targets, shape (N, K, H, W), for methods where these are not ``-maps``; else None.
+        baseline_values: for maps that add up, the targets' values at the baseline, shape (N, K):
             ``(maps.sum((2, 3)) + remainder) * exp(log_scale) + baseline_values == values``; else None.
-        remainder: of maps that add up, what is contributed by numbers that are not on the map, as those of a class
-            token and of registers, shape (N, K); else None.
-        standard_errors: of maps that are means over samples, shape (N, K, H, W); else None.
-        heads: of ``explain(heads=True)``, the maps of every head of the first attention behind the target layer, shape
+        remainder: for maps that add up, the contribution of activations that are not on the map, such as those of a
+            class token and of registers, shape (N, K); else None.
+        standard_errors: for maps that are means over samples, shape (N, K, H, W); else None.
+        heads: with ``explain(heads=True)``, a map for each head of the first attention after the target layer, shape
             (N, K, heads, H, W), which add up to ``maps``; else None.
         linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
     """
@@ -96,13 +97,13 @@ class SignedMaps:
 
     @staticmethod
     def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
-        """Return the maps of several batches, of the same targets, resolution and device, as one.
+        """Return the maps of several batches as one; targets, resolution and device must be the same.
 
-        The output is a HeadOutput where all come from one head, else the plain scores.
+        The output is a HeadOutput if all come from one head, else the plain scores.
 
         Raises:
-            TypeError: a part is something else.
-            ValueError: there are no parts, or they are of different targets, shapes or devices.
+            TypeError: a part is not a SignedMaps.
+            ValueError: there are no parts, or their targets, shapes or devices differ.
         """
         parts = list(parts)
         if not parts:
@@ -117,7 +118,7 @@ class SignedMaps:
                     "call of explain the same list of targets"
                 )
             if part._tensors().keys() != first._tensors().keys() or part.linear != first.linear:
-                raise ValueError("maps of different methods cannot be joined: make all of them by one")
+                raise ValueError("maps of different methods cannot be joined: make them all with one method")
             _check_shapes("maps", first.maps, part.maps)
             _check_shapes("weights", first.weights, part.weights)
             if part.maps.device != first.maps.device:
@@ -126,17 +127,17 @@ class SignedMaps:
         return replace(first, **tensors, output=_joined([part.output for part in parts]))
 
     def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
-        """Return the maps on another device, or in another precision; what is there already is not copied.
+        """Return the maps on another device, or in another precision; nothing is copied needlessly.
 
-        To a device all moves, the output too. A floating dtype is for maps, remainders, errors, weights and nu: the
-        values, ``log_scale`` and the output keep the precision of the head.
+        Everything moves to a device, including the output. A floating dtype applies to maps, remainders, errors,
+        weights and nu: the values, ``log_scale`` and the output keep the precision of the head.
 
         Raises:
-            ValueError: the dtype has no signs and fractions.
+            ValueError: the dtype is not a floating dtype.
         """
         if isinstance(where, torch.dtype):
             if not where.is_floating_point:
-                raise ValueError(f"maps are signed fractions, which {where} cannot hold: use a floating dtype")
+                raise ValueError(f"maps hold signed fractions, which {where} cannot represent: use a floating dtype")
             keep = ("values", "baseline_values", "log_scale")
             return replace(self, **{n: tensor.to(where) for n, tensor in self._tensors().items() if n not in keep})
 
@@ -153,13 +154,13 @@ class SignedMaps:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the maps to a safetensors file, without pickle; :meth:`load` reads it.
 
-        The file has the tensors under their names; the targets, in its header; and of the output ``output.scores`` and
-        where there are ``output.components``, ``output.margins`` and ``output.features`` (of a network that gives
-        several tensors ``output.0``, ``output.1``, ...). It has no head, and only the name of a target that is not of
-        this package.
+        The file has the tensors under their names; the targets, in its header; and for the output ``output.scores``
+        and, if present, ``output.components``, ``output.margins`` and ``output.features`` (for a network that returns
+        several tensors ``output.0``, ``output.1``, ...). It does not include the head, and of a target from outside
+        this package it keeps only the name.
 
         Raises:
-            TypeError: a target's label is no string, number or boolean.
+            TypeError: a target's label is not a string, number or boolean.
             FileNotFoundError: there is no such folder.
         """
         tensors = self._tensors() | _named(self.output)
@@ -175,13 +176,13 @@ class SignedMaps:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> "SignedMaps":
-        """Return the maps of a file that :meth:`save` wrote, on the CPU, bit by bit as they were.
+        """Return the maps of a file that :meth:`save` wrote, on the CPU, bit for bit as they were.
 
-        ``output`` is a plain tensor of the scores, since the head is not in the file (or a list, of a network that
-        gives several tensors); a target that was not of this package is its name, a string.
+        ``output`` is a plain tensor of the scores, since the head is not in the file (or a list, for a network that
+        returns several tensors); a target from outside this package becomes its name, a string.
 
         Raises:
-            ValueError: the file is truncated or not one of maps, or from a later version.
+            ValueError: the file is truncated, is not a file of maps, or comes from a later version.
             FileNotFoundError: there is no such file.
         """
         metadata, tensors = storage.read(path, "maps.save(path)")
@@ -198,14 +199,14 @@ class SignedMaps:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^+ = relu(maps)``, what raises each target, shape (N, K, *size), in [0, 1] unless raw.
+        """Return ``P^+ = relu(maps)``, what raises each target, shape ``(N, K, *size)``, in [0, 1] unless raw.
 
         P^+ and P^- share their scale.
 
         Args:
-            size: (H, W) to upsample to (bilinear, as the host does); None: the resolution of the maps.
+            size: (H, W) to upsample to (bilinear, as in pytorch-grad-cam); None: the resolution of the maps.
             scale: ``"map"``: divided by nu of that image and target; ``"target"``: by the largest nu of that target
-                in the batch, so that images compare; ``"none"``: raw.
+                in the batch, so that images are comparable; ``"none"``: raw.
 
         Raises:
             ValueError: an unknown scale, or a size of the wrong length.
@@ -213,7 +214,7 @@ class SignedMaps:
         return self._part(1.0, size, scale)
 
     def negative(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^- = relu(-maps)``, or ``relu(opposite)``: what lowers each target; else as :meth:`positive`."""
+        """Return ``P^- = relu(-maps)``, or ``relu(opposite)``: what lowers each target; see :meth:`positive`."""
         return self._part(-1.0, size, scale)
 
     def numpy(self) -> np.ndarray:
@@ -262,7 +263,7 @@ def _positions(index: Any, count: int, what: str) -> slice | list[int]:
         raise TypeError(f"{what} are chosen by an integer, a slice, a list of integers or a mask, got {index!r:.80}")
     for position in positions:
         if not -count <= position < count:
-            raise IndexError(f"there are {count} {what}, numbered from 0: there is no {position}")
+            raise IndexError(f"there are {count} {what}, numbered from 0: {position} is out of range")
     positions = [position % count for position in positions]
     return positions if array.ndim else slice(positions[0], positions[0] + 1)
 
@@ -310,7 +311,7 @@ def _named(output: Any) -> dict[str, Tensor]:
 
 
 def encoded(target: Any) -> Any:
-    """Return a target as JSON: its class and fields, or the name of one that is not of this package."""
+    """Return a target as JSON: its class and fields, or only the name of one from outside this package."""
     kind = type(target)
     if kind not in _TARGETS.values():
         return target if isinstance(target, str) else getattr(target, "__name__", kind.__name__)
@@ -325,12 +326,12 @@ def encoded(target: Any) -> Any:
 
 
 def decoded(target: Any) -> Any:
-    """Return the target that :func:`encoded` wrote; of a foreign one its name."""
+    """Return the target that :func:`encoded` wrote, or the name of one from outside this package."""
     if isinstance(target, str):
         return target
     kind = _TARGETS.get(target["target"])
     if kind is None:
-        raise ValueError(f"there is no target {target['target']!r}: the file is of a later version, update the package")
+        raise ValueError(f"unknown target {target['target']!r}: the file is from a later version, update the package")
     return kind(**{
         name: np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
         for name, value in target["fields"].items()
@@ -349,8 +350,8 @@ class Jacobians:
 
     Attributes:
         components: dp_b / dx_i^t, shape (N, T, B, H W), or None without a reduction.
-        margins: da_c / dx_i^t of every class's margin, shape (N, T, C, H W), or None without an SVM; for an ordinary
-            classifier, of its C outputs. Divided by ``exp(log_scale)``.
+        margins: da_c / dx_i^t for every class's margin, shape (N, T, C, H W), or None without an SVM; for an ordinary
+            classifier, for its C outputs. Divided by ``exp(log_scale)``.
         log_scale: natural logarithm of the factor taken out of ``margins``, shape (N, C), or None; usually 0.
         activations: the feature maps F^t, shape (N, T, H, W).
         output: the network's output of the same forward pass.
@@ -382,7 +383,7 @@ def divided(maps: Tensor, nu: Tensor) -> Tensor:
 
 
 def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, as the host's ``cv2.resize`` does in 2-D."""
+    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, in 2-D as pytorch-grad-cam does."""
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
     return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
 
@@ -390,9 +391,9 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
 def warn_of_blanks(
     shown: Tensor, nu: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
 ) -> None:
-    """Warn where a part of signed maps (N, K, ...) that is shown is zero everywhere, and say why: nu is (N, K).
+    """Warn if a shown part of signed maps (N, K, ...) is zero everywhere, and say why; nu has shape (N, K).
 
-    ``target_of(n, k)`` is the target of a map; the rows of the network's output tell more.
+    ``target_of(n, k)`` returns the target of a map; the network's output may tell more about the reason.
     """
     blank = ~shown.flatten(2).any(-1)
     if not bool(blank.any()):
@@ -414,9 +415,9 @@ def _per_map(value: Tensor, maps: Tensor) -> Tensor:
 
 
 def smoothed_by_svd(terms: Tensor, maps: Tensor, targets: Sequence[Any]) -> Tensor:
-    """Return the first principal component of the terms (N, T, H, W) of maps (N, 1, H, W), as the host's eigen_smooth.
+    """Return the first principal component of the terms (N, T, H, W) of maps (N, 1, H, W), as eigen_smooth does.
 
-    An SVD has no sign of its own, and P^+ and P^- must not come out the same: a PCATarget's is that of its map.
+    The sign of an SVD is arbitrary, but P^+ and P^- must differ: for a PCATarget the sign is that of its map.
     """
     smooth = torch.from_numpy(get_2d_projection(terms.cpu().numpy())).to(maps).unsqueeze(1)
     along = (smooth * maps).flatten(1).sum(1) >= 0
@@ -434,7 +435,7 @@ def one_per_image(
     shape: Sequence[int],
     size: tuple[int, ...],
 ) -> np.ndarray:
-    """Return each image's map (N, 1, H, W), scaled and upsampled: by nu for a PCATarget, otherwise as the host does."""
+    """Return each image's map (N, 1, H, W), upsampled; scaled by nu for a PCATarget, else as in pytorch-grad-cam."""
     check_finite(maps)
     positive = maps.relu()
     warn_of_blanks(positive, nu, lambda image, k: targets[image], output)
@@ -447,6 +448,6 @@ def one_per_image(
 
 
 def check_finite(maps: Tensor) -> None:
-    """Refuse maps that are not finite, with a ValueError; waits for the device."""
+    """Raise a ValueError for maps that are not finite; waits for the device."""
     if not all_finite(maps):
         raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")

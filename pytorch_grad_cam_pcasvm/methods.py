@@ -1,4 +1,4 @@
-"""The CAM methods: each gives signed maps of every component and decision, from one run of the network.
+"""The CAM methods: each returns signed maps of every component and decision from one run of the network.
 
 F are the activations (T channels), d the gradient of a target with respect to them, sums over i run over positions.
 """
@@ -38,23 +38,23 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
     Selvaraju et al., Grad-CAM, arXiv 1610.02391.
 
     Args:
-        model: a :class:`PCASVMNet`, or any network with a differentiable end: then the host's maps. Of a compiled one,
-            what was compiled: maps need the modules themselves.
+        model: a :class:`PCASVMNet`, or any network with a differentiable end, which gets pytorch-grad-cam's maps. For
+            a compiled model, the module that was compiled is used, since maps need the modules themselves.
         target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
             (N, T, D, H, W), if need be after ``reshape_transform``.
-        reshape_transform: brings activations to (N, T, H, W), as in the host; ``"tokens"``: the grid, and the tokens
-            that belong to no patch (class, registers), are found by running the network on a few images of noise; also
-            for channels that come last.
-        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd on such a path
-            alone, with one warning; ``"autograd"``: always do that.
-        attention: ``"frozen"``: the weights of attention, and of every other softmax, are taken for constants, as in
-            attention rollout and decompositions by head: how tokens move is explained, not why; ``"exact"``: they are
-            functions of the activations, as they are for autograd.
-        max_bytes: bound on the temporary memory of a call besides the network's own; targets are taken in chunks, of
-            one at least. None: all at once.
+        reshape_transform: brings activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid, and
+            the tokens that belong to no patch (class, registers), by running the network on a few noise images; also
+            for channels-last activations.
+        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd for such a path
+            only, with one warning; ``"autograd"``: always use autograd.
+        attention: ``"frozen"``: treat the weights of attention, and of every other softmax, as constants, as in
+            attention rollout and per-head decompositions: this explains how tokens move, not why; ``"exact"``: treat
+            them as functions of the activations, as autograd does.
+        max_bytes: bound on the temporary memory of a call besides the network's own; targets are processed in chunks
+            of at least one. None: all at once.
 
     Raises:
-        TypeError: the model is not a module, or the target layers are no list of modules or names.
+        TypeError: the model is not a module, or the target layers are not a list of modules or names.
         ValueError: an unknown ``jacobian``, ``attention`` or ``reshape_transform``, no target layer, one that is not in
             the network, or a DataParallel.
     """
@@ -70,7 +70,7 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
 
 
 class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
-    """HiResCAM, ``sum_t d_t F_t`` position by position. Behind a mean over positions it is Grad-CAM.
+    """HiResCAM, ``sum_t d_t F_t`` position by position. Followed by a mean over positions, it equals Grad-CAM.
 
     Draelos and Carin, arXiv 2011.08891. Arguments as for :class:`ClosedFormGradCAM`.
     """
@@ -88,9 +88,9 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
 
 
 class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
-    """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``; 0 where the sum is.
+    """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``, or 0 where that sum of F is 0.
 
-    Behind a mean over positions it is Grad-CAM. Fu et al., arXiv 2008.02312. Arguments as for
+    Followed by a mean over positions, it equals Grad-CAM. Fu et al., arXiv 2008.02312. Arguments as for
     :class:`ClosedFormGradCAM`.
     """
 
@@ -107,7 +107,7 @@ class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
 class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     """Grad-CAM++, ``sum_t w_t F_t`` with ``w_t = sum_i relu(d_t,i) / (2 + d_t,i sum_j F_t,j)``.
 
-    Its weights are derived for ``exp(score)``: of a component or a margin they are what the formula gives.
+    Its weights are derived for ``exp(score)``; for a component or a margin the same formula is applied.
     Chattopadhyay et al., arXiv 1710.11063, Eq. 19. Arguments as for :class:`ClosedFormGradCAM`.
     """
 
@@ -145,7 +145,10 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
-    """Element-wise Grad-CAM, ``sum_t relu(d_t F_t)``, as in the host. Arguments as for :class:`ClosedFormGradCAM`."""
+    """Element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``.
+
+    Arguments as for :class:`ClosedFormGradCAM`.
+    """
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
@@ -171,8 +174,8 @@ def _signs(grads: Tensor) -> tuple[Tensor, Tensor]:
 class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     """ShapleyCAM, ``sum_t w_t F_t`` with ``w_t = sum_i (d - H F / 2)_t,i``, H the Hessian of the target.
 
-    The product H F is the derivative of the closed-form gradient along F; where path and head are linear it is 0, and
-    the map that of Grad-CAM. Cai, arXiv 2501.06261. Arguments as for :class:`ClosedFormGradCAM`.
+    The product H F is the derivative of the closed-form gradient along F; where path and head are linear it is 0 and
+    the map equals Grad-CAM's. Cai, arXiv 2501.06261. Arguments as for :class:`ClosedFormGradCAM`.
     """
 
     _of_means = True
@@ -194,12 +197,12 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
 class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
     """Ablation-CAM, ``sum_t w_t F_t`` with ``w_t`` the target's value minus that without channel t.
 
-    Only what follows the first step that is not linear is evaluated for every channel. The paper divides by the value,
-    which the host does too: of a negative value that turns the map around, so here nothing is divided.
+    Only what follows the first nonlinear step is evaluated for every channel. The paper divides by the value, and so
+    does pytorch-grad-cam; for a negative value that would invert the map, so here nothing is divided.
     Desai and Ramaswamy, WACV 2020. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
-        baseline: what takes the place of an ablated channel (see :class:`ContributionCAM`).
+        baseline: what replaces an ablated channel (see :class:`ContributionCAM`).
     """
 
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -219,18 +222,18 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
 class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
     """Score-CAM, ``sum_t w_t F_t`` with ``w_t`` the rise of the target when the image is masked by channel t.
 
-    ``w_t = value(image * mask_t) - value(0 * image)``, mask_t the channel upsampled and brought to [0, 1]. All targets
+    ``w_t = value(image * mask_t) - value(0 * image)``, mask_t the channel upsampled and scaled to [0, 1]. All targets
     share the T runs of the network. Wang et al., arXiv 1910.01279. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
-        softmax: put the weights through a softmax over the channels, as the host does: of components and margins it
-            saturates, and what lowers a target is lost.
-        channels: mask with this many channels only, those of largest variance over the positions, and give the others
-            no weight: an approximation of the paper's; None: with all.
-        batch_size: of the runs with masks.
+        softmax: apply a softmax over the channels to the weights, as pytorch-grad-cam does; for components and margins
+            it saturates, and what lowers a target is lost.
+        channels: use only this many channels as masks, those with the largest variance over the positions, and give
+            the others no weight, which approximates the paper's method; None: all.
+        batch_size: batch size of the masked runs.
 
     Raises:
-        ValueError: ``channels`` or ``batch_size`` is no positive integer, or as for :class:`ClosedFormGradCAM`.
+        ValueError: ``channels`` or ``batch_size`` is not a positive integer, or as for :class:`ClosedFormGradCAM`.
     """
 
     _predicted = SVMTarget()
@@ -289,26 +292,26 @@ def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class ContributionCAM(WithBaseline, ClosedFormCAM):
-    """Maps that add up: what every position contributes to the way from a baseline to the image.
+    """Maps that add up: what every position contributes to the change from a baseline to the image.
 
     ``c = sum_t (F - F0)_t J_t``, J the product of the secant Jacobians of path and head between F0 and F, so that
-    ``maps.sum((2, 3)) + baseline_values == values`` to rounding (sums times ``exp(log_scale)``). Behind a mean over
-    positions it is the integrated gradient of the whole head, in closed form (Sundararajan et al., arXiv 1703.01365);
-    through ReLU and max pooling the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685). Unlike the gradient
-    it does not fade where a kernel machine is flat. Arguments as for :class:`ClosedFormGradCAM`.
+    ``maps.sum((2, 3)) + baseline_values == values`` to rounding (sums times ``exp(log_scale)``). Followed by a mean
+    over positions, it is the integrated gradient of the whole head, in closed form (Sundararajan et al., arXiv
+    1703.01365); through ReLU and max pooling it is the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685).
+    Unlike the gradient it does not fade where a kernel machine is flat. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
-        baseline: F0, where the way begins. ``"zero"``: no activation at all; ``"mean"``: the mean of the training set,
-            which the head knows where features are means over positions (then the maps of a component sum to its value,
-            and red means positive); activations as the layer gives them, shape (T,), (T, H, W) or (N, T, H, W), of
-            tokens (L, D) or (N, L, D), as from :func:`mean_activations`; or an image, of the shape of those that are
-            explained, which is run. With ``attention="frozen"`` the image's own attention is at work there, too, and
-            ``baseline_values`` are the values that come of it.
+        baseline: F0, where contributions start. ``"zero"``: no activation at all; ``"mean"``: the mean of the training
+            set, which the head knows if the features are means over positions (the maps of a component then sum to its
+            value, and red means positive); activations as the layer returns them, shape (T,), (T, H, W) or
+            (N, T, H, W), for tokens (L, D) or (N, L, D), for example from :func:`mean_activations`; or an image of the
+            same shape as the explained ones, which is run through the network. With ``attention="frozen"`` the
+            baseline, and so ``baseline_values``, is evaluated with the image's own attention weights.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor.
-        ValueError: it is another name, or has NaN or infinite values; when a map is asked for: it has another shape, or
-            its mean is not known.
+        ValueError: it is another name, or has NaN or infinite values; on computing a map: it has another shape, or the
+            mean is not known.
     """
 
     _linear = True
@@ -334,7 +337,7 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
     Jung and Oh, arXiv 2102.05228. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
-        baseline: where contributions begin, as for :class:`ContributionCAM`.
+        baseline: where contributions start, as for :class:`ContributionCAM`.
     """
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -347,12 +350,12 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
 class RelevanceCAM(WithBaseline, ClosedFormCAM):
     """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, R the relevance of the activations.
 
-    R is layer-wise relevance propagation on the path (z+ rule). The paper ends in a softmax and knows no PCA or SVM:
-    here the relevance of the features is what they contribute, secants of the head times their difference from the
-    baseline. Lee et al., CVPR 2021. Arguments as for :class:`ClosedFormGradCAM`.
+    R is layer-wise relevance propagation on the path (z+ rule). The paper covers networks that end in a softmax, not
+    a PCA or SVM; here the relevance of the features is their contribution: the secants of the head times the features'
+    difference from the baseline. Lee et al., CVPR 2021. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
-        baseline: where contributions to the head begin, as for :class:`ContributionCAM`.
+        baseline: where contributions to the head start, as for :class:`ContributionCAM`.
     """
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -365,19 +368,19 @@ class RelevanceCAM(WithBaseline, ClosedFormCAM):
 class ShapCAM(WithBaseline, ClosedFormCAM):
     """Shapley values of positions: the mean rise of the target when a position joins the others in random order.
 
-    They add up as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Positions that are not there have
-    the activations of the baseline. Up to 12 positions are exact, over all subsets; more are sampled, each order
-    together with its reverse, with ``standard_errors`` of every position. Zheng et al., arXiv 2208.03608. Arguments as
-    for :class:`ClosedFormGradCAM`.
+    They add up as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Positions that are absent take
+    the activations of the baseline. With up to 12 positions the values are exact, over all subsets; with more, orders
+    are sampled, each together with its reverse, with ``standard_errors`` for every position. Zheng et al., arXiv
+    2208.03608. Arguments as for :class:`ClosedFormGradCAM`.
 
     Args:
-        samples: orders that are drawn, an even number.
-        seed: of the orders.
-        baseline: what takes the place of a position, as for :class:`ContributionCAM`.
+        samples: number of orders to draw, even.
+        seed: random seed of the orders.
+        baseline: what replaces an absent position, as for :class:`ContributionCAM`.
 
     Raises:
-        TypeError: ``seed`` is no integer.
-        ValueError: ``samples`` is no even number of 4 at least.
+        TypeError: ``seed`` is not an integer.
+        ValueError: ``samples`` is not an even number of at least 4.
     """
 
     def __init__(
@@ -394,7 +397,7 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         max_bytes: int | None = None,
     ) -> None:
         if not isinstance(samples, int) or samples < 4 or samples % 2:
-            raise ValueError(f"samples must be an even number, 4 at least (orders come in pairs), got {samples!r}")
+            raise ValueError(f"samples must be an even number, at least 4 (orders come in pairs), got {samples!r}")
         if not isinstance(seed, int):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         super().__init__(
@@ -426,5 +429,5 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         raise ValueError(
-            "eigen_smooth takes a principal component over channels, and the players of ShapCAM are positions"
+            "eigen_smooth takes a principal component over channels, but the players of ShapCAM are positions"
         )

@@ -1,4 +1,4 @@
-"""Modules: what is asked of a network as such: its device, its names, its evaluation mode, and to leave no traces."""
+"""Modules: a network's device, the names of its layers, its evaluation mode, and how to leave no traces in it."""
 
 import re
 import threading
@@ -17,22 +17,22 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module inside what ``torch.compile(module)`` gives, or a module as it is."""
+    """Return the module that ``torch.compile`` wrapped, or a module that is not compiled as it is."""
     original = module._modules.get("_orig_mod")
     return module if original is None else original
 
 
 def refuse_parallel(model: nn.Module) -> None:
-    """Refuse a network that runs, or a part of which runs, as copies of itself."""
+    """Refuse a network that runs, entirely or in part, as copies of itself."""
     for module in modules_of(model):
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             kind = type(module).__name__
             fix = "pass model.module" if module is model else f"put the .module of each {kind} in its place"
-            raise ValueError(f"{kind} runs copies on other devices, whose layers are not seen: {fix}")
+            raise ValueError(f"{kind} runs copies on other devices, whose layers cannot be seen: {fix}")
 
 
 def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
-    """Return the first dotted name of a layer, given by any name or itself; None for the backbone's own output."""
+    """Return the first dotted name of a layer, given as a module or by any name; None for the backbone's own output."""
     if layer is None or layer == "":
         return None
     names = {module: name for name, module in backbone.named_modules()}  # each module once, by its first name
@@ -53,7 +53,7 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
 
 
 def last_norm(backbone: nn.Module) -> str | None:
-    """Return the name of the last norm in front of an attention, or None."""
+    """Return the name of the last norm before an attention, or None."""
     found = None
     for name, module in backbone.named_modules():
         children = [child for child, inner in module.named_children() if next(inner.parameters(), None) is not None]
@@ -91,7 +91,7 @@ _evaluating_lock = threading.Lock()
 
 @contextmanager
 def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """Put a model, whose modules may be given, in evaluation mode, and back when the last of its users leaves."""
+    """Put a model, whose modules may be given, in evaluation mode, and restore it when its last user leaves."""
     modules = modules_of(model) if modules is None else modules
     with _evaluating_lock:
         # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
@@ -119,12 +119,12 @@ _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back, at the end, what a forward pass of a network writes into the network, and the random state.
+    """Restore, at the end, what a forward pass of a network writes into the network, and the random state.
 
-    That is, for every module: attributes, also new ones; entries of its lists, dicts, sets and deques, of those inside
-    them too; buffers and other tensors, rebound or written in place. All objects stay the same objects. Left alone are
-    parameters' numbers (they are not copied), hooks, attributes of scripted modules, lazy modules before their first
-    pass, and what is inside objects of other kinds.
+    That is, for every module: attributes, including new ones; entries of its lists, dicts, sets and deques, also nested
+    ones; buffers and other tensors, whether rebound or written in place. All objects keep their identity. Left alone
+    are parameters' values (they are not copied), hooks, attributes of scripted modules, lazy modules before their first
+    pass, and the contents of objects of other kinds.
     """
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
     with torch.random.fork_rng(devices):
@@ -204,7 +204,7 @@ _eager_stance = ExitStack()
 
 @contextmanager
 def eager(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let compiled parts of a model, given with all its modules, run as written: compiled code shows no layers."""
+    """Run compiled parts of a model, given as all its modules, uncompiled: compiled code shows no layers."""
     global _eager_users
     if not any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in modules):
         yield

@@ -17,10 +17,10 @@ from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, refuse_parall
 
 
 class HeadOutput(Tensor):
-    """The scores of a :class:`PCASVMNet`, shape (N, C), with what else the head computed on the way.
+    """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else the head computed on the way.
 
-    Iteration and integer indexing give rows (shape (C,)) that keep their own extras, so that a target can be called
-    on a row or on the batch; every other operation gives a plain tensor.
+    Iteration and integer indexing return rows (shape (C,)) that keep their own extras, so that a target can be called
+    on a row or on the batch; every other operation returns a plain tensor.
 
     Attributes:
         head: the head that computed it.
@@ -32,7 +32,7 @@ class HeadOutput(Tensor):
 
     @staticmethod
     def of(head: Head, trace: HeadTrace) -> "HeadOutput":
-        """Return the output for a trace of ``head``: of N rows, or of one row."""
+        """Return the output for a trace of ``head``, with N rows or just one."""
         return HeadOutput._with(head.scores(trace), head, trace)
 
     @staticmethod
@@ -60,9 +60,9 @@ class HeadOutput(Tensor):
 
     @property
     def margins(self) -> Tensor | None:
-        """What is explained of each class, shape (N, C), or None without an SVM.
+        """The margin of each class, which maps explain, shape (N, C), or None without an SVM.
 
-        For one-vs-one the sum of a class's signed pairwise decisions, otherwise the scores.
+        For one-vs-one it is the sum of a class's signed pairwise decisions, otherwise the score.
         """
         return None if self.decision is None else self.head.voting.margins(self.decision)
 
@@ -73,7 +73,7 @@ class HeadOutput(Tensor):
         return self.head_trace.values
 
     def labels(self) -> np.ndarray:
-        """Return what the fitted estimator predicts for the rows, shape (N,); of one row, a single label."""
+        """Return the fitted estimator's predictions for the rows, shape (N,), or a single label for one row."""
         if self.dim() == 1 and self.head.decision_position is not None:
             return self.head.labels(self.head_trace.rows(None))[0]
         return self.head.labels(self.head_trace)
@@ -85,7 +85,7 @@ class HeadOutput(Tensor):
 
     @staticmethod
     def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
-        """Return the rows of several outputs of one head as one output, without what pullbacks had saved."""
+        """Return the rows of several outputs of one head as one output, without what pullbacks have saved."""
         values = [torch.cat(parts) for parts in zip(*(o.head_trace.values for o in outputs), strict=True)]
         return HeadOutput.of(outputs[0].head, HeadTrace(values, []))
 
@@ -106,13 +106,13 @@ class HeadOutput(Tensor):
         return (self[index] for index in range(len(self)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "HeadOutput":
-        """Copy the scores with their extras, as far as torch copies tensors (those without a graph)."""
+        """Copy the scores with their extras, where torch can copy tensors (those without a graph)."""
         parts = (self.as_subclass(Tensor), self.head, self.head_trace)
         return HeadOutput._with(*(copy.deepcopy(part, memo) for part in parts))  # type: ignore[arg-type]
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Give plain tensors for every operation."""
+        """Return plain tensors from every operation."""
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
             if isinstance(result, HeadOutput):  # .cpu() where there is nothing to do
@@ -133,18 +133,18 @@ class PCASVMNet(nn.Module):
     ``layer`` is not run. ``torch.compile(net)`` gives the same scores.
 
     Args:
-        backbone: the network that the features came from. Of a compiled one, what was compiled: hooks, layers and maps
-            need the modules themselves.
+        backbone: the network that the features came from. For a compiled one, the module that was compiled is used:
+            hooks, layers and maps need the modules themselves.
         head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted
             estimators in order, or a :class:`Head`.
-        layer: dotted name of a module of the backbone, or the module itself, whose output, flattened from dim 1, is
-            what the head was fitted on; None: the backbone's own output. Of a Hugging Face model also the name of a
-            field of its output, as ``"last_hidden_state"``.
+        layer: a module of the backbone, or its dotted name, whose output, flattened from dim 1, is what the head was
+            fitted on; None: the backbone's own output. For a Hugging Face model it may also name a field of the output,
+            such as ``"last_hidden_state"``.
         pool: how positions or tokens become one row of features, as for :func:`extract_features`.
 
     Raises:
-        TypeError: the backbone is not a module, or the head not made of estimators.
-        ValueError: the backbone has no such layer, or is a DataParallel, the head is empty, or the pool unknown.
+        TypeError: the backbone is not a module, or the head is not made of estimators.
+        ValueError: the backbone has no such layer, or is a DataParallel, the head is empty, or the pool is unknown.
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian.
     """
@@ -170,7 +170,7 @@ class PCASVMNet(nn.Module):
             x: input, shape (N, ...).
 
         Returns:
-            Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). Of a
+            Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). For a
             head without a classifier, the output of its last stage: the components, shape (N, B).
         """
         self._warn_of_training()
@@ -178,7 +178,7 @@ class PCASVMNet(nn.Module):
         return self.of_features(features_of(backbone, source, x))
 
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
-        """Return the backbone, and where the features come from, as they are now; with a pool for images like x."""
+        """Return the current backbone and where its features come from, with a pool for images like x."""
         backbone = uncompiled(self.backbone)
         source = FeatureSource.of(backbone, self.layer, self.pool, checked=True)
         return backbone, source if x is None else source.at(backbone, x)
@@ -188,7 +188,7 @@ class PCASVMNet(nn.Module):
         return HeadOutput.of(self.head, self.head(features))
 
     def predict(self, x: Tensor) -> np.ndarray:
-        """Return the labels of a batch, as ``head.predict`` gives them (components without a classifier).
+        """Return the labels of a batch, as from ``head.predict`` (components without a classifier).
 
         Args:
             x: input, shape (N, ...).
@@ -197,8 +197,8 @@ class PCASVMNet(nn.Module):
             Labels, shape (N,), of the dtype of ``classes_``.
 
         Raises:
-            TypeError: the input is no floating-point tensor.
-            ValueError: it is no batch, or has NaN or infinite values.
+            TypeError: the input is not a floating-point tensor.
+            ValueError: it is not a batch, or has NaN or infinite values.
         """
         x = checked_images(x)
         with evaluating(self), torch.no_grad():
@@ -212,8 +212,8 @@ class PCASVMNet(nn.Module):
         if random:
             self._warned_of_training = True
             warn(
-                f"the backbone is in training mode, in which its {type(random[0]).__name__} gives other features than "
-                "the head was fitted on: call net.eval()",
+                f"the backbone is in training mode, in which its {type(random[0]).__name__} gives different features "
+                "from those the head was fitted on: call net.eval()",
                 UserWarning,
             )
 

@@ -1,7 +1,7 @@
-"""Players: parts of the activations, channels or positions, that take part in a decision or do not.
+"""Players: parts of the activations, channels or positions, that are present in a decision or absent.
 
-Up to the first step that is not linear each is a row that is computed once; what a changed image gives is evaluated
-from there on, without the stem.
+Up to the first nonlinear step each player is a row that is computed once; a changed image is evaluated from there on,
+without the stem.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,10 @@ class Players:
     Args:
         run: the run.
         layer: position of the target layer.
-        x: what a player brings along, activations or their difference from a baseline, shape (N, T, H, W).
+        x: what players contribute, activations or their difference from a baseline, shape (N, T, H, W).
         over: ``"channels"``: T players; ``"positions"``: H W players.
         targets: K targets.
-        max_bytes: bound on the memory of what is evaluated at once; None: 256 MiB. The rows of all players are kept
-            besides.
+        max_bytes: bound on the memory of what is evaluated at once; None: 256 MiB. The rows of all players come on top.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Players:
         moved = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]
         if not torch.equal(moved, run.activations(layer).flatten(1)):
             raise ValueError(
-                "reshape_transform changes numbers, which players cannot be put back through: it may only move them"
+                "reshape_transform changes numbers, so players cannot be mapped back through it: it may only move them"
             )
         parts = x.flatten(2)
         found = []
@@ -72,11 +71,11 @@ class Players:
         return torch.stack(found, 1)
 
     def of(self, image: int) -> tuple[Tensor, Tensor]:
-        """Return where an image stands in front of the first step that is not linear, (D,), and its players, (J, D)."""
+        """Return an image's value before the first nonlinear step, (D,), and its players, (J, D)."""
         return self._origin[image], self._rows[image]
 
     def at_once(self, image: int) -> int:
-        """Return how many changed versions of an image fit into the memory, with who takes part in them."""
+        """Return how many changed versions of an image, with their lists of players, fit into the memory."""
         head = getattr(self._run.output, "head", None)
         row = 8 * max(self._origin[image].numel(), len(self._rows[image]))
         if self._position is None:
@@ -102,13 +101,13 @@ def shapley_values(
     """Return the Shapley values of an image's players.
 
     Args:
-        players: J of them.
-        image: which image.
-        samples: orders to draw where there are more than 12 players.
-        generator: draws them.
+        players: the J players.
+        image: number of the image.
+        samples: number of orders to draw if there are more than 12 players.
+        generator: random generator of the orders.
 
     Returns:
-        The values (K, J) and their standard errors (K, J), and the value of all players together and of none, (K,).
+        The values (K, J), their standard errors (K, J), and the targets' values with all players and with none, (K,).
     """
     origin, rows = players.of(image)
     empty = origin - rows.sum(0)

@@ -13,7 +13,7 @@ POOLS = ("cls", "mean", "cls+mean", "max", "gem")
 
 
 def check_pool(pool: Any) -> None:
-    """Refuse what is no pool.
+    """Refuse what is not a pool.
 
     Raises:
         ValueError: it is neither None, a name, ``("gem", power)`` nor a function.
@@ -30,16 +30,14 @@ def _is_power(value: Any) -> bool:
 
 
 def pool_of(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor], Tensor]:
-    """Return a pool by name as a function of an output that lies as the layout says, which gives (N, D).
+    """Return a named pool as a function from an output in this layout to features (N, D).
 
     Raises:
-        ValueError: it takes a class token, and there is none.
+        ValueError: the pool takes a class token, but there is none.
     """
     name, power = pool if isinstance(pool, tuple) else (pool, 3.0)
     if "cls" in name and not layout.before:
-        raise ValueError(
-            f"pool={name!r} takes the class token, and no token stands in front of the patches: use 'mean'"
-        )
+        raise ValueError(f"pool={name!r} takes the class token, but no token comes before the patches: use 'mean'")
     return partial(_pooled, name, float(power), layout)
 
 
@@ -53,8 +51,8 @@ def _pooled(name: str, power: float, layout: Layout, output: Tensor) -> Tensor:
         if output.shape[tokens] != expected:
             forget(layout)
             raise ValueError(
-                f"the network gives {output.shape[tokens]} tokens, and gave {expected} when it was looked at where "
-                "they lie: it has changed; run it again"
+                f"the network now returns {output.shape[tokens]} tokens, but returned {expected} when their layout was "
+                "determined: it has changed; run it again"
             )
     if name == "cls":
         return output.select(1 - layout.batch, 0)

@@ -1,4 +1,4 @@
-"""The reduction identity: maps of any target of any head, from the maps of components, without the network."""
+"""The reduction identity: maps of any target of any head from the component maps, without the network."""
 
 import copy
 from collections.abc import Sequence
@@ -15,26 +15,27 @@ from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, Residual
 
 
 def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
-    """Return what ``explain`` gives for targets behind a reduction: ``S = sum_b g_b P_b``, g_b = d target / d p_b.
+    """Return the maps of targets computed from components: ``S = sum_b g_b P_b``, g_b = d target / d p_b.
 
-    The network is not needed, so heads that were fitted later on the same components can be asked, too. For maps that
-    add up g is the secant from the components of the baseline to those of the image.
+    The result equals that of ``explain``, but the network is not needed, so this also works for heads that were fitted
+    later on the same components. For maps that add up, g is the secant from the components of the baseline to those of
+    the image.
 
     Args:
-        components: maps of every component, in order, as ``cam.explain(x)`` gives them; maps of decisions behind these
-            are left out. Of a method that is linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or contributions.
+        components: maps of every component, in order, as from ``cam.explain(x)``; any maps of decisions after these
+            are ignored. The method must be linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or contributions.
         head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the components came from, or
             one that was fitted on the components themselves.
-        targets: as for ``explain``, without ResidualTarget, which needs more than components; None: the predicted
+        targets: as for ``explain``, except ResidualTarget, which needs more than components; None: the predicted
             class.
 
     Returns:
-        Signed maps of shape (N, K, H, W). Their output is that of the head behind the components.
+        Signed maps of shape (N, K, H, W). Their output is that of the part of the head after the components.
 
     Raises:
-        TypeError: the maps are something else.
-        ValueError: they are not those of all components, of a method that does not allow it, or the head takes another
-            number of components, or reduces features in another way; or a target that it does not know.
+        TypeError: the maps are not a SignedMaps.
+        ValueError: the maps are not those of all components, or their method does not allow it; the head takes another
+            number of components, or reduces features in another way; or a target is unknown to it.
     """
     if not isinstance(components, SignedMaps):
         raise TypeError(f"expected the SignedMaps of all components, got {type(components).__name__}")
@@ -43,7 +44,7 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
         raise ValueError("the maps are not those of components 0, 1, ...: make them with cam.explain(x)")
     if not components.linear:
         raise ValueError(
-            "maps of this method are no sums of component maps: use ClosedFormGradCAM, ClosedFormHiResCAM, "
+            "maps of this method are not sums of component maps: use ClosedFormGradCAM, ClosedFormHiResCAM, "
             "ClosedFormXGradCAM or ContributionCAM"
         )
     components = components[:, :count]
@@ -73,14 +74,15 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
             of_baseline[:, k] = 0.0 if at_baseline is None else sign * at_baseline[:, target.component]
         elif isinstance(target, ResidualTarget):
             raise ValueError(
-                f"{target} is no function of the components: make its maps with the network, cam.explain(x, [target])"
+                f"{target} is not a function of the components: compute its maps with the network, "
+                "cam.explain(x, [target])"
             )
     of_all = [k for k, target in enumerate(targets) if isinstance(target, HotellingTarget)]
     behind = [k for k, target in enumerate(targets) if not isinstance(target, PCATarget | HotellingTarget)]
     if behind and tail is None:
-        raise ValueError(f"{targets[behind[0]]} needs a head with an SVM, and this one has none: use PCATarget")
+        raise ValueError(f"{targets[behind[0]]} needs a head with an SVM, but this one has none: use PCATarget")
     if of_all and reduction is None:
-        why = "neither the maps nor the head know the PCA that the components came from"
+        why = "neither the maps nor the head contain the PCA that the components came from"
         raise ValueError(f"{targets[of_all[0]]}: {why}: pass the whole pipeline as the head")
     for chosen, part, position in ((of_all, reduction, 1), (behind, tail, 0)):
         if chosen:
@@ -136,13 +138,13 @@ def _parts(head: Head, count: int, output: Any) -> tuple[Head | None, Head | Non
 
 
 def tail_of(head: Head, count: int, made_by: Head | None, width: int | None) -> Head | None:
-    """Return what a head has behind components that another head made; None if there is nothing.
+    """Return the part of a head after components that another head computed; None if there is none.
 
     Args:
-        head: one with the same reduction, or one that was fitted on the components.
-        count: of the components.
+        head: a head with the same reduction, or one that was fitted on the components.
+        count: number of components.
         made_by: the head that they came from, or None.
-        width: number of features that it takes.
+        width: number of features that ``made_by`` takes.
 
     Raises:
         ValueError: the head takes another number of components, or reduces features in another way.
@@ -150,19 +152,19 @@ def tail_of(head: Head, count: int, made_by: Head | None, width: int | None) -> 
     stages = list(head.stages)[behind_components(head, count, made_by, width) :]
     tail = Head(stages) if stages else None
     if tail is not None and tail.n_features not in (None, count):
-        raise ValueError(f"the head takes {tail.n_features} components, and there are maps of {count}")
+        raise ValueError(f"the head takes {tail.n_features} components, but there are maps of {count}")
     return tail
 
 
 def behind_components(head: Head, count: int, made_by: Head | None, width: int | None) -> int:
-    """Return the position of components in a head, 0 in one that was fitted on them: see :func:`tail_of`."""
+    """Return the position of components in a head, or 0 if it was fitted on them; see :func:`tail_of`."""
     # A head that takes the components may have a reduction of its own.
     if head.n_features == count != width:
         return 0
     position = head.component_position or 0
     if made_by is not None and not head.starts_as(made_by, position):
         raise ValueError(
-            "the head reduces features in another way than the head that the components came from: fit its classifier "
-            "on the components, as SVC().fit(components, labels)"
+            "the head reduces features differently from the head that the components came from: fit its classifier "
+            "on the components, as in SVC().fit(components, labels)"
         )
     return position

@@ -38,7 +38,7 @@ class Run:
         output: the network's output.
         layers: names of the target layers.
         transforms: what brings the activations of each target layer to (N, T, H, W), or None.
-        kept: what a method keeps from chunk to chunk of targets, by position of the target layer.
+        kept: what a method keeps between chunks of targets, by position of the target layer.
     """
 
     model: nn.Module
@@ -59,19 +59,19 @@ class Run:
         if activations.dim() not in (4, 5):
             raise ValueError(
                 f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}: a map needs "
-                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer, or pass reshape_transform='tokens' (a "
-                "transformer's) or a function"
+                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer, or pass reshape_transform='tokens' (for "
+                "transformers) or a function"
             )
         return activations
 
     def shaped(self, activations: Tensor, layer: int) -> Tensor:
-        """Return activations of a target layer, as the network has them, in the shape of maps."""
+        """Return activations of a target layer, given in the network's layout, in the shape of maps."""
         transform = self.transforms[layer]
         return activations if transform is None else transform(activations)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of gradients: that of what the network gave, float32 at least."""
+        """The dtype of gradients: that of the network's output, at least float32."""
         dtype = torch.float32
         for leaf in tree_leaves(self.passed.output):
             if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -79,15 +79,15 @@ class Run:
         return dtype
 
     def seeds(self, targets: Sequence[Any], baseline: Any = None) -> Seeds:
-        """Return the gradients of K targets by the features, or their secants from the output at a baseline."""
+        """Return the gradients of K targets with respect to the features, or their secants from a baseline's output."""
         return seeds_of(self.output, len(self), targets, self.dtype, baseline)
 
     def output_of(self, features: Any) -> Any:
-        """Return the network's output for what the path gave."""
+        """Return the network's output for the path's output."""
         return self.model.of_features(flatten(features)) if isinstance(self.model, PCASVMNet) else features
 
     def pullback(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
-        """Return the derivative of K targets by the activations, or their secants, shape (N, K, T, H, W)."""
+        """Return the gradients of K targets with respect to the activations, or secants, shape (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
             pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
         return self._in_shape(pulled, layer)
@@ -110,9 +110,9 @@ class Run:
         Args:
             seeds: of K targets.
             layer: position of the target layer.
-            x: what the pullback is multiplied with, in the shape of maps.
+            x: what to multiply the pullback by, in the shape of maps.
             over: ``"channels"``: the result is (N, K, H, W); ``"positions"``: (N, K, T).
-            baseline: of secants; None: gradients.
+            baseline: baseline of secants; None: gradients.
 
         Returns:
             The sums.
@@ -128,11 +128,11 @@ class Run:
         Args:
             seeds: of K targets.
             layer: position of the target layer.
-            x: activations minus those of the baseline, as the network has them.
-            baseline: of the secants.
+            x: activations minus those of the baseline, in the network's layout.
+            baseline: baseline of the secants.
 
         Returns:
-            The maps, shape (N, K, H, W), and what positions that are not on them contribute, (N, K).
+            The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
         """
         transform = self.transforms[layer]
         if isinstance(transform, Layout) and transform.tokens is not None:
@@ -153,14 +153,14 @@ class Run:
         return maps, every - maps.flatten(2).sum(-1)
 
     def relevance(self, seeds: Seeds, layer: int, baseline: Baseline) -> Tensor:
-        """Return the relevance of activations for K targets: contributions of features shared out, (N, K, T, H, W)."""
+        """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
             shared = self.passed.relevance(self._grads(seeds), layer, baseline)
         return self._in_shape(shared, layer)
 
     @contextmanager
     def along(self, layer: int, direction: Tensor) -> Iterator["Run"]:
-        """Give the same run as a function of its activations, with the derivative along a direction in its tensors.
+        """Yield the same run as a function of its activations, whose tensors carry the derivative along a direction.
 
         Yields:
             A run whose tensors are dual numbers.
@@ -169,7 +169,7 @@ class Run:
             NoClosedFormError: it is called under autocast.
         """
         if torch.is_autocast_enabled(self.images.device.type):
-            raise NoClosedFormError("the second order has no autocast", "call it outside of torch.autocast")
+            raise NoClosedFormError("second derivatives do not support autocast", "call it outside torch.autocast")
         # Of attention only this kernel has a forward derivative; and there is one dual level in all threads.
         with _dual, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
@@ -189,8 +189,8 @@ class Run:
         transform = self.transforms[layer]
         if not isinstance(transform, Layout) and len(numbers) != len(self):
             raise ValueError(
-                f"the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, do not count the images first: "
-                "what reshape_transform leaves out cannot be told; pass reshape_transform='tokens'"
+                f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does not "
+                "count images, so what reshape_transform leaves out is unknown: pass reshape_transform='tokens'"
             )
         return numbers.movedim(transform.batch if isinstance(transform, Layout) else 0, 0).flatten(1).sum(1)
 
@@ -211,6 +211,6 @@ def summed(coefficients: Tensor, x: Tensor, over: str) -> Tensor:
 
 
 def at_one(coefficients: Tensor) -> Tensor:
-    """Return coefficients (N, K, T, H, W), at a single position where they are the same at all: (N, K, T, 1, 1)."""
+    """Return coefficients (N, K, T, H, W), or (N, K, T, 1, 1) if they are the same at all positions."""
     same = [slice(0, 1) if stride == 0 else slice(None) for stride in coefficients.stride()[3:]]
     return coefficients[(..., *same)]

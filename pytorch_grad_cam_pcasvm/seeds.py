@@ -1,4 +1,4 @@
-"""Seeds: how targets become gradients of what the network gives, where the pullback through the path begins."""
+"""Seeds: how targets become gradients at the network's output, where the pullback through the path starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Seeds:
     Attributes:
         grads: for every tensor of an ordinary network's output (of a HeadOutput: for its features, (K, N, D)) the
             gradient divided by ``exp(log_scale)``, of shape (K, *its shape); None where there is none.
-        log_scale: shape (N, K).
-        values: of the targets, shape (N, K).
-        baseline_values: of the same targets at the baseline, shape (N, K); None without one.
+        log_scale: natural logarithm of the factor taken out, shape (N, K).
+        values: values of the targets, shape (N, K).
+        baseline_values: values of the same targets at the baseline, shape (N, K); None without one.
     """
 
     grads: list[Tensor | None]
@@ -34,7 +34,7 @@ class Seeds:
 
 @dataclass(frozen=True, eq=False)
 class Rowwise:
-    """One target per image, where one target for all images could stand."""
+    """One target per image, in place of one target for all images."""
 
     targets: list[Target]
 
@@ -46,10 +46,10 @@ def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype
     """Return the gradients of K targets, or with a baseline their secants from it to the images.
 
     Args:
-        output: a HeadOutput, or what an ordinary network gave.
+        output: a HeadOutput, or the output of an ordinary network.
         count: number of images N.
         targets: K targets, each for all images or a :class:`Rowwise`.
-        dtype: of the gradients.
+        dtype: dtype of the gradients.
         baseline: the output at the baseline, of N rows.
 
     Returns:
@@ -63,13 +63,13 @@ def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype
 
 
 def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> Tensor:
-    """Return the values of K targets for M changed versions of an image, (M, K): its predicted class stays its own.
+    """Return the values of K targets for M changed versions of an image, (M, K), keeping its predicted class.
 
     Args:
-        output: a HeadOutput, or what an ordinary network gave.
+        output: a HeadOutput, or the output of an ordinary network.
         targets: K targets, each for all images or a :class:`Rowwise`.
-        image: which of the images it is.
-        changed: what the network gives for the changed versions, of the same kind.
+        image: number of the image.
+        changed: the network's output for the changed versions, of the same kind.
 
     Returns:
         The values.
@@ -94,7 +94,7 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
 
 
 def row_of(output: Any, image: int) -> Any:
-    """Return the output for one image, as of a batch of one."""
+    """Return the output for one image, as from a batch of one."""
     if isinstance(output, HeadOutput):
         return output.rows([image])
     count = len(tree_leaves(output)[0])
@@ -102,7 +102,7 @@ def row_of(output: Any, image: int) -> Any:
 
 
 def is_closed_form(target: Any) -> bool:
-    """Return whether a target, or every target of a Rowwise, knows its gradient by the components or what follows."""
+    """Return whether a target, or every target of a Rowwise, knows its gradient with respect to the head's values."""
     each = target.targets if isinstance(target, Rowwise) else [target]
     return all(isinstance(t, ClosedFormTarget) and t.behind_reduction for t in each)
 
@@ -181,8 +181,8 @@ def _called_at_baseline(target: Any, rows: Sequence[Any], values: Tensor, expect
     wrong = (found - expected).abs() > tolerance * (values.abs() + found.abs() + (values - found).abs())
     if bool(wrong.any()):
         raise ValueError(
-            f"{each[int(wrong.nonzero()[0])]} is not linear in the network's scores, so that no map adds up to it: use "
-            "SVMTarget or PCATarget, or a method of the gradient as ClosedFormGradCAM"
+            f"{each[int(wrong.nonzero()[0])]} is not linear in the network's scores, so no map adds up to it: use "
+            "SVMTarget or PCATarget, or a gradient method such as ClosedFormGradCAM"
         )
     return found
 
@@ -229,7 +229,7 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
     if isinstance(target, ScoreTarget):
         if not isinstance(output, Tensor) or output.dim() > 2:
             raise ValueError(
-                f"targets=None explains the largest of scores (N, C), and the network gives {_described(output)}: "
+                f"targets=None explains the largest of scores (N, C), but the network returns {_described(output)}: "
                 "say what to explain, as in targets=[SemanticSegmentationTarget(...)]"
             )
         scores = output.reshape(count, -1)
@@ -287,8 +287,8 @@ def _rows(output: Any, count: int) -> list[Any]:
     if len(items) == 1 and isinstance(items[0], Tensor):
         return list(items[0])
     raise ValueError(
-        f"the network gives {_described(output)} for {count} images, of which a target gets one item an image, as in "
-        "the host: explain one image at a time, or wrap the network so that it gives one tensor"
+        f"the network returns {_described(output)} for {count} images, but a target gets one item per image, as in "
+        "pytorch-grad-cam: explain one image at a time, or wrap the network so that it returns one tensor"
     )
 
 
@@ -336,9 +336,9 @@ def _value(target: Any, row: Any) -> Tensor:
         raise TypeError(f"a target must be callable on a row of the network's output, got {target!r}{hint}")
     value = target(row)
     if not isinstance(value, Tensor):
-        raise TypeError(f"the target {target!r} must return a tensor, it returned {type(value).__name__}")
+        raise TypeError(f"the target {target!r} must return a tensor, but returned {type(value).__name__}")
     if value.numel() != 1:
-        raise ValueError(f"the target {target!r} must return one number per image, it returned {value.numel()}")
+        raise ValueError(f"the target {target!r} must return one number per image, but returned {value.numel()}")
     return value.reshape(())
 
 

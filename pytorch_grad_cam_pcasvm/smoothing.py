@@ -24,31 +24,32 @@ def smoothed(
 ) -> SignedMaps:
     """Return mean maps over noisy copies of every image, with their standard errors.
 
-    Of Grad-CAM it is SmoothGrad's idea (Smilkov et al., arXiv 1706.03825), of Grad-CAM++ Smooth Grad-CAM++ (Omeiza et
-    al., arXiv 1908.01224). A predicted class or a runner-up is that of the image without noise; values and output are
-    those of the noise-free image, too.
+    With Grad-CAM this is SmoothGrad's idea (Smilkov et al., arXiv 1706.03825), with Grad-CAM++ it is Smooth Grad-CAM++
+    (Omeiza et al., arXiv 1908.01224). A predicted class or a runner-up is that of the image without noise, and so are
+    values and output.
 
     Args:
         cam: any method.
         x: images, shape (N, ...).
         targets: as for ``explain``.
-        samples: noisy copies of an image, 2 at least.
-        noise: standard deviation of the normal noise, as a share of the image's largest minus smallest value.
-        seed: of the noise.
+        samples: noisy copies of each image, at least 2.
+        noise: standard deviation of the normal noise, as a fraction of the image's range (largest minus smallest
+            value).
+        seed: random seed of the noise.
 
     Returns:
         Signed maps, with ``standard_errors``.
 
     Raises:
-        TypeError: ``cam`` is no method of this package.
-        ValueError: ``samples`` or ``noise`` is out of range; or what ``explain`` refuses.
+        TypeError: ``cam`` is not a method of this package.
+        ValueError: ``samples`` or ``noise`` is out of range, or as for ``explain``.
     """
     if not isinstance(cam, ClosedFormCAM):
-        raise TypeError(f"smoothed takes a method of this package, as ClosedFormGradCAM, got {type(cam).__name__}")
+        raise TypeError(f"smoothed takes a method of this package, such as ClosedFormGradCAM, got {type(cam).__name__}")
     if not isinstance(samples, int) or samples < 2:
         raise ValueError(f"samples must be 2 or more, got {samples!r}")
     if not noise > 0:
-        raise ValueError(f"noise must be positive, a share of the range of the image's values, got {noise!r}")
+        raise ValueError(f"noise must be positive, a fraction of the image's range, got {noise!r}")
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for image in checked_images(x):

@@ -1,4 +1,4 @@
-"""Targets: what a map explains. Each is a callable on the network's output and knows its closed-form gradient."""
+"""Targets: what a map explains. Each can be called on the network's output and knows its closed-form gradient."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -17,7 +17,7 @@ Target = Callable[[Any], Any]
 
 
 class ClosedFormTarget(ABC):
-    """A target that knows its gradient: linear in one of the head's values, if it is no :class:`QuadraticTarget`."""
+    """A target that knows its gradient: linear in one of the head's values, unless it is a :class:`QuadraticTarget`."""
 
     # Whether the components, or what follows them, are all that it reads.
     behind_reduction = True
@@ -28,10 +28,10 @@ class ClosedFormTarget(ABC):
 
     @abstractmethod
     def seeds(self, output: Any) -> dict[int, Tensor]:
-        """Return the gradient by position of a head's value, (N, .), or (1, .) if it is the same for every image."""
+        """Return the gradient by position of the head's value, (N, .), or (1, .) if it is the same for all images."""
 
     def secants(self, output: Any, baseline: Any) -> dict[int, Tensor]:
-        """Return what adds up from a baseline, of N rows, to the output, by position as :meth:`seeds`."""
+        """Return the secants from a baseline, with N rows, to the output, by position as in :meth:`seeds`."""
         return self.seeds(output)
 
 
@@ -52,7 +52,7 @@ class QuadraticTarget(ClosedFormTarget):
         _check_sign(self.sign)
 
     def secants(self, output: Any, baseline: Any) -> dict[int, Tensor]:
-        """Return the mean of the gradients at both ends, which is exact for what is quadratic."""
+        """Return the mean of the gradients at both ends, which is the exact secant of a quadratic target."""
         here, there = self.seeds(output), self.seeds(baseline)
         return {position: (seed + there[position]) / 2 for position, seed in here.items()}
 
@@ -62,7 +62,7 @@ class PCATarget(ClosedFormTarget):
     """Principal component ``p_b`` (b from 0: ``PCATarget(0)`` is the paper's P_1).
 
     Args:
-        component: its number b, from 0.
+        component: the component's number b, from 0.
         sign: ``"+"`` for what raises the component (P_b^+), ``"-"`` for what lowers it (P_b^-, of ``-p_b``).
 
     Raises:
@@ -94,9 +94,9 @@ class PCATarget(ClosedFormTarget):
 
     @staticmethod
     def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
-        """Return values, shape (N, K), and gradient by position of the head's value, shape (1, K, B), of K components.
+        """Return the values, shape (N, K), of K components, and the gradient by position, shape (1, K, B).
 
-        The gradient of every component, in order, is the identity: None.
+        If the targets are all components in order, the gradient is the identity, returned as None.
         """
         components = max(targets, key=lambda target: target.component)._components(output)
         position, count = output.head.component_position, components.shape[1]
@@ -119,12 +119,12 @@ class PCATarget(ClosedFormTarget):
 class HotellingTarget(QuadraticTarget):
     """Hotelling's T^2: how far the components are from their mean, in units of their variances.
 
-    ``T^2 = sum_b p_b^2 / lambda_b``, lambda = ``explained_variance_``, shape (B,); of a whitened PCA ``sum_b p_b^2``.
-    Its gradient is ``2 p / lambda``, and what adds up from a baseline ``(p + p0) / lambda``. As whitening does,
-    variances below the square of the machine epsilon are taken for that. Of the features it is the squared Mahalanobis
-    distance within the subspace of the components; :class:`ResidualTarget` is what lies outside.
+    ``T^2 = sum_b p_b^2 / lambda_b``, lambda = ``explained_variance_``, shape (B,); ``sum_b p_b^2`` for a whitened PCA.
+    Its gradient is ``2 p / lambda``, its secant from a baseline ``(p + p0) / lambda``. As in whitening, variances below
+    the square of the machine epsilon are replaced by it. T^2 is the squared Mahalanobis distance of the features within
+    the subspace of the components; :class:`ResidualTarget` measures what lies outside.
 
-    For PCA and IncrementalPCA; a ValueError where it is asked of a head with another reduction, or with none.
+    For PCA and IncrementalPCA; raises a ValueError for a head with another reduction or none.
     Hotelling, The generalization of Student's ratio, Annals of Mathematical Statistics 2 (1931).
 
     Args:
@@ -156,16 +156,16 @@ class HotellingTarget(QuadraticTarget):
 
 @dataclass(frozen=True)
 class ResidualTarget(QuadraticTarget):
-    """The Q statistic: the squared distance of what the PCA gets to the subspace of its components.
+    """The Q statistic: the squared distance of the PCA's input to the subspace of its components.
 
-    ``Q = |r|^2`` with ``r = z - inverse_transform(p)``, shape (D,), z the input of the PCA, behind a scaler in front of
-    it, and ``p = transform(z)``: what of an image the components cannot say. Its gradient is ``2 r`` by z and
-    ``-2 R r`` by p, R the rows that ``inverse_transform`` adds up, shape (B, D): together, of a PCA, ``2 r``. What adds
-    up from a baseline has ``r + r0`` in the place of ``2 r``.
+    ``Q = |r|^2`` with ``r = z - inverse_transform(p)``, shape (D,), z the input of the PCA (after any scaler before
+    it), and ``p = transform(z)``: the part of an image that the components cannot express. Its gradient is ``2 r`` with
+    respect to z and ``-2 R r`` with respect to p, R the rows that ``inverse_transform`` sums, shape (B, D); for a PCA
+    they combine to ``2 r``. Its secant from a baseline has ``r + r0`` in place of ``2 r``.
 
-    For reductions with a linear ``inverse_transform``: PCA (whitened, too), IncrementalPCA, TruncatedSVD, SparsePCA,
-    FastICA, PLSRegression; a ValueError where it is asked of a head with another one, or with none. Jackson and
-    Mudholkar, Control procedures for residuals associated with principal component analysis, Technometrics 21 (1979).
+    For reductions with a linear ``inverse_transform``: PCA (also whitened), IncrementalPCA, TruncatedSVD, SparsePCA,
+    FastICA, PLSRegression; raises a ValueError for a head with another reduction or none. Jackson and Mudholkar,
+    Control procedures for residuals associated with principal component analysis, Technometrics 21 (1979).
 
     Args:
         sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
@@ -198,8 +198,8 @@ class ResidualTarget(QuadraticTarget):
         z = output.head_trace.values[output.head.component_position - 1]
         if z is None:
             raise ValueError(
-                f"{self} is no function of the components, which are all that is known here: make its maps with the "
-                "network, cam.explain(x, [ResidualTarget()])"
+                f"{self} is not a function of the components, which are all that is known here: compute its maps with "
+                "the network, cam.explain(x, [ResidualTarget()])"
             )
         restoring = restoring.to(components)
         return z - reduction.mean.to(components) - components @ restoring, restoring
@@ -211,7 +211,7 @@ class SVMTarget(ClosedFormTarget):
 
     Args:
         category: a label from ``classes_``; None: the class predicted for each image (also for regressors and one-class
-            machines, whose only value it is).
+            machines, where it means their only value).
         versus: another label: the pairwise decision of ``category`` against it; ``"runner-up"``: against the class that
             came second for each image.
         sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
@@ -240,21 +240,21 @@ class SVMTarget(ClosedFormTarget):
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
     def seeds(self, output: Any) -> dict[int, Tensor]:
-        """Return the gradient by position of a head's value: rows over the decision values, (N, P) or (1, P)."""
+        """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output).detach()
         named = self.category is not None and not self._against_runner_up(output.head)
         return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
 
     def why_blank(self, output: HeadOutput) -> str | None:
-        """Return why the map of a row of the output is blank, if it is the class that is compared with itself."""
+        """Return why the map of a row of the output is blank, if its class is compared with itself; else None."""
         same = self.category is None and self.versus is not None and self.versus == output.labels()
         return f"the predicted class is {self.versus!r} itself" if same else None
 
     def decision(self, output: Any) -> Tensor:
-        """Return the decision values of the output, shape (N, P), or (P,) of a row; a ValueError without an SVM."""
+        """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""
         head = _head_of(output, self)
         if head.decision_position is None:
-            raise ValueError(f"{self} needs a head with an SVM, and this one has none: use PCATarget")
+            raise ValueError(f"{self} needs a head with an SVM, but this one has none: use PCATarget")
         return output.head_trace.values[head.decision_position]
 
     def _against_runner_up(self, head: Any) -> bool:
@@ -280,9 +280,9 @@ class SVMTarget(ClosedFormTarget):
 
 @dataclass(frozen=True)
 class ProbabilityTarget:
-    """The calibrated probability of a class, exactly as ``predict_proba`` gives it.
+    """The calibrated probability of a class, exactly as returned by ``predict_proba``.
 
-    Far from the decision boundary a probability saturates and its gradient fades: ``SVMTarget`` explains the margin.
+    Far from the decision boundary a probability saturates and its gradient fades; ``SVMTarget`` explains the margin.
 
     Args:
         category: a label from ``classes_``; None: the class predicted for each image.
@@ -326,9 +326,10 @@ class ScoreTarget(ClosedFormTarget):
 
 @dataclass(frozen=True)
 class PredictedScore:
-    """scikit-learn's score of each image's predicted class: what the host explains where no targets are given.
+    """scikit-learn's score of each image's predicted class: what pytorch-grad-cam explains if no targets are given.
 
-    Its map is that of ``SVMTarget()``, but for the size of the gradient, which the host's scaling, adding 1e-7, feels.
+    Its map equals that of ``SVMTarget()`` except for the size of the gradient, which matters to pytorch-grad-cam's
+    scaling because that adds 1e-7.
     """
 
     def __repr__(self) -> str:
@@ -354,7 +355,7 @@ def _components_of(output: Any, target: ClosedFormTarget) -> Tensor:
     """Return the components, shape (N, B), or (B,) of a row; a ValueError without a PCA."""
     head = _head_of(output, target)
     if head.component_position is None:
-        why = " needs a head with a PCA, and this one has none: use SVMTarget"
+        why = " needs a head with a PCA, but this one has none: use SVMTarget"
         if any(getattr(module, "reduces", False) for module in head.modules()):
             pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
             why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
@@ -398,7 +399,7 @@ def every_class(output: Any) -> Sequence[Target]:
     """Return a target for every class of an output, or for its only value."""
     if not isinstance(output, HeadOutput):
         if not isinstance(output, Tensor) or output.dim() != 2:
-            raise ValueError("jacobians needs a network that gives scores (N, C), or a PCASVMNet: use explain")
+            raise ValueError("jacobians needs a network that returns scores (N, C), or a PCASVMNet: use explain")
         return [ScoreTarget(category) for category in range(output.shape[-1])]
     if output.decision is None:
         return ()

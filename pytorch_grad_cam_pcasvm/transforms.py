@@ -14,21 +14,21 @@ from pytorch_grad_cam_pcasvm.layout import Layout, layout_of, looks_channels_las
 def transform_of(
     given: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, seen: set[Any]
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return what brings the activations of a target layer to (N, T, H, W), or None if nothing has to.
+    """Return what brings the activations of a target layer to (N, T, H, W), or None if nothing is needed.
 
     Args:
         given: ``reshape_transform``: ``"tokens"``, a user's function, or None.
         backbone: the network.
-        name: of the layer.
+        name: name of the layer.
         x: images, shape (N, ...).
-        activations: what the layer gives for them.
-        seen: layers and shapes that a function was looked at for; new ones are added.
+        activations: the layer's output for them.
+        seen: layers and shapes for which a function has been checked; new ones are added.
 
     Returns:
-        A function, a :class:`Layout` where that is known, or None.
+        A function, a :class:`Layout` if that is known, or None.
 
     Raises:
-        ValueError: the layout cannot be known, or the channels seem to come last.
+        ValueError: the layout cannot be determined, or the channels seem to come last.
     """
 
     def layout() -> Layout:
@@ -75,8 +75,8 @@ def _words(layout: Layout) -> str:
     assert layout.tokens is not None
     _, before, patches = layout.tokens
     words = f"{before + patches + layout.after} tokens: {patches} patches"
-    words += f" behind {before} other{'s' if before > 1 else ''}" if before else ""
-    return words + (f", and {layout.after} behind them" if layout.after else "")
+    words += f" after {before} other{'s' if before > 1 else ''}" if before else ""
+    return words + (f", and {layout.after} after them" if layout.after else "")
 
 
 def _hint_at_other_tokens(
@@ -101,8 +101,8 @@ def _hint_at_other_tokens(
     if sorted(taken.tolist()) != list(range(first, first + count)):
         some = "" if int(taken.max() - taken.min()) == len(taken) - 1 else f"{len(taken)} of "
         warn(
-            f"reshape_transform takes {some}the tokens {int(taken.min())} to {int(taken.max())} of {name!r}, and the "
-            f"patches seem to be {first} to {first + count - 1} ({_words(found)}): if that is not meant, use "
+            f"reshape_transform takes {some}the tokens {int(taken.min())} to {int(taken.max())} of {name!r}, but the "
+            f"patches seem to be {first} to {first + count - 1} ({_words(found)}): if that is not intended, use "
             "reshape_transform='tokens'",
             UserWarning,
         )

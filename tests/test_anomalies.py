@@ -470,18 +470,18 @@ def test_hotelling_is_recombined_from_components(kind: Any, head: str, tmp_path:
         return
     later = SVC().fit(p.net(p.images(60, seed=4)).components.numpy(), np.arange(60) % 2)
     assert relative(recombined(components, later, HOTELLING).maps, expected.maps[:, :3]) < 1e-10
-    with pytest.raises(ValueError, match=r"neither the maps nor the head know the PCA .*: pass the whole pipeline"):
+    with pytest.raises(ValueError, match=r"neither the maps nor the head contain the PCA .*: pass the whole pipeline"):
         recombined(SignedMaps.load(tmp_path / "maps"), later, HOTELLING)
 
 
 def test_the_residual_is_no_function_of_components() -> None:
     p = explained("gelu", "rbf")
     components = ClosedFormGradCAM(p.net, [p.layer]).explain(p.x)
-    with pytest.raises(ValueError, match=r"ResidualTarget.* is no function of the components: make its maps with"):
+    with pytest.raises(ValueError, match=r"ResidualTarget.* is not a function of the components: compute its maps"):
         recombined(components, p.fitted, [HotellingTarget(), ResidualTarget()])
     resumed = HeadOutput.of(p.net.head, p.net.head.resume(2, components.values[:, :4]))
     assert relative(HotellingTarget()(resumed), HotellingTarget()(components.output)) < 1e-12
-    with pytest.raises(ValueError, match=r"no function of the components, which are all that is known here"):
+    with pytest.raises(ValueError, match=r"not a function of the components, which are all that is known here"):
         ResidualTarget()(resumed)
 
 
@@ -647,7 +647,7 @@ REFUSED = {
     "own": (lambda: Head([Own()]), NO_INVERSE, NO_VARIANCES),
     "truncated": (lambda: TruncatedSVD(3).fit(X), None, NO_VARIANCES + "$"),
     "ica": (lambda: FastICA(3, random_state=0).fit(X), None, NO_VARIANCES + "$"),
-    "none": (lambda: SVC().fit(X, Y), "needs a head with a PCA, and this one has none: use SVMTarget", None),
+    "none": (lambda: SVC().fit(X, Y), "needs a head with a PCA, but this one has none: use SVMTarget", None),
     "a map that is no reduction": (
         lambda: make_pipeline(Nystroem(n_components=5), SVC()).fit(X, Y), "needs a head with a PCA", None
     ),

@@ -122,7 +122,7 @@ def test_a_method_that_is_not_linear_keeps_its_targets(tmp_path):
         difference = getattr(actual, name) - getattr(expected, name)
         assert float(difference.abs().max() / expected.nu.max()) < 1e-3
     np.testing.assert_allclose(actual.values, expected.values, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"no sums of component maps, so SVMTarget\(category=1"):
+    with pytest.raises(ValueError, match=r"not sums of component maps, so SVMTarget\(category=1"):
         store.explain(0, SVMTarget(1))
     with pytest.raises(ValueError, match="another head"):
         store.explain(0, head=net.head)
@@ -146,7 +146,7 @@ def test_folders_of_images(tmp_path):
     part = build(tmp_path / "part", net, Subset(ImageFolder(str(root), TO_TENSOR), [4, 1]))
     assert part.ids.tolist() == ["dog/3.png", "cat/2.png"]
     np.testing.assert_allclose(part.components, store.components[[4, 1]], rtol=1e-6)
-    with pytest.raises(ValueError, match="needs a transform"):
+    with pytest.raises(ValueError, match="needs the transform"):
         build(tmp_path / "none", net, root)
     with pytest.raises(ValueError, match="there is no folder"):
         build(tmp_path / "none", net, tmp_path / "nowhere", transform=TO_TENSOR)
@@ -154,7 +154,7 @@ def test_folders_of_images(tmp_path):
     hidden = build(tmp_path / "hidden", net, root, transform=TO_TENSOR)
     np.testing.assert_array_equal(hidden.labels, store.labels)
     (root / "stray.png").write_bytes((root / "dog" / "1.png").read_bytes())
-    with pytest.raises(ValueError, match=r"has images, as stray.png, and folders of images"):
+    with pytest.raises(ValueError, match=r"has both images, such as stray.png, and folders of images"):
         build(tmp_path / "none", net, root, transform=TO_TENSOR)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no images"):
@@ -227,12 +227,12 @@ class Chance:
         ([torch.zeros(3, 12, 12), torch.zeros(3, 10, 12)], ValueError, "shapes"),
         ([torch.zeros(3, 12, 12)] * 16 + [torch.zeros(3, 10, 12)], ValueError, "image 16 has the shape"),
         ([torch.full((3, 12, 12), torch.nan)], RuntimeError, "NaN"),
-        ([(torch.zeros(3, 12, 12), None), (torch.zeros(3, 12, 12), 1)], ValueError, "and the first one no label"),
+        ([(torch.zeros(3, 12, 12), None), (torch.zeros(3, 12, 12), 1)], ValueError, "but the first one no label"),
         ([(torch.zeros(3, 12, 12), 1), (torch.zeros(3, 12, 12), None)], ValueError, "image 1 has no label"),
-        ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), 0.9)], ValueError, "a label of type float, and the"),
-        ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), "a")], ValueError, "a label of type str, and the"),
-        (Chance(), ValueError, "another one each time"),
-        ([(torch.zeros(3, 12, 12), torch.tensor([0, 1]))], RuntimeError, r"its label is \[0, 1\], and one number"),
+        ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), 0.9)], ValueError, "a label of type float, but the"),
+        ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), "a")], ValueError, "a label of type str, but the"),
+        (Chance(), ValueError, "different each time"),
+        ([(torch.zeros(3, 12, 12), torch.tensor([0, 1]))], RuntimeError, r"its label is \[0, 1\], but one number"),
     ],
     ids=[
         "empty",
@@ -285,7 +285,7 @@ def test_heads_and_layers_that_are_refused(tmp_path):
         build(tmp_path / "atlas", PCASVMNet(net.backbone, svm))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="not empty and no atlas"):
+    with pytest.raises(ValueError, match="not empty and not an atlas"):
         build(tmp_path / "full")
 
 
@@ -356,7 +356,7 @@ def test_manifests_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no atlas"):
         atlas.load(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match="no manifest"):
+    with pytest.raises(ValueError, match="not the manifest of an atlas"):
         atlas.load(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": "pytorch_grad_cam_pcasvm atlas 9"}')
     with pytest.raises(ValueError, match="update the package"):
@@ -398,7 +398,7 @@ def test_other_images_or_labels_behind_the_first_are_seen(tmp_path):
     pixels[32] += 1
     labels[64] = 7
     for data, row in ((TensorDataset(pixels, y), 32), (TensorDataset(x, labels), 64)):
-        with pytest.raises(ValueError, match=f"of other images or labels than these, image {row} differs"):
+        with pytest.raises(ValueError, match=f"from other images or labels: image {row} differs"):
             build(tmp_path / "atlas", data=data)
 
 
@@ -466,7 +466,7 @@ def test_another_version_is_told(tmp_path):
     entries = json.loads((store.folder / "manifest.json").read_text())
     entries["versions"]["torch"] = "1.0"
     (store.folder / "manifest.json").write_text(json.dumps(entries))
-    with pytest.warns(UserWarning, match=r"begun with torch 1.0 \(now"):
+    with pytest.warns(UserWarning, match=r"started with torch 1.0 \(now"):
         build(store.folder)
 
 

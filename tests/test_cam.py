@@ -398,7 +398,8 @@ def test_eigen_smoothing_of_a_single_position_is_refused():
     net = PCASVMNet(backbone, PCA(2).fit(np.random.default_rng(0).normal(size=(9, 5))))
     cam = ClosedFormGradCAM(net, [backbone[1]])
     with pytest.raises(
-        ValueError, match="eigen_smooth takes a principal component over positions, and the maps of '1' have one"
+        ValueError,
+        match="eigen_smooth takes a principal component over positions, but the maps of '1' have only one position",
     ):
         cam(problem.x, PCATarget(0), eigen_smooth=True)
 

@@ -87,10 +87,10 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
     [
         ("atlas", {"--images": "nowhere"}, "there is no folder nowhere"),
         ("atlas", {"--backbone": "resnet51"}, "torchvision has no backbone 'resnet51'"),
-        ("atlas", {"--backbone": "keras:vgg"}, "a name of torchvision's, or timm:NAME"),
+        ("atlas", {"--backbone": "keras:vgg"}, "must be a torchvision name, or timm:NAME"),
         ("atlas", {"--layer": "fetures"}, "no layer 'fetures'"),
         ("atlas", {"--head": "nowhere.safetensors"}, "there is no head nowhere.safetensors"),
-        ("atlas", {"--weights": "nowhere.pth"}, "there is no file of weights nowhere.pth"),
+        ("atlas", {"--weights": "nowhere.pth"}, "there is no weights file nowhere.pth"),
         ("fit", {"--components": "99"}, "lower --components"),
         ("explore", {}, "there is no atlas in"),
     ],

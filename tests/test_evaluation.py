@@ -293,9 +293,9 @@ def test_a_report_is_one_page(corner, tmp_path):
     found.unlink()
     assert evaluation.page(found.parent / "report.json").read_text() == text
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="no report"):
+    with pytest.raises(ValueError, match="is not a report"):
         evaluation.page(tmp_path / "other.json")
-    with pytest.raises(ValueError, match="choose of faithfulness"):
+    with pytest.raises(ValueError, match="choose from faithfulness"):
         evaluation.report(net, x, ["features"], out=tmp_path, checks=["beauty"])
     with pytest.raises(ValueError, match="no check could be made: localisation needs labels"):
         evaluation.report(net, x, ["features"], out=tmp_path, checks=["localisation"], **QUIET)

@@ -426,7 +426,7 @@ def test_support_vectors_are_found_among_the_rows() -> None:
 def test_heads_on_other_components_are_refused(tmp_path: Path) -> None:
     store = FakeStore(20)
     wrong = SVC().fit(np.random.default_rng(0).normal(size=(10, 5)), [0, 1] * 5)
-    with pytest.raises(ValueError, match="head 'mine': the head takes 5 components, and there are maps of 3"):
+    with pytest.raises(ValueError, match="head 'mine': the head takes 5 components, but there are maps of 3"):
         write_page(store, tmp_path / "page", heads={"mine": wrong})
     assert not (tmp_path / "page").exists()
 
@@ -467,7 +467,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="not empty"):
         write_page(FakeStore(5), tmp_path)
     (tmp_path / "thesis.html").write_text("<p>mine</p>")
-    with pytest.raises(FileExistsError, match="no explorer"):
+    with pytest.raises(FileExistsError, match="not an explorer"):
         write_page(FakeStore(5), tmp_path / "thesis.html", single_file=True)
     with pytest.raises(FileExistsError, match="is a file"):
         write_page(FakeStore(5), tmp_path / "thesis.txt")

@@ -118,7 +118,7 @@ def test_the_progress_bar_can_be_turned_off(backbone, capsys):
 @pytest.mark.parametrize(
     ("loader", "layer", "error", "message"),
     [
-        ([], "classifier.4", ValueError, "the loader gave no batch"),
+        ([], "classifier.4", ValueError, "the loader yielded no batch"),
         ([X], "classifier.7", ValueError, "has no layer 'classifier.7'"),
         ([(X, Y[:3])], "classifier.4", ValueError, "one label for every image, or no labels at all"),
         ([(X, Y), X], "classifier.4", ValueError, "one label for every image, or no labels at all"),
@@ -148,7 +148,7 @@ def test_a_layer_that_gives_no_tensor_is_refused():
         def forward(self, x):
             return x, x
 
-    with pytest.raises(TypeError, match="features must be one tensor, but the layer gives a tuple"):
+    with pytest.raises(TypeError, match="features must be one tensor, but the layer returns a tuple"):
         extract_features(Pair(), [X], progress=False)
 
 
@@ -213,15 +213,15 @@ def test_labels_in_a_column(backbone, columns, kind, as_numpy):
 
 
 MISFITS = [
-    (torch.float32, X.double(), TypeError, r"are torch.float32 and the images torch.float64: use images.float\(\)"),
-    (torch.float32, X.half(), TypeError, r"are torch.float32 and the images torch.float16: use images.float\(\)"),
-    (torch.float64, X, TypeError, r"are torch.float64 and the images torch.float32: use images.double\(\)"),
-    (torch.bfloat16, X, TypeError, r"are torch.bfloat16 and the images torch.float32: use images.to\(torch.bfloat16\)"),
+    (torch.float32, X.double(), TypeError, r"are torch.float32, but the images torch.float64: use images.float\(\)"),
+    (torch.float32, X.half(), TypeError, r"are torch.float32, but the images torch.float16: use images.float\(\)"),
+    (torch.float64, X, TypeError, r"are torch.float64, but the images torch.float32: use images.double\(\)"),
+    (torch.bfloat16, X, TypeError, r"torch.bfloat16, but the images torch.float32: use images.to\(torch.bfloat16\)"),
     (torch.float32, X.byte(), TypeError, "images must have floating-point values, got torch.uint8: scale"),
     (torch.float32, X.long(), TypeError, "images must have floating-point values, got torch.int64: scale"),
     (torch.float32, X[:, :1], ValueError, r"1 channel, .* takes 3: use x.expand\(-1, 3, -1, -1\) or .*Grayscale\(3\)"),
-    (torch.float32, X[:, [0, 1, 2, 0]], ValueError, "have 4 channels, the backbone's first convolution takes 3: give"),
-    (torch.float32, X.movedim(1, -1), ValueError, r"\(11, 12, 12, 3\) come last: use x.permute\(0, 3, 1, 2\)"),
+    (torch.float32, X[:, [0, 1, 2, 0]], ValueError, "have 4 channels, but .*first convolution takes 3: give"),
+    (torch.float32, X.movedim(1, -1), ValueError, r"\(11, 12, 12, 3\) has its channels last: use x.permute\(0, 3,"),
 ]
 
 

@@ -321,7 +321,7 @@ def test_contribution_ratios(problem, given):
     assert colours[1] != colours[0]
     assert set(colours[1:]) == {colours[1]}
     assert f"first 1: {expected[0]:.1f} %" in axis.get_title()
-    with pytest.raises(ValueError, match="no fitted PCA"):
+    with pytest.raises(ValueError, match="expected a fitted PCA"):
         plot_contribution_ratios(PCA(3))
 
 
@@ -450,7 +450,7 @@ def test_the_path_diagram_leaves_the_network_as_it_was(problem):
         plot_jacobian(net, net.backbone.features[-1], problem.x[:2])
     with pytest.raises(ValueError, match="choose a convolutional layer"):
         plot_jacobian(net, net.backbone.flatten, problem.x[0])
-    with pytest.raises(ValueError, match=r"is not run .* in front of classifier.4"):
+    with pytest.raises(ValueError, match=r"is not run .* before classifier.4"):
         plot_jacobian(net, net.backbone.classifier[5], problem.x[0])
     svm = SVC().fit(np.random.default_rng(0).normal(size=(20, 9)), np.arange(20) % 2)
     without = PCASVMNet(net.backbone, svm, layer="classifier.4")
@@ -602,10 +602,10 @@ def test_maps_of_other_targets_or_images_are_not_compared(problem):
     groups = by_method(problem)
     one = {"all": groups["Grad-CAM"], "one": groups["contributions"][:, -1]}
     assert texts_of(plot_maps(PICTURES, one)).count("all") == 1  # side by side
-    with pytest.raises(ValueError, match="'all' and 'one' are of other targets"):
+    with pytest.raises(ValueError, match="'all' and 'one' have different targets"):
         plot_maps(PICTURES, one, compare=True)
     flipped = {**groups, "other": by_method(problem, problem.x.flip(0))["Grad-CAM"]}
-    with pytest.raises(ValueError, match="'Grad-CAM' and 'other' are of other images"):
+    with pytest.raises(ValueError, match="'Grad-CAM' and 'other' are of different images"):
         plot_maps(PICTURES, flipped)
     flipped = {name: flipped[name][:, [0, 2]] for name in ("Grad-CAM", "other")}
     assert texts_of(plot_maps(PICTURES, flipped, compare=False)).count("margin") == 2
@@ -906,9 +906,9 @@ def test_components_that_cannot_be_drawn_are_refused(many):
         plot_component(net, 0, x - 0.5, **layer)
     with pytest.raises(ValueError, match=r"labels of shape \(2,\) for 30 images"):
         plot_component(net, 0, x, labels=[0, 1], **layer)
-    with pytest.raises(ValueError, match="give 2 images at least"):
+    with pytest.raises(ValueError, match="give at least 2 images"):
         plot_component(net, 0, x[:1], **layer)
-    with pytest.raises(ValueError, match="give 2 images at least"):
+    with pytest.raises(ValueError, match="give at least 2 images"):
         plot_component(net, 0, x, pictures=PICTURES, **layer)
     without = PCASVMNet(problem.backbone, SVC().fit(RNG.normal(size=(20, 9)), np.arange(20) % 2), "classifier.4")
     with pytest.raises(ValueError, match="the head has no components"):

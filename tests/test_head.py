@@ -294,7 +294,7 @@ def test_a_head_keeps_its_precision_when_the_network_is_cast(cast):
         (
             lambda: [PCA(2).fit(DATA[2][0]), SVC().fit(*DATA[2])],
             ValueError,
-            "do not fit: KernelSVM was fitted on 12 values, but what comes before it gives 2",
+            "do not fit: KernelSVM was fitted on 12 values, but what comes before it returns 2",
         ),
         (
             lambda: GridSearchCV(SVC(), {"C": [1, 2]}, refit=False).fit(*DATA[2]),

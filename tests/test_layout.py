@@ -112,7 +112,7 @@ def test_windows_in_place_of_images_are_refused():
 
 def test_several_tensors_are_refused():
     with pytest.raises(
-        ValueError, match=r"how several lies on the image .*: it gives tuple, which has no positions; pass"
+        ValueError, match=r"how several lies on the image .*: it returns tuple, which has no positions; pass"
     ):
         layout_of(tower(), lambda net, x: (x, x), "several", X)
 

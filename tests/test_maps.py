@@ -282,9 +282,9 @@ def test_maps_are_iterated_image_by_image(maps):
 @pytest.mark.parametrize(
     ("index", "error", "message"),
     [
-        (6, IndexError, "there are 6 images, numbered from 0: there is no 6"),
-        ([0, -7], IndexError, "there are 6 images, numbered from 0: there is no -7"),
-        ((0, 4), IndexError, "there are 4 targets, numbered from 0: there is no 4"),
+        (6, IndexError, "there are 6 images, numbered from 0: 6 is out of range"),
+        ([0, -7], IndexError, "there are 6 images, numbered from 0: -7 is out of range"),
+        ((0, 4), IndexError, "there are 4 targets, numbered from 0: 4 is out of range"),
         ([True, False], IndexError, "a mask of 2 images for 6"),
         ((0, 0, 0), IndexError, "got 3 indices"),
         ("cat", TypeError, "images are chosen by an integer, a slice, a list of integers or a mask, got 'cat'"),
@@ -473,7 +473,7 @@ def test_files_that_hold_no_maps_are_refused(tmp_path):
     maps.save(tmp_path / "maps")
     written = (tmp_path / "maps").read_bytes()
     (tmp_path / "short").write_bytes(written[:-8])
-    with pytest.raises(ValueError, match="no safetensors file, or a truncated one"):
+    with pytest.raises(ValueError, match="not a safetensors file, or is truncated"):
         SignedMaps.load(tmp_path / "short")
     save_file({"maps": maps.maps}, tmp_path / "other")
     with pytest.raises(ValueError, match="is not a file of maps"):
@@ -481,7 +481,7 @@ def test_files_that_hold_no_maps_are_refused(tmp_path):
     later = json.dumps([{"target": "LaterTarget", "fields": {}}])
     metadata = {"format": "pytorch_grad_cam_pcasvm maps 1", "targets": later}
     save_file({"output.scores": maps.output}, tmp_path / "later", metadata)
-    with pytest.raises(ValueError, match="there is no target 'LaterTarget': the file is of a later version"):
+    with pytest.raises(ValueError, match="unknown target 'LaterTarget': the file is from a later version"):
         SignedMaps.load(tmp_path / "later")
     with pytest.raises(TypeError, match="a label must be a string, a number or a boolean, got bytes"):
         SignedMaps(*[maps.maps] * 5, [SVMTarget(b"a")], maps.output).save(tmp_path / "bytes")

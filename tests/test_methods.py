@@ -453,7 +453,7 @@ def test_recombined_far_from_every_support_vector(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in LINEAR])
 def test_maps_that_are_no_sums_of_component_maps_are_not_recombined(name: str) -> None:
     p = explained("relu", "rbf", size="small", rectified=True)
-    with pytest.raises(ValueError, match="no sums of component maps"):
+    with pytest.raises(ValueError, match="not sums of component maps"):
         recombined(ours(name, p.net, [p.layer]).explain(p.x), p.fitted)
 
 
@@ -461,7 +461,7 @@ def test_smoothed_maps_are_recombined_right_or_not_at_all() -> None:
     # Every noisy copy has its own derivative of the decision: the mean of their maps is no sum of mean component maps.
     p = explained("sigmoid", "rbf")
     maps = smoothed(ClosedFormGradCAM(p.net, [p.layer]), p.x, samples=4, noise=0.5)
-    with pytest.raises(ValueError, match="no sums of component maps"):
+    with pytest.raises(ValueError, match="not sums of component maps"):
         recombined(maps, p.fitted, [SVMTarget("bee")])
 
 
@@ -470,7 +470,7 @@ def test_smoothed_maps_are_recombined_right_or_not_at_all() -> None:
     [
         (lambda m, p: (m.maps, p.fitted), TypeError, "SignedMaps of all components, got Tensor"),
         (lambda m, p: (m[:, [4]], p.fitted), ValueError, r"not those of components 0, 1"),
-        (lambda m, p: (m[:, :3], p.fitted), ValueError, "takes 4 components, and there are maps of 3"),
+        (lambda m, p: (m[:, :3], p.fitted), ValueError, "takes 4 components, but there are maps of 3"),
         (lambda m, p: (m, p.fitted, []), ValueError, "targets is empty"),
         (lambda m, p: (m, p.fitted, [SVMTarget("cow")]), ValueError, "'cow' is not a class"),
         (lambda m, p: (m, p.fitted, [PCATarget(4)]), ValueError, "there are 4 components"),
@@ -662,7 +662,7 @@ def test_eigen_smoothing_of_positions_is_refused() -> None:
 
 def test_the_class_between_is_no_method() -> None:
     p = explained("relu", "rbf")
-    with pytest.raises(NotImplementedError, match="ClosedFormCAM is no method by itself"):
+    with pytest.raises(NotImplementedError, match="ClosedFormCAM is not a method itself"):
         package.cam.ClosedFormCAM(p.net, [p.layer]).explain(p.x)
 
 

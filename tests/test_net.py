@@ -261,7 +261,7 @@ def test_a_net_in_training_mode_says_so_once(problem):
     backbone = copy.deepcopy(problem.backbone).train()
     net = PCASVMNet(backbone, problem.head, layer="classifier.4")
     with pytest.warns(
-        UserWarning, match=r"training mode, in which its Dropout gives other features.*net.eval\(\)"
+        UserWarning, match=r"training mode, in which its Dropout gives different features.*net.eval\(\)"
     ) as warned:
         net(problem.x)
     assert warned[0].filename == __file__

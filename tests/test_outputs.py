@@ -101,15 +101,15 @@ def test_a_tuple_is_read_as_in_the_host(kind):
         reference=lambda logits, pixels: logits,
     )
     net = Net(lambda logits, pixels: kind([logits, pixels]))
-    with pytest.raises(ValueError, match=rf"gives a {kind.__name__} of 2 tensors for 3 images.*one image at a time"):
+    with pytest.raises(ValueError, match=rf"returns a {kind.__name__} of 2 tensors for 3 images.*one image at a time"):
         ClosedFormGradCAM(net, [net.features])(X, [ClassifierOutputTarget(3)] * 3)
 
 
 def test_what_targets_none_means_is_asked_where_it_is_not_clear():
     net = Net(lambda logits, pixels: pixels)
-    with pytest.raises(ValueError, match=r"targets=None .* the network gives a tensor of shape \(3, 4, 6, 5\)"):
+    with pytest.raises(ValueError, match=r"targets=None .* the network returns a tensor of shape \(3, 4, 6, 5\)"):
         ClosedFormGradCAM(net, [net.features])(X)
-    with pytest.raises(ValueError, match=r"jacobians needs a network that gives scores"):
+    with pytest.raises(ValueError, match=r"jacobians needs a network that returns scores"):
         ClosedFormGradCAM(net, [net.features]).jacobians(X)
 
 
@@ -127,7 +127,7 @@ def test_a_detector_is_refused_in_one_line(jacobian):
     torch.manual_seed(0)
     net = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
     cam = ClosedFormGradCAM(net, [net.backbone.features[1]], jacobian=jacobian)
-    with pytest.raises(TypeError, match=r"^SSD gives a list of dicts, as a detector's boxes: .*") as raised:
+    with pytest.raises(TypeError, match=r"^SSD returns a list of dicts, like a detector's boxes: .*") as raised:
         cam(torch.rand(1, 3, 64, 64), [lambda row: row["scores"].sum()])
     assert "\n" not in str(raised.value)
     assert "auto" not in str(raised.value)

@@ -216,7 +216,7 @@ class Masked(nn.Module):
 
 
 def test_a_network_that_is_random_is_refused():
-    with torch.no_grad(), pytest.raises(ValueError, match=r"Masked gives other numbers in every run.*switch that"):
+    with torch.no_grad(), pytest.raises(ValueError, match=r"Masked returns different numbers in every run.*switch"):
         Path(Masked().double(), None, ["conv"]).run(X)
 
 
@@ -300,7 +300,7 @@ class Beside(nn.Module):
 REFUSALS = {
     "after the features": (small(), "1", "4", ValueError, "'4' does not run before the features"),
     "twice": (Twice(), None, "relu", ValueError, "'relu' runs more than once"),
-    "tuple": (Tuples(), None, "pair", TypeError, "'pair' gives a tuple"),
+    "tuple": (Tuples(), None, "pair", TypeError, "'pair' returns a tuple"),
     "leads nowhere": (SideBranch(), None, "aside", ValueError, "'aside' does not lead to the network's output"),
     "function without rule": (
         small(Sorted()),
@@ -456,7 +456,7 @@ def scripted_write(x):
 @pytest.mark.parametrize(
     ("statements", "message"),
     [
-        (view_again, "mul_ works in place on a tensor of which the path uses another view"),
+        (view_again, "mul_ works in place on a tensor that the path uses again"),
         (constant_again, "autograd cannot follow the path from '0'"),
         (by_numpy_alike, "something that cannot be seen works in place"),
     ],

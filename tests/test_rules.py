@@ -554,7 +554,7 @@ def test_attention_of_other_widths():
         (lambda x: F.dropout(x, 0.5), "dropout that is always on"),
         (lambda x: F.prelu(x, x[0, :, 0, 0]), "prelu depends on the target layer, and its rule has no gradient"),
         (lambda x: torch.sort(x)[0], "goes through sort, which has no closed-form rule"),
-        (lambda x: F.rrelu(x, training=True), "an RReLU that draws its slopes"),
+        (lambda x: F.rrelu(x, training=True), "an RReLU that draws random slopes"),
         (lambda x: torch.linalg.norm(x, 1, dim=(2, 3)), "a norm of matrices other than Frobenius'"),
         (lambda x: x.norm("nuc", dim=(2, 3)), "a norm of matrices other than Frobenius'"),
         (lambda x: torch.linalg.vector_norm(x, torch.inf, -1), "a norm of order inf"),
@@ -681,7 +681,7 @@ def test_a_registered_layer_of_two_tensors(rules):
 )
 def test_a_rule_of_the_wrong_shape_is_named(rules, rule, given):
     register_jacobian(Swish)(rule)
-    message = rf"the rule of Swish gives {given}, not \(2, 2, 3, 4, 4\)"
+    message = rf"the rule of Swish returns {given}, not \(2, 2, 3, 4, 4\)"
     with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
         pulled(Swish(), torch.randn(2, 3, 4, 4, dtype=torch.float64))
 

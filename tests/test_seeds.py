@@ -217,5 +217,5 @@ def test_a_target_that_depends_on_nothing_has_a_gradient_of_zeros():
 
 def test_an_output_that_is_not_cut_into_images_is_refused():
     for output in (({"logits": NEAR},), (NEAR, NEAR)):
-        with pytest.raises(ValueError, match="of which a target gets one item an image"):
+        with pytest.raises(ValueError, match="but a target gets one item per image"):
             seeds_of(output, 5, [lambda row: row[0]], torch.float64)

@@ -108,7 +108,7 @@ def test_there_is_no_pickle_in_the_file(file):
 @pytest.mark.parametrize("cut", [0, 5, 300, -1])
 def test_a_truncated_file_is_refused(file, cut):
     file.write_bytes(file.read_bytes()[:cut])
-    with pytest.raises(ValueError, match="no safetensors file, or a truncated one"):
+    with pytest.raises(ValueError, match="not a safetensors file, or is truncated"):
         Head.load(file)
 
 
@@ -128,7 +128,7 @@ def test_a_foreign_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not the file of a head"):
         Head.load(tmp_path / "other.safetensors")
     (tmp_path / "text").write_text("hello " * 100)
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         Head.load(tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         Head.load(tmp_path / "nowhere")
@@ -155,14 +155,14 @@ def edited(file, change, form=None):
         (lambda parts: parts[2]["arguments"].update(rules=3), "unexpected keyword argument 'votings'"),
         (lambda parts: parts[1]["arguments"].update(mean={"tensor": "99"}), "it has no tensor '99'"),
         (lambda parts: parts[1]["arguments"].update(mean=None, components=3.0), "'float'"),
-        (lambda parts: parts.append(4), "its parts are no stages"),
+        (lambda parts: parts.append(4), "its parts are not stages"),
     ],
 )
 def test_a_file_that_was_edited_is_refused(file, change, message):
     edited(file, lambda parts: None)
     Head.load(file)
     edited(file, change)
-    with pytest.raises(ValueError, match=f"head.safetensors describes no head: .*{message}.*write it anew"):
+    with pytest.raises(ValueError, match=f"head.safetensors is not a valid head: .*{message}.*write it again"):
         Head.load(file)
 
 

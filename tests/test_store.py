@@ -207,12 +207,12 @@ def test_heads_of_other_components_are_refused(store):
     net, data = problem()
     features = net.backbone(data.tensors[0]).detach().numpy()
     other = make_pipeline(StandardScaler(with_std=False), PCA(4), SVC()).fit(features, store.labels)
-    with pytest.raises(ValueError, match="reduces features in another way"):
+    with pytest.raises(ValueError, match="reduces features differently"):
         store.explain(0, head=other)
-    with pytest.raises(ValueError, match="head 'mine': the head reduces features in another way"):
+    with pytest.raises(ValueError, match="head 'mine': the head reduces features differently"):
         store.to_html("nowhere", heads={"mine": other})
     narrow = SVC().fit(store.components[:, :2], store.labels)
-    with pytest.raises(ValueError, match="takes 2 components, and there are maps of 4"):
+    with pytest.raises(ValueError, match="takes 2 components, but there are maps of 4"):
         store.explain(0, head=narrow)
     same = make_pipeline(StandardScaler(), PCA(4), SVC(C=9)).fit(features, store.labels)
     assert store.explain(0, head=same).maps.shape == (1, 1, 6, 6)
@@ -248,10 +248,10 @@ def test_rows_in_any_order(store, explained):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda s: s.extremes(4), "4 components, numbered from 0: there is no 4"),
-        (lambda s: s.extremes(True), "there is no True"),
+        (lambda s: s.extremes(4), "4 components, numbered from 0: 4 is out of range"),
+        (lambda s: s.extremes(True), "True is out of range"),
         (lambda s: s.extremes(0, 0), "count must be a positive integer"),
-        (lambda s: s.mean_map(-1), "there is no -1"),
+        (lambda s: s.mean_map(-1), "-1 is out of range"),
         (lambda s: s.mean_map(0, by="age"), "'label' or 'prediction'"),
         (lambda s: s.mean_map(0, by=[1, 2]), "one value for each of the 90 rows"),
         (lambda s: s.nearest(0, count=-1), "count"),
@@ -333,7 +333,7 @@ def test_exports(store, tmp_path):
     np.testing.assert_array_equal(scaled, store.maps(slice(None)).maps)
     np.testing.assert_array_equal(arrays["components"], store.components)
     assert arrays["ids"].tolist() == store.ids.tolist()
-    with pytest.raises(FileExistsError, match="there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         store.export("npz", tmp_path / "atlas.npz")
     with pytest.raises(FileNotFoundError, match="make it first"):
         store.export("npz", tmp_path / "nowhere" / "atlas.npz")

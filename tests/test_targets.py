@@ -71,8 +71,8 @@ BAD_TARGETS = [
     ("ant", TypeError, "a target must be callable on a row of .*, got 'ant': use SVMTarget\\('ant'\\)$"),
     (2, TypeError, "got 2: use SVMTarget\\(2\\)$"),
     (None, TypeError, "got None$"),
-    (lambda row: 3.0, TypeError, "must return a tensor, it returned float"),
-    (lambda row: row, ValueError, "must return one number per image, it returned 3"),
+    (lambda row: 3.0, TypeError, "must return a tensor, but returned float"),
+    (lambda row: row, ValueError, "must return one number per image, but returned 3"),
 ]
 
 
@@ -141,13 +141,13 @@ def test_a_head_without_pca_or_svm_says_what_it_lacks(problem):
     without_svm = PCASVMNet(problem.backbone, problem.head[:2], layer="classifier.4")
     cam = ClosedFormGradCAM(without_svm, [problem.target_layer])
     for targets in (None, [SVMTarget("ant")] * 5, [SVMTarget()] * 5):
-        with pytest.raises(ValueError, match="needs a head with an SVM, and this one has none: use PCATarget"):
+        with pytest.raises(ValueError, match="needs a head with an SVM, but this one has none: use PCATarget"):
             cam(problem.x, targets)
     assert cam.explain(problem.x).targets == [PCATarget(b) for b in range(4)]
     features = problem.net(problem.x).features.detach().numpy()
     svm = SVC().fit(np.concatenate([features, features + 1]), ["ant"] * 5 + ["bee"] * 5)
     cam = ClosedFormGradCAM(PCASVMNet(problem.backbone, svm, layer="classifier.4"), [problem.target_layer])
-    with pytest.raises(ValueError, match="needs a head with a PCA, and this one has none: use SVMTarget"):
+    with pytest.raises(ValueError, match="needs a head with a PCA, but this one has none: use SVMTarget"):
         cam(problem.x, [PCATarget(0)] * 5)
     assert cam.explain(problem.x).targets == [SVMTarget()]
 
@@ -216,7 +216,7 @@ def test_what_a_network_does_around_backbone_and_head_is_refused(problem):
             return super().forward(x / 2)
 
     net = Normalised(problem.backbone, problem.head, layer="classifier.4")
-    with pytest.raises(ValueError, match=r"Normalised has a forward of its own.*put it into the backbone"):
+    with pytest.raises(ValueError, match=r"Normalised has a forward of its own.*move it into the backbone"):
         ClosedFormGradCAM(net, [problem.target_layer])
     net = PCASVMNet(problem.backbone, problem.head, layer="classifier.4")
     with pytest.raises(ValueError, match="Sequential wraps a PCASVMNet"):

@@ -274,7 +274,7 @@ def test_an_unknown_pool_is_refused(pool):
 
 
 def test_a_class_token_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="no token stands in front of the patches: use 'mean'"):
+    with pytest.raises(ValueError, match="no token comes before the patches: use 'mean'"):
         extract_features(tower(before=0), [images(2)], pool="cls", progress=False)
 
 
@@ -304,7 +304,7 @@ def test_features_that_look_at_no_patch_name_the_layer_to_take_once():
         with pytest.warns(BlankMapWarning) as caught:
             maps = call(ClosedFormGradCAM(net, ["blocks.1"], "tokens"))
         (message,) = [str(warning.message) for warning in caught]
-        assert "other tokens only, as at a class token; choose 'blocks.1.norm1'" in message
+        assert "other tokens only, such as the class token; choose 'blocks.1.norm1'" in message
     assert maps.shape == (2, 24, 16)
     assert maps.dtype == np.float32
     assert not maps.any()
@@ -398,17 +398,15 @@ def test_the_maps_of_a_head_are_those_of_autograd_through_it(head):
 
 def test_heads_that_cannot_be_kept_apart_are_refused():
     net, x = net_of(tower(before=2, fused=True), "mean"), images(2, 1)
-    with pytest.raises(NoClosedFormError, match="not all that follows the target layer goes through one attention"):
+    with pytest.raises(NoClosedFormError, match="not everything after the target layer goes through one attention"):
         ClosedFormGradCAM(net, ["blocks.0"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match=r"none behind the target layer: load .*attn_implementation='sdpa'"):
+    with pytest.raises(NoClosedFormError, match=r"none after the target layer: load .*attn_implementation='sdpa'"):
         ClosedFormGradCAM(net_of(tower(), "cls"), ["blocks.1.norm1"], "tokens").explain(x, heads=True)
-    with pytest.raises(
-        NoClosedFormError, match="none behind the target layer: choose the norm in front of an attention"
-    ):
+    with pytest.raises(NoClosedFormError, match="none after the target layer: choose the norm before an attention"):
         ClosedFormGradCAM(net, ["blocks.1.norm2"], "tokens").explain(x, heads=True)
     with pytest.raises(ValueError, match="heads of ClosedFormLayerCAM do not add up: use ClosedFormGradCAM"):
         ClosedFormLayerCAM(net, ["blocks.1.norm1"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match="autograd has no heads"):
+    with pytest.raises(NoClosedFormError, match="autograd path has no heads"):
         ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", jacobian="autograd").explain(x, heads=True)
 
 
@@ -521,7 +519,7 @@ def test_a_short_way_that_goes_wrong_gives_no_map(kind, name, monkeypatch):
     net, x = net_of(tower(before=1), "cls"), images(3, 1)
     right = getattr(pullback, name)
     monkeypatch.setattr(pullback, name, lambda *given, **named: 1.001 * right(*given, **named))
-    with pytest.raises(NoClosedFormError, match="differ from its pullback, which is a fault of this package"):
+    with pytest.raises(NoClosedFormError, match="differ from its pullback, which is a bug in this package"):
         kind(net, ["blocks.1.norm1"], "tokens").explain(x)
 
 
@@ -602,7 +600,7 @@ def test_a_network_that_has_changed_is_looked_at_again():
     backbone, x = tower(before=1), images(2)
     extract_features(backbone, [x], pool="mean", progress=False)
     backbone.before = nn.Parameter(torch.randn(1, 4, 12, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"gives 28 tokens, and gave 25 .* run it again"):
+    with pytest.raises(ValueError, match=r"now returns 28 tokens, but returned 25 .* run it again"):
         extract_features(backbone, [x], pool="mean", progress=False)
     features, _ = extract_features(backbone, [x], pool="mean", progress=False)
     with torch.no_grad():
@@ -662,7 +660,7 @@ def test_a_hand_written_transform_of_tokens_that_come_first():
 
     found = ClosedFormGradCAM(net, ["1.turned"], hand).explain(x)
     assert relative(found.maps, ClosedFormGradCAM(net, ["1.turned"], "tokens").explain(x).maps) < 1e-12
-    with pytest.raises(ValueError, match="do not count the images first"):
+    with pytest.raises(ValueError, match="does not count images, so what reshape_transform leaves out"):
         ContributionCAM(net, ["1.turned"], hand).explain(x)
 
 
@@ -684,7 +682,7 @@ def test_bad_options_are_refused():
         ClosedFormGradCAM(net, ["blocks.1.norm1"], "token")
     with pytest.raises(ValueError, match="attention must be 'exact' or 'frozen', got 'fixed'"):
         ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", attention="fixed")
-    with pytest.raises(ValueError, match="autograd knows no frozen attention"):
+    with pytest.raises(ValueError, match="autograd cannot freeze attention"):
         ContributionCAM(net, ["blocks.1.norm1"], "tokens", attention="frozen", jacobian="auto")
 
 
@@ -709,7 +707,7 @@ def test_a_function_that_does_not_fit_is_told_what_lies_there(kind):
 
     with pytest.raises(ValueError, match=r"fails on the activations of 'blocks.1.norm1', \(2, 30, 12\)") as caught:
         kind(net, ["blocks.1.norm1"], usual).explain(x)
-    way = "they are 30 tokens: 24 patches behind 5 others, and 1 behind them: use reshape_transform='tokens'"
+    way = "they are 30 tokens: 24 patches after 5 others, and 1 after them: use reshape_transform='tokens'"
     assert str(caught.value).endswith(way)
     assert isinstance(caught.value.__cause__, RuntimeError)
     net = net_of(tower(before=1, order="late"), lambda t: t[:, 0])
@@ -740,8 +738,8 @@ def test_a_function_that_takes_other_tokens_than_patches_is_hinted_at_once(funct
         cam.explain(x)
     (message,) = [str(warning.message) for warning in caught if warning.category is UserWarning]
     assert message == (
-        f"reshape_transform {words} of 'blocks.1.norm1', and the patches seem to be 5 to 28 (29 tokens: 24 patches "
-        "behind 5 others): if that is not meant, use reshape_transform='tokens'"
+        f"reshape_transform {words} of 'blocks.1.norm1', but the patches seem to be 5 to 28 (29 tokens: 24 patches "
+        "after 5 others): if that is not intended, use reshape_transform='tokens'"
     )
 
 

@@ -212,8 +212,8 @@ VOLUME = torch.rand(2, 1, 4, 5, 6)
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"maps": GOOD.maps}, TypeError, "one SignedMaps, as explain gives, got Tensor"),
-        ({"maps": {"a": GOOD}}, TypeError, "one SignedMaps, as explain gives, got dict"),
+        ({"maps": GOOD.maps}, TypeError, "one SignedMaps, as returned by explain, got Tensor"),
+        ({"maps": {"a": GOOD}}, TypeError, "one SignedMaps, as returned by explain, got dict"),
         ({"volume": VOLUME[:1]}, ValueError, r"\(1, 1, 4, 5, 6\) for maps of shape .*: give the 2 that were explained"),
         ({"volume": VOLUME[0, 0]}, ValueError, r"single one needs volume\[None\]"),
         ({"volume": VOLUME * np.nan}, ValueError, "NaN or infinite"),
@@ -233,7 +233,7 @@ VOLUME = torch.rand(2, 1, 4, 5, 6)
         ({"components": [2]}, ValueError, r"these maps have components \[0, 1\]"),
         ({"components": 0}, ValueError, "leaves nothing to draw"),
         ({"classes": ["a", "b", "c"], "maps": "of a head"}, ValueError, "3 names for 2 classes"),
-        ({"window": (3, 3)}, ValueError, "window must be the values that are black and white"),
+        ({"window": (3, 3)}, ValueError, "window must be the values shown black and white"),
         ({"spacing": (1, 0, 1)}, ValueError, "three positive numbers"),
         ({"spacing": (1, 1)}, ValueError, "three positive numbers"),
         ({"outline": VOLUME[0]}, ValueError, r"an outline of shape \(1, 4, 5, 6\) for volumes of shape \(2, 4, 5, 6\)"),

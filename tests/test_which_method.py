@@ -62,7 +62,7 @@ def test_a_run_leaves_tables_numbers_and_a_figure_and_goes_on_from_what_it_kept(
     text = (out / "which_method.md").read_text()
     assert text in capsys.readouterr().out
     for row in some:
-        assert text.count(f"\n| {row} |") == 4  # all sets, randomised, deletion and insertion, side by side
+        assert text.count(f"\n| {row} |") == 5  # in short, all sets, randomised, deletion and insertion, side by side
     assert (out / "which_method.png").read_bytes().startswith(b"\x89PNG")
     (beside,) = [row for row in text.splitlines() if row.startswith("| the blind map | 0.5")]
     assert "nan" not in text

@@ -96,6 +96,15 @@ class Measured:
         shares = [self._found[each, head, check].blank.get(method, 0.0) for each in self.sets if name in (None, each)]
         return percent(float(np.mean(shares)))
 
+    def blind(self, head: str, kind: str) -> str:
+        """Return how much better than random maps the blind map is, in the mean over all images and sets."""
+        gains = []
+        for name in self.sets:
+            curves = self._found[name, head, "faithfulness"].curves
+            assert curves is not None
+            gains.append(np.mean(curves[kind][BLIND]) - np.mean(curves[kind][RANDOM]))
+        return f"{np.mean(gains) * (-1 if kind == 'deletion' else 1):+.2f}"
+
     def layers(self) -> list[str]:
         """Return what is randomised, in the order of the sensitivity check."""
         rows = self._found[next(iter(self.sets)), self.heads[0], "sensitivity"].rows
@@ -109,12 +118,31 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         results: as in ``which_method.json``.
 
     Returns:
-        All sets together, by head; randomisation; deletion and insertion, and two photos side by side, of each set;
-        contradictory maps; accuracies.
+        All sets together, in short and by head; randomisation; deletion and insertion, and two photos side by side, of
+        each set; contradictory maps; accuracies.
     """
     of = Measured(results)
     names, heads = list(of.sets), of.heads
-    found = {}
+    short = [[method] for method in (*METHODS, BLIND)]
+    for row in short:
+        method = row[0]
+        for head in heads:
+            gains = [
+                of.blind(head, kind)
+                if method == BLIND
+                else str(of.number("faithfulness", head, (method, kind, RANDOM)))
+                for kind in KINDS
+            ]
+            row += [" / ".join(gains), unsigned(of.number("localisation", head, (method, SHARE)))]
+    found = {
+        "In short": table(
+            [
+                "method",
+                *(f"{head}: {what}" for head in heads for what in ("deletion / insertion", "blank", "side by side")),
+            ],
+            short,
+        )
+    }
     for head in heads:
         found[f"All sets, {head}"] = table(
             ["method", "deletion, than random maps", "insertion, than random maps", "deletion, than the blind map",

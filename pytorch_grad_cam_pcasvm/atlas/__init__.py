@@ -1,4 +1,4 @@
-"""The atlas: a whole data set explained once, kept in files, and asked again without the network."""
+"""The atlas: a whole data set explained once, kept in files, and queried without the network."""
 
 from pytorch_grad_cam_pcasvm.atlas.build import build
 from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps

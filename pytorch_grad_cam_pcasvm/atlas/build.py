@@ -1,4 +1,4 @@
-"""Building an atlas: plan, refuse what does not fit, make the shards that are missing."""
+"""Building an atlas: plan, refuse what does not fit, compute the missing shards."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,50 +48,50 @@ def build(
     progress: bool = True,
     **options: Any,
 ) -> Atlas:
-    """Explain a whole data set once, and keep it: an atlas.
+    """Explain a whole data set once and save the result as an atlas.
 
-    A build that was stopped goes on where it was when it is run again with the same arguments: shards that are there
-    are not made anew. Numbers do not depend on the engine, on ``batch_size``, nor on ``shard_size``.
+    A build that was stopped resumes where it was when run again with the same arguments: existing shards are not
+    computed again. The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
 
     Args:
         net: a :class:`PCASVMNet` whose head has a reduction.
         dataset: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
-            Hugging Face ``Dataset`` with an image column; or a folder, of images or of one folder for each class.
+            Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
         target_layers: one layer, as for the method.
         out: folder of the atlas; every machine must see it.
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
-        targets: to be kept besides the components; None: for a method whose maps of decisions are no sums of component
-            maps the predicted class, else nothing more (see :meth:`Atlas.explain`).
+        targets: targets to keep besides the components; None: the predicted class if the method's maps of decisions
+            are not sums of component maps, otherwise nothing more (see :meth:`Atlas.explain`).
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
-        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1], for thumbnails; None: what undoes the
-            transform's Normalize, or else stretches each image from its smallest to its largest value.
+        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1], for thumbnails; None: undo the
+            transform's Normalize, or else stretch each image from its smallest to its largest value.
         thumbnails: keep a picture of at most 96x96 of each image (about 2 kB) for :meth:`Atlas.to_html`.
-        batch_size: images that a process reads ahead.
-        block: images that the network sees at once, the last filled up with copies; the last bits of the numbers depend
-            on it. None: 16, on CUDA 64.
-        shard_size: rows of a shard, a multiple of ``block`` (rounded up to one). None: 2,048, or fewer of large maps.
+        batch_size: number of images that a process reads ahead.
+        block: number of images that the network sees at once, the last block filled up with copies; the last bits of
+            the numbers depend on it. None: 16, on CUDA 64.
+        shard_size: rows per shard, rounded up to a multiple of ``block``. None: 2,048, or fewer for large maps.
         workers: processes that read images, for each process that explains.
         engine: ``"local"``, or ``"ray"``: a cluster, or this machine if there is none (``pip install
             'pytorch_grad_cam_pcasvm[ray]'``).
-        processes: that explain: of ``"local"`` on this machine, each with its part of the threads or a GPU of its own;
-            of ``"ray"`` actors. None: one, or as many as the cluster has GPUs, or half its CPUs.
+        processes: number of processes that explain: for ``"local"`` on this machine, each with its share of the threads
+            or its own GPU; for ``"ray"`` actors. None: one, or as many as the cluster has GPUs, or half its CPUs.
         skip_bad_images: leave out images that cannot be read, and list them in the manifest.
         progress: show a progress bar, with rate and remaining time.
-        **options: of the method, as ``reshape_transform`` or ``baseline``.
+        **options: options of the method, such as ``reshape_transform`` or ``baseline``.
 
     Returns:
         The atlas.
 
     Raises:
-        TypeError: an argument of another kind.
-        ValueError: an atlas of something else is in the folder (the message says what differs), or an argument is none
-            that there is.
+        TypeError: an argument has the wrong type.
+        ValueError: the folder holds an atlas of something else (the message says what differs), or an argument has an
+            invalid value.
         NoClosedFormError: the path has a step without a rule.
         RuntimeError: an image cannot be read, or a process died; finished shards are kept.
-        OSError: a shard cannot be written, as on a full disk; finished shards are kept.
+        OSError: a shard cannot be written, for example because the disk is full; finished shards are kept.
     """
     if torch.is_autocast_enabled(device_of(net).type):
-        raise ValueError("build an atlas outside autocast: other processes would not be under it")
+        raise ValueError("build an atlas outside autocast, which would not apply to other processes")
     numbers = {"batch_size": batch_size, "shard_size": shard_size, "block": block, "processes": processes}
     _check(net, target_layers, method, engine, numbers, options)
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
@@ -102,14 +102,13 @@ def build(
         output = net(first.images.to(device_of(net)))
     if output.components is None:
         raise ValueError(
-            "an atlas is made of components, and this head has none: put a PCA in front, as in "
+            "an atlas is made of components, but this head has none: put a PCA in front, as in "
             "make_pipeline(StandardScaler(), PCA(16), SVC())"
         )
     for target in targets or ():
         if isinstance(encoded(target), str):
             raise TypeError(
-                "an atlas keeps maps of the package's own targets, which it knows again, as SVMTarget, got "
-                f"{target!r:.80}"
+                f"an atlas keeps maps of the package's own targets only, such as SVMTarget, got {target!r:.80}"
             )
     if targets is None:
         targets = [] if method._linear or output.decision is None else [SVMTarget()]
@@ -161,10 +160,10 @@ def _check(
         raise TypeError(f"an atlas is made of a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
     if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
         raise ValueError(
-            f"target_layers must be a list of one layer, as [backbone.features[-1]], got {target_layers!r:.80}"
+            f"target_layers must be a list of one layer, such as [backbone.features[-1]], got {target_layers!r:.80}"
         )
     if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
-        raise TypeError(f"method must be a class of the package, as ContributionCAM, got {method!r:.80}")
+        raise TypeError(f"method must be a class of the package, such as ContributionCAM, got {method!r:.80}")
     known = set(inspect.signature(method).parameters) - {"model", "target_layers"}
     if unknown := sorted(set(options) - known):
         raise TypeError(f"{method.__name__} has no option {unknown[0]!r}: it takes {', '.join(sorted(known))}")
@@ -182,7 +181,7 @@ def _first(images: Images) -> Batch:
         if batch.rows:
             if not torch.equal(images.read([row]).images, batch.images):
                 raise ValueError(
-                    f"image {images.id(row)} is another one each time it is read: use a transform without chance, as "
+                    f"image {images.id(row)} is different each time it is read: use a transform without randomness, as "
                     "for evaluation"
                 )
             return batch
@@ -256,7 +255,7 @@ def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
     """Make the folder with manifest and head, or refuse one that holds something else."""
     there = (folder / manifest.NAME).exists()
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not there):
-        raise ValueError(f"{folder} is not empty and no atlas: give another folder as out=")
+        raise ValueError(f"{folder} is not empty and not an atlas: give another folder as out=")
     if there:
         manifest.check_same(folder, manifest.read(folder), entries)
         shards.remove_leftovers(folder)
@@ -285,8 +284,8 @@ def _missing(job: engines.Job) -> list[int]:
             if not again.rows or engines.fingerprint(again) != marks["first"]:
                 name = job.images.id(marks["first"][0])
                 raise ValueError(
-                    f"{path} was made of other images or labels than these, image {name} differs: give another folder "
-                    "as out=, or delete it"
+                    f"{path} was made from other images or labels: image {name} differs; give another folder as out=, "
+                    "or delete it"
                 )
     return missing
 

@@ -35,13 +35,13 @@ class Job:
     Attributes:
         images: the data set.
         explainer: from batches to columns.
-        folder: of the atlas.
-        atlas: its digest.
-        shard_size: rows of a shard.
-        batch_size: images that are read at a time.
-        shape: of an image.
-        kinds: of labels and predictions.
-        skip_bad_images: go on without what cannot be read.
+        folder: folder of the atlas.
+        atlas: digest of the atlas.
+        shard_size: rows per shard.
+        batch_size: number of images to read at a time.
+        shape: shape of an image.
+        kinds: kinds of labels and predictions.
+        skip_bad_images: continue without images that cannot be read.
     """
 
     images: Images
@@ -62,8 +62,8 @@ class Job:
         """Make shards one after the other.
 
         Args:
-            numbers: of the shards.
-            workers: processes that read images.
+            numbers: numbers of the shards.
+            workers: number of processes that read images.
 
         Yields:
             The number of images of each step.
@@ -103,12 +103,12 @@ class Job:
             row, reason = next(iter(batch.bad.items()))
             raise RuntimeError(
                 f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All shards before it are kept: "
-                "mend the image and run the same build again, or pass skip_bad_images=True to list it in the manifest"
+                "fix the image and run the same build again, or pass skip_bad_images=True to list it in the manifest"
             )
         if batch.rows and batch.images.shape[1:] != self.shape:
             raise ValueError(
-                f"image {self.images.id(batch.rows[0])} has the shape {tuple(batch.images.shape[1:])}, and the first "
-                f"one {self.shape}: bring all to one size in the transform, as with Resize((224, 224))"
+                f"image {self.images.id(batch.rows[0])} has the shape {tuple(batch.images.shape[1:])}, but the first "
+                f"one {self.shape}: bring all to one size in the transform, for example with Resize((224, 224))"
             )
 
     def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str], first: list[Any] | None) -> None:
@@ -132,7 +132,7 @@ class Job:
             if found != kind and (kind, found) != ("float", "int"):
                 one, other = ("no label" if each is None else f"a label of type {each}" for each in (found, kind))
                 raise ValueError(
-                    f"image {name} has {one}, and the first one {other}: give all of them labels of one kind"
+                    f"image {name} has {one}, but the first one {other}: give all of them labels of one kind"
                 )
 
 
@@ -147,7 +147,7 @@ def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
 
 
 def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Iterator[int]:
-    """Make shards in several processes of this machine, each with its part of the threads, or a GPU.
+    """Make shards in several processes on this machine, each with its share of the threads, or a GPU.
 
     Yields:
         The number of images of each shard.
@@ -192,7 +192,7 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: an image cannot be read, or an actor died.
-        OSError: a shard cannot be written, or the folder is not seen by an actor.
+        OSError: a shard cannot be written, or an actor does not see the folder.
     """
     try:
         import ray as ray_
@@ -269,7 +269,7 @@ class Actor:
             torch.set_num_threads(threads)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Make the shards of a batch; return how many images each has, or what went wrong."""
+        """Make the shards of a batch; return the number of images of each, or what went wrong."""
         rows: dict[str, list[Any]] = {"images": [], "error": [], "kind": []}
         for number in batch["shard"]:
             images, error, kind = 0, "", ""

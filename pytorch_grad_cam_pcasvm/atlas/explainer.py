@@ -20,18 +20,18 @@ OF_TARGETS = "target_"
 
 
 class Explainer:
-    """Explains every component of a batch, and targets besides.
+    """Explains every component of a batch, and further targets.
 
-    The network sees ``block`` images at a time, the last ones filled up with copies: rounding depends on how many there
-    are, and so it does not depend on who reads them.
+    The network sees ``block`` images at a time, the last block filled up with copies: rounding depends on their number,
+    which is thus the same whichever process reads them.
 
     Args:
         net: the network.
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
         target_layer: name of the layer.
-        options: of the method.
-        targets: to be kept besides the components.
-        components: their number.
+        options: options of the method.
+        targets: targets to keep besides the components.
+        components: number of components.
         block: number of images.
     """
 
@@ -55,7 +55,7 @@ class Explainer:
 
     @property
     def cam(self) -> ClosedFormCAM:
-        """The method, made where it is used: in its own process."""
+        """The method, created in the process that uses it."""
         if self._cam is None:
             self._cam = self.method(self.net, [self.target_layer], **self.options)
         return self._cam
@@ -115,6 +115,6 @@ def _array(tensor: Any, dtype: Any) -> np.ndarray:
     array = tensor.detach().cpu().numpy().astype(dtype)
     if not np.isfinite(array).all():
         raise ValueError(
-            "the maps are not finite: the network gives NaN or infinite values, or more than float32 holds"
+            "the maps are not finite: the network returns NaN or infinite values, or values too large for float32"
         )
     return array

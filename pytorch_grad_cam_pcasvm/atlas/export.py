@@ -26,7 +26,7 @@ def export(store: "Atlas", kind: str, path: Path) -> Path:
     if kind not in writers:
         raise ValueError(f"kind must be one of {', '.join(sorted(writers))}, got {kind!r}")
     if path.exists():
-        raise FileExistsError(f"{path} is there already: name another")
+        raise FileExistsError(f"{path} already exists: choose another path")
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write in: make it first")
     try:
@@ -109,9 +109,9 @@ def _virelay(store: "Atlas", path: Path) -> None:
     except ImportError as error:
         raise ImportError("export('virelay') needs h5py: pip install h5py") from error
     if len(store.manifest["columns"]["maps"]) != 4:
-        raise ValueError("ViRelAy shows pictures, and these are maps of volumes: use export('npz')")
+        raise ValueError("ViRelAy shows pictures, but these are maps of volumes: use export('npz')")
     if not store.manifest["thumbnails"]:
-        raise ValueError("ViRelAy shows pictures, and this atlas was built with thumbnails=False")
+        raise ValueError("ViRelAy shows pictures, but this atlas was built with thumbnails=False")
     decided = store.head.classes_ is not None
     shown = store.predictions if decided and store.predictions is not None else np.zeros(len(store), int)
     classes = store.manifest["classes"] if decided else [0]

@@ -43,8 +43,8 @@ def read(folder: Path) -> dict[str, Any]:
     """Return the manifest of an atlas.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is none of an atlas, or from a later version.
+        FileNotFoundError: there is no manifest.
+        ValueError: it is not the manifest of an atlas, or comes from a later version.
     """
     path = folder / NAME
     if not path.is_file():
@@ -53,14 +53,14 @@ def read(folder: Path) -> dict[str, Any]:
         entries = json.loads(path.read_text(encoding="utf-8"))
         found = entries["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no manifest of an atlas: delete {folder}, and build it again") from error
+        raise ValueError(f"{path} is not the manifest of an atlas: delete {folder}, and build it again") from error
     if found != FORMAT:
-        raise ValueError(f"{path} is of the format {found!r}, this version reads {FORMAT!r}: update the package")
+        raise ValueError(f"{path} has format {found!r}, but this version reads {FORMAT!r}: update the package")
     return entries
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to go on with an atlas of another network, head, data set or option.
+    """Refuse to resume an atlas of another network, head, data set or option.
 
     Raises:
         ValueError: something differs; the message says what.
@@ -88,7 +88,7 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
         if found["versions"].get(name) != version
     ]
     if others:
-        warn(f"{folder} was begun with {', '.join(others)}: the last bits of its numbers may differ", UserWarning)
+        warn(f"{folder} was started with {', '.join(others)}: the last bits of its numbers may differ", UserWarning)
 
 
 def digest_of_module(module: nn.Module) -> str:

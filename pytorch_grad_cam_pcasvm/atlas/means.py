@@ -1,4 +1,4 @@
-"""Mean maps of components, a group of images each."""
+"""Mean maps of components, one for each group of images."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +10,14 @@ from pytorch_grad_cam_pcasvm.atlas.table import Table
 
 @dataclass(frozen=True)
 class MeanMaps:
-    """Mean maps of a component, a group of images each.
+    """Mean maps of a component, one for each group of images.
 
     Attributes:
         groups: what the images of a group have in common, length G.
-        maps: signed means, shape (G, H, W), divided by ``exp(log_scale)``; of a method with opposites what raises the
-            component less what lowers it.
-        standard_errors: of the means, same shape; NaN for a group of one image.
-        counts: images of each group, shape (G,).
+        maps: signed means, shape (G, H, W), divided by ``exp(log_scale)``; for a method with opposites, what raises the
+            component minus what lowers it.
+        standard_errors: standard errors of the means, same shape; NaN for a group of one image.
+        counts: number of images in each group, shape (G,).
         log_scale: natural logarithm of the factor taken out of each mean, shape (G,); usually 0.
     """
 
@@ -29,7 +29,7 @@ class MeanMaps:
 
 
 def means_of(table: Table, values: np.ndarray, chosen: slice) -> list[MeanMaps]:
-    """Return the mean maps of some components, by values (R,): the files are read twice, a shard at a time."""
+    """Return the mean maps of some components, grouped by values (R,); reads the files twice, a shard at a time."""
     groups, of_row = np.unique(values, return_inverse=True)
     of_row = of_row.reshape(-1)
     # The largest factor of each group, so that a mean has the units of its maps.

@@ -1,7 +1,7 @@
 """Shards: some rows of an atlas in a Parquet file, written whole or not at all.
 
-Every column with several numbers a row is a flat list of fixed length, which pandas, DuckDB, Ray and Hugging Face
-``datasets`` read without this package; its shape is in the field's metadata.
+Every column with several numbers per row is a flat list of fixed length, which pandas, DuckDB, Ray and Hugging Face
+``datasets`` can read without this package; its shape is in the field's metadata.
 """
 
 import json
@@ -34,14 +34,14 @@ def write(
     """Write a shard under another name and rename it when it is complete.
 
     Args:
-        folder: of the atlas.
-        number: of the shard.
+        folder: folder of the atlas.
+        number: number of the shard.
         columns: arrays of n rows, or lists of bytes, strings or labels.
         kinds: ``"bool"``, ``"int"``, ``"float"`` or ``"str"`` for lists that are not of bytes.
-        marks: kept beside the schema, as JSON.
+        marks: metadata to keep beside the schema, as JSON.
 
     Raises:
-        OSError: it cannot be written, as on a full disk; nothing of it is left.
+        OSError: it cannot be written, for example because the disk is full; nothing of it is left.
     """
     arrays, fields = [], []
     for name, values in columns.items():
@@ -84,12 +84,12 @@ def write(
 
 
 def temporary_of(path: Path) -> Path:
-    """Return the name that a file has until it is complete."""
+    """Return the name of a file until it is complete."""
     return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes of this machine left that were killed; others may still be at work."""
+    """Remove what killed processes of this machine left behind; others may still be running."""
     for left in folder.glob(f".*.{platform.node()}.*.tmp"):
         number = left.name.split(".")[-2]
         if number.isdecimal() and not _alive(int(number)):
@@ -113,15 +113,15 @@ def open_shard(path: Path, atlas: str | None = None, number: int | None = None) 
         The file, to be closed.
 
     Raises:
-        ValueError: it is truncated, changed, no shard, or one of another atlas than that of the digest.
+        ValueError: it is truncated, changed, not a shard, or a shard of another atlas than that of the digest.
     """
     try:
         file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is no shard, or a truncated one ({error}): {_REPAIR}") from error
+        raise ValueError(f"{path} is not a shard, or is truncated ({error}): {_REPAIR}") from error
     found = marks_of(file).get("atlas")
     if found is None:
-        raise ValueError(f"{path} is no shard of an atlas: {_REPAIR}")
+        raise ValueError(f"{path} is not a shard of an atlas: {_REPAIR}")
     if atlas is not None and found != atlas:
         raise ValueError(f"{path} is a shard of another atlas: {_REPAIR}")
     if number is not None and marks_of(file)["number"] != number:

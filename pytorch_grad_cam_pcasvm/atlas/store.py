@@ -1,4 +1,4 @@
-"""The store: an atlas that was built, and what can be asked of it without the network."""
+"""The store: a finished atlas, and what it can answer without the network."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ HEAD = "head.safetensors"
 
 
 class Extremes(NamedTuple):
-    """Rows at the two ends of a component, those at the very end first."""
+    """Rows at the two ends of a component, the most extreme first."""
 
     low: np.ndarray
     high: np.ndarray
 
 
 class Neighbours(NamedTuple):
-    """Rows near another, nearest first, and their distances."""
+    """Rows near a given row, nearest first, and their distances."""
 
     rows: np.ndarray
     distances: np.ndarray
@@ -43,24 +43,24 @@ def load(folder: str | Path) -> "Atlas":
     """Open an atlas that :func:`build` finished.
 
     Returns:
-        The atlas; its maps stay in the files until they are asked for.
+        The atlas; its maps stay in the files until they are needed.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no atlas.
         ValueError: it is not finished, or a shard is missing, truncated, or of another atlas.
     """
     return Atlas(folder)
 
 
 class Atlas:
-    """A data set that was explained: R rows, of B components each. Opened by :func:`load`.
+    """An explained data set: R rows of B components each. Opened by :func:`load`.
 
-    Rows are counted from 0 in the order of the data set, images that could not be read left out. Maps are read from the
-    files when they are asked for, so that memory does not grow with R; single numbers per row are kept once they were.
+    Rows are counted from 0 in the order of the data set, without images that could not be read. Maps are read from the
+    files on demand, so that memory does not grow with R; single numbers per row stay in memory once read.
 
     Attributes:
-        folder: where it is.
-        manifest: what it was made of.
+        folder: the atlas's folder.
+        manifest: what the atlas was made of.
         head: the head that it was built with, on the CPU.
         table: its rows in the files.
     """
@@ -73,10 +73,10 @@ class Atlas:
             total = -(-self.manifest["images"] // self.manifest["shard_size"])
             raise ValueError(
                 f"the atlas in {folder} is not finished, {count} of {total} shards are there: run the same build "
-                "again, which goes on where it was"
+                "again to resume it"
             )
         if not (self.folder / HEAD).exists():
-            raise ValueError(f"{self.folder / HEAD} is missing: run the same build again, which writes it")
+            raise ValueError(f"{self.folder / HEAD} is missing: run the same build again to write it")
         self.head = Head.load(self.folder / HEAD)
         if self.head.digest() != self.manifest["head"]:
             raise ValueError(
@@ -108,7 +108,7 @@ class Atlas:
     def labels(self) -> np.ndarray | None:
         """The labels, shape (R,), or None if the data set has none.
 
-        Numbers of classes become their names where the head was fitted on these.
+        Class numbers become names if the head was fitted on names.
         """
         if "label" not in self.manifest["kinds"]:
             return None
@@ -118,7 +118,7 @@ class Atlas:
 
     @cached_property
     def predictions(self) -> np.ndarray | None:
-        """What the head predicts, shape (R,), or None without a classifier or regressor."""
+        """The head's predictions, shape (R,), or None without a classifier or regressor."""
         return self.table.column("prediction") if "prediction" in self.manifest["kinds"] else None
 
     @cached_property
@@ -138,21 +138,21 @@ class Atlas:
 
     @cached_property
     def log_scale(self) -> np.ndarray:
-        """Logarithm of the factor taken out of each component map, shape (R, B); usually 0."""
+        """Natural logarithm of the factor taken out of each component map, shape (R, B); usually 0."""
         return self.table.column("log_scale")
 
     @cached_property
     def baseline_values(self) -> np.ndarray | None:
-        """The components at the baseline, shape (R, B), of maps that add up; else None."""
+        """The components at the baseline, shape (R, B), for maps that add up; else None."""
         return self.table.column("baseline_values") if "baseline_values" in self.manifest["columns"] else None
 
     @cached_property
     def remainder(self) -> np.ndarray | None:
-        """What is contributed by what is not on the maps, shape (R, B), of maps that add up; else None."""
+        """The contribution of activations not on the maps, shape (R, B), for maps that add up; else None."""
         return self.table.column("remainder") if "remainder" in self.manifest["columns"] else None
 
     def names(self, values: Any) -> list[str]:
-        """Return labels or predictions as they are to be shown: by the names of classes where the data set has some."""
+        """Return labels or predictions as text to display: as class names if the data set has any."""
         names = self.manifest["names"]
 
         def name(value: Any) -> str:
@@ -162,11 +162,11 @@ class Atlas:
         return [name(value) for value in values]
 
     def thumbnails(self, rows: Any) -> list[bytes]:
-        """Return small pictures of some rows, as WebP files; empty where there is none."""
+        """Return small pictures of some rows, as WebP files; empty if there is none."""
         return self.table.of_rows(self._positions(rows), ["thumbnail"])["thumbnail"].tolist()
 
     def pictures(self, rows: Any) -> Tensor:
-        """Return the thumbnails of some rows as figures take them, shape (n, 3, h, w), in [0, 1].
+        """Return the thumbnails of some rows in the form that figures take, shape (n, 3, h, w), in [0, 1].
 
         Raises:
             ValueError: the atlas was built without thumbnails.
@@ -178,13 +178,13 @@ class Atlas:
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
 
     def maps(self, rows: Any) -> SignedMaps:
-        """Return the signed maps of all components for some rows, as ``cam.explain`` gives them, in float32.
+        """Return the signed maps of all components for some rows, as ``cam.explain`` does, in float32.
 
         Args:
             rows: an integer, a slice, a list or a mask; or a name, or a list of names, as in ``ids``.
 
         Returns:
-            Signed maps, (n, B, H, W), exact to the half precision of storage (5e-4 of nu). Their weights are not kept.
+            Signed maps, (n, B, H, W), exact to the half precision of storage (5e-4 of nu), without their weights.
         """
         targets = [PCATarget(b) for b in range(self.manifest["columns"]["components"][1])]
         return self._maps(rows, "", targets, "components")
@@ -192,21 +192,21 @@ class Atlas:
     def explain(self, rows: Any, targets: Sequence[Target] | Target | None = None, head: Any = None) -> SignedMaps:
         """Return the signed maps of any targets, of this or another head, without the network.
 
-        ``S = sum_b g_b P_b`` (see :func:`recombined`). For a method whose maps of decisions are no sums of component
-        maps only components, and the targets that were kept.
+        ``S = sum_b g_b P_b`` (see :func:`recombined`). If the method's maps of decisions are not sums of component
+        maps, only components and the targets that were kept are available.
 
         Args:
             rows: an integer, a slice, a list or a mask.
             targets: as for ``cam.explain``; None: the predicted class.
             head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the atlas was built with,
-                or one that was fitted on its components, as ``SVC().fit(store.components, store.labels)``; None: its
-                own.
+                or one that was fitted on its components, such as ``SVC().fit(store.components, store.labels)``; None:
+                the atlas's own.
 
         Returns:
             Signed maps, (n, K, H, W), exact to the half precision of storage.
 
         Raises:
-            ValueError: the head takes other components, or the method allows no other targets than were kept.
+            ValueError: the head takes other components, or the method only allows the targets that were kept.
         """
         positions = self._positions(rows)
         listed: list[Any] = [SVMTarget() if targets is None else targets]
@@ -222,7 +222,7 @@ class Atlas:
         return SignedMaps.cat([recombined(self.maps(block), fitted, listed) for block in blocks])
 
     def extremes(self, component: int, count: int = 12) -> Extremes:
-        """Return the rows at the two ends of a component, those at the very end first."""
+        """Return the rows at the two ends of a component, the most extreme first."""
         self._check_component(component)
         _positive(count, "count")
         rows = np.empty(0, np.int64)
@@ -241,24 +241,24 @@ class Atlas:
         """Return the mean signed map of a component, one for each group of images.
 
         Args:
-            component: its number, from 0.
+            component: the component's number, from 0.
             by: ``"label"``, ``"prediction"``, or a value for each row, shape (R,); None: all images together.
 
         Returns:
             Means, standard errors and counts, the groups in order.
 
         Raises:
-            ValueError: there is no such component, no labels, or another number of values than rows.
+            ValueError: there is no such component, there are no labels, or the numbers of values and rows differ.
         """
         self._check_component(component)
         return means_of(self.table, self._grouping(by), slice(component, component + 1))[0]
 
     def mean_maps(self, by: Any = None) -> list[MeanMaps]:
-        """Return what :meth:`mean_map` gives for every component, the files read once."""
+        """Return the result of :meth:`mean_map` for every component, reading the files once."""
         return means_of(self.table, self._grouping(by), slice(None))
 
     def nearest(self, row: int | str, count: int = 12) -> Neighbours:
-        """Return the rows whose components are nearest to those of another, which is left out."""
+        """Return the rows whose components are nearest to those of a given row, without that row."""
         if isinstance(row, bool) or not isinstance(row, int | np.integer | str):
             raise TypeError(f"row must be an integer or a name, got {row!r:.80}")
         (position,) = self._positions(row)
@@ -278,12 +278,12 @@ class Atlas:
         """Return the rows that are worth a second look.
 
         Args:
-            kind: ``"wrong"``: the prediction is not the label, the most decided ones first; ``"boundary"``: the score
-                of the first class is near that of the second, the nearest ones first.
+            kind: ``"wrong"``: the prediction differs from the label, the most confident first; ``"boundary"``: the
+                scores of the two highest classes are close, the closest first.
             count: how many; None: all that are wrong, or all rows.
 
         Raises:
-            ValueError: an unknown kind, no classes, or no labels that are the head's classes.
+            ValueError: an unknown kind, no classes, or no labels that are classes of the head.
         """
         if kind not in ("wrong", "boundary"):
             raise ValueError(f"kind must be 'wrong' or 'boundary', got {kind!r}")
@@ -298,7 +298,7 @@ class Atlas:
 
     @cached_property
     def margins(self) -> np.ndarray:
-        """The margin of the class that is predicted for each image, or the value of a regressor, shape (R,)."""
+        """The margin of the class predicted for each image, or the value of a regressor, shape (R,)."""
         parts = []
         for _, block in self.table.blocks(["components"]):
             parts.append(SVMTarget()(self._output(torch.tensor(block["components"]))).numpy())
@@ -306,13 +306,13 @@ class Atlas:
 
     @property
     def correct(self) -> np.ndarray:
-        """Whether the prediction is the label, shape (R,)."""
+        """Whether the prediction equals the label, shape (R,)."""
         if self.labels is None or self.predictions is None:
-            raise ValueError("the data set has no labels, or the head no predictions, to compare")
+            raise ValueError("nothing to compare: the data set has no labels, or the head no predictions")
         if self.labels.dtype.kind != self.predictions.dtype.kind:
             raise ValueError(
                 f"labels such as {self.labels[0]!r} are none of the head's classes, {self.manifest['classes']}: fit "
-                "the head on the labels that the data set gives"
+                "the head on the labels of the data set"
             )
         return self.labels == self.predictions
 
@@ -332,27 +332,27 @@ class Atlas:
         Args:
             kind: ``"npz"`` (numpy), ``"zarr"`` (needs zarr), or ``"virelay"``: the HDF5 files and the project of
                 ViRelAy (needs h5py).
-            path: the file, or the folder, to write; it must not be there.
+            path: the file or folder to write; it must not exist.
 
         Returns:
             The path.
 
         Raises:
-            ImportError: the needed package is not installed.
+            ImportError: the required package is not installed.
             ValueError: an unknown kind.
-            FileExistsError: something is there.
+            FileExistsError: the path already exists.
         """
         from pytorch_grad_cam_pcasvm.atlas.export import export
 
         return export(self, kind, Path(path))
 
     def to_html(self, out: str | Path, *, heads: Mapping[str, Any] | None = None, single_file: bool = False) -> Path:
-        """Write a page in which the atlas is looked at: a folder that opens from the file system, offline.
+        """Write a page for browsing the atlas: a folder that opens from the file system, offline.
 
         Args:
-            out: the folder, new or empty or of an earlier page; with ``single_file`` a file may be named.
-            heads: further heads on the same components, by the names they are to be shown with.
-            single_file: all in one file, to be sent to a colleague.
+            out: the folder, new, empty or with an earlier page; with ``single_file`` it may also be a file name.
+            heads: further heads on the same components, by the names to show them under.
+            single_file: write everything into one file, to send to a colleague.
 
         Returns:
             The path of the page.
@@ -396,9 +396,9 @@ class Atlas:
         if head is not None or missing:
             what = "another head" if head is not None else missing[0]
             raise ValueError(
-                f"maps of {self.manifest['method']} for decisions are no sums of component maps, so {what} cannot be "
-                f"answered; there are components 0 to {count - 1} and {kept}: build with targets=[...], or with "
-                "ContributionCAM or ClosedFormGradCAM, which answer everything"
+                f"maps of {self.manifest['method']} for decisions are not sums of component maps, so {what} cannot be "
+                f"explained; the atlas has components 0 to {count - 1} and {kept}: build with targets=[...], or with "
+                "ContributionCAM or ClosedFormGradCAM, which can explain any target"
             )
         parts = [self.maps(positions)]
         if kept:
@@ -417,7 +417,7 @@ class Atlas:
         if isinstance(by, str):
             found = {"label": self.labels, "prediction": self.predictions}.get(by)
             if found is None:
-                raise ValueError(f"by={by!r}: it is 'label' or 'prediction', where there are any, or one value per row")
+                raise ValueError(f"by={by!r}: must be 'label' or 'prediction', if there are any, or one value per row")
             return found
         values = np.asarray(by)
         if values.shape != (len(self),):
@@ -427,7 +427,7 @@ class Atlas:
     def _check_component(self, component: int) -> None:
         count = self.manifest["columns"]["components"][1]
         if isinstance(component, bool) or not isinstance(component, int | np.integer) or not 0 <= component < count:
-            raise ValueError(f"there are {count} components, numbered from 0: there is no {component!r}")
+            raise ValueError(f"there are {count} components, numbered from 0: {component!r} is out of range")
 
     def _positions(self, rows: Any) -> np.ndarray:
         """Return rows that are given by an integer, a slice, a list or a mask, as positions."""
@@ -435,7 +435,7 @@ class Atlas:
         if not isinstance(index, slice) and index.dtype.kind == "U":
             index = np.array([self._by_name(str(name)) for name in index.reshape(-1)])
         if not isinstance(index, slice) and (index.ndim > 1 or (index.ndim == 0 and index.dtype == bool)):
-            raise IndexError(f"rows are an integer, a slice, a list or a mask, got {rows!r:.80}")
+            raise IndexError(f"rows must be an integer, a slice, a list or a mask, got {rows!r:.80}")
         if not isinstance(index, slice) and index.size == 0:
             index = index.astype(np.int64)
         try:
@@ -443,13 +443,13 @@ class Atlas:
         except IndexError as error:
             raise IndexError(f"there are {len(self)} rows, numbered from 0; got {rows!r:.80}") from error
         if not len(found):
-            raise ValueError("no rows are asked for")
+            raise ValueError("no rows were given")
         return found
 
     def _by_name(self, name: str) -> int:
         (found,) = np.nonzero(self.ids == name)
         if not len(found):
-            raise KeyError(f"no image is named {name!r}: store.ids has the names, as {self.ids[0]!r}")
+            raise KeyError(f"no image is named {name!r}: store.ids has the names, such as {self.ids[0]!r}")
         return int(found[0])
 
 

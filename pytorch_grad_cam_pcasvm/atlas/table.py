@@ -10,11 +10,11 @@ from pytorch_grad_cam_pcasvm.atlas import manifest, shards
 
 
 class Table:
-    """The R rows of an atlas, whose shards are all there.
+    """The R rows of an atlas whose shards are complete.
 
     Args:
-        folder: of the atlas.
-        entries: of its manifest.
+        folder: folder of the atlas.
+        entries: entries of its manifest.
 
     Raises:
         ValueError: a shard is missing, truncated, or of another atlas.
@@ -26,19 +26,19 @@ class Table:
         for number in range(-(-entries["images"] // entries["shard_size"])):
             path = folder / shards.name_of(number)
             if not path.exists():
-                raise ValueError(f"the shard {path} is missing: run the same build again, which makes it")
+                raise ValueError(f"the shard {path} is missing: run the same build again to make it")
             with shards.open_shard(path, digest, number) as file:
                 counts.append(file.metadata.num_rows)
         # Positions where each shard begins.
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         if len(self) != entries["rows"]:
-            raise ValueError(f"{folder} has {len(self)} rows and should have {entries['rows']}")
+            raise ValueError(f"{folder} has {len(self)} rows, but should have {entries['rows']}")
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def column(self, name: str) -> Any:
-        """Return a column, whole."""
+        """Return a whole column."""
         return np.concatenate([block[name] for _, block in self.blocks([name])])
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -52,7 +52,7 @@ class Table:
         return shards.open_shard(self.folder / shards.name_of(number))
 
     def of_rows(self, positions: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return columns of some rows; only the row groups with one of them are read."""
+        """Return columns of some rows; only the row groups that contain one of them are read."""
         names = list(dict.fromkeys(names))
         shard = np.searchsorted(self._starts, positions, side="right") - 1
         found: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Evaluation: can these maps be believed? Measured on the user's own network and images, against what knows nothing."""
+"""Evaluation: can these maps be believed? Measured on your own network and images, against uninformed maps."""
 
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness

@@ -32,25 +32,25 @@ def completeness(
     """Measure how far the sums of maps are from the values that they explain.
 
     ``|sum of the map + remainder + value at the baseline - value|``, in standard deviations of the values over the
-    images; a method without a baseline is held against the value itself.
+    images; for a method without a baseline, the sum of the map is compared with the value itself.
 
     Args:
         net: the network.
         data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
         target_layers: one layer.
         methods: classes, ``(class, options)``, or a dict of these by name.
-        target: what is explained; None: the class that is predicted for each image.
+        target: what to explain; None: the class predicted for each image.
         images: how many, chosen at random; None: all.
-        batch_size: images at a time.
-        seed: of the choice.
+        batch_size: number of images at a time.
+        seed: random seed of the choice.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        A row for each method, passed below a thousandth.
+        A row for each method, which passes below a thousandth.
 
     Raises:
-        TypeError: an argument of another kind.
+        TypeError: an argument has the wrong type.
         ValueError: too few images, or nothing to explain.
     """
     subject = Subject(
@@ -74,13 +74,13 @@ def completeness(
             subject.worst[method].add(np.array(distances[method][before:]), images_of, x, maps)
     spread = float(np.concatenate(values).std())
     if not spread > 0:
-        raise ValueError("the target has the same value for all images: there is no measure for a distance")
+        raise ValueError("the target has the same value for all images: there is no scale to measure distances on")
     rows = []
     for method, found in distances.items():
         estimate = Estimate.of(np.array(found) / spread)
         rows.append(Row(method, ERROR, "", estimate, estimate.mean < EXACT))
     return subject.result(
         "completeness",
-        "how far are the sums of maps from the values they explain? (in standard deviations of the values)",
+        "how far are the sums of maps from the values that they explain? (in standard deviations of the values)",
         rows,
     )

@@ -1,4 +1,4 @@
-"""Faithfulness: does the decision fall where the map says that it should?"""
+"""Faithfulness: does the decision fall where the map says it should?"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,25 +38,25 @@ def faithfulness(
 ) -> Result:
     """Measure deletion and insertion against maps that know nothing.
 
-    Deletion takes away the most relevant part of an image, insertion leaves that part alone; pixels are ranked by the
-    signed map, fractions are exact to the pixel. Of each image the mean over the fractions is taken, in standard
-    deviations of the target's value over the images: by how much further the value falls than with the other map
-    (deletion), or by how much more of it stays (insertion). Above 0 the map is better.
+    Deletion removes the most relevant part of an image, insertion keeps only that part; pixels are ranked by the signed
+    map, and fractions are exact to the pixel. For each image the mean over the fractions is taken, in standard
+    deviations of the target's value over the images: how much further the value falls than with the other map
+    (deletion), or how much more of it remains (insertion). Above 0 the map is better.
 
     Args:
         net: the network.
         data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
         target_layers: one layer.
         methods: classes, ``(class, options)``, or a dict of these by name.
-        target: what is explained; None: the class that is predicted for the whole image.
-        fractions: of the pixels, between 0 and 1.
-        fill: what takes the place of removed pixels: ``"blur"``, the image blurred over a tenth of its side;
-            ``"mean"``, the mean of the image; ``"road"``, the noisy linear imputation of ROAD (the host's).
-        arcc: also give ARCC, pytorch-grad-cam's mean of coherency, simplicity and ROAD, from 0 to 1 (grad-cam 1.5.7 or
-            newer; slow). It is made for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
+        target: what to explain; None: the class predicted for the whole image.
+        fractions: fractions of the pixels, between 0 and 1.
+        fill: what replaces removed pixels: ``"blur"``, the image blurred over a tenth of its side; ``"mean"``, the mean
+            of the image; ``"road"``, ROAD's noisy linear imputation (from pytorch-grad-cam).
+        arcc: also compute ARCC, pytorch-grad-cam's mean of coherency, simplicity and ROAD, from 0 to 1 (grad-cam 1.5.7
+            or newer; slow). It is meant for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
         images: how many, chosen at random; None: all.
-        batch_size: images at a time.
-        seed: of the choice, the random maps and the random head.
+        batch_size: number of images at a time.
+        seed: random seed of the choice, the random maps and the random head.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
@@ -66,14 +66,14 @@ def faithfulness(
         counted, and left out of the means.
 
     Raises:
-        TypeError: an argument of another kind.
-        ImportError: ``arcc`` with a grad-cam that has none.
+        TypeError: an argument has the wrong type.
+        ImportError: ``arcc`` with a version of grad-cam that does not have it.
         ValueError: too few images, an unknown method or fill, fractions outside 0 to 1, or nothing to explain.
     """
     if fill not in FILLS:
         raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
     if not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
-        raise ValueError(f"fractions are between 0 and 1, got {fractions}")
+        raise ValueError(f"fractions must be between 0 and 1, got {fractions}")
     subject = Subject(
         net, data, target_layers, methods, target,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
@@ -151,7 +151,7 @@ def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> n
     try:
         from pytorch_grad_cam.metrics.arcc import ARCC
     except ImportError as error:
-        raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or leave arcc=False") from error
+        raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or use arcc=False") from error
     cam = subject.cam(method)
     with torch.random.fork_rng(devices=[]):  # ROAD's noise comes from torch's own generator, which is the user's
         torch.manual_seed(subject.seed)
@@ -172,13 +172,13 @@ Filled = Callable[[Tensor], Tensor]  # from what is kept, boolean (N, ...), to i
 
 
 def without(filled: Filled, order: np.ndarray, kind: str, fraction: float) -> Tensor:
-    """Return images without their most relevant pixels (``deletion``), or with these alone (``insertion``).
+    """Return images without their most relevant pixels (``deletion``), or with only these (``insertion``).
 
     Args:
-        filled: of images, one of ``FILLS``: gives them with only some pixels kept.
+        filled: one of ``FILLS`` applied to images: returns them with only some pixels kept.
         order: ranks of the pixels, shape (N, ...).
         kind: ``deletion`` or ``insertion``.
-        fraction: how many pixels are the most relevant.
+        fraction: fraction of the pixels that count as the most relevant.
 
     Returns:
         Images, shape (N, C, ...).
@@ -210,7 +210,7 @@ def _mean(x: Tensor) -> Filled:
 def _road(x: Tensor) -> Filled:
     """Put what the noisy linear imputation of pytorch-grad-cam gives where nothing is kept (ROAD, arXiv 2202.00449)."""
     if x.dim() != 4:
-        raise ValueError("ROAD imputes pixels of images, and these are volumes: use fill='blur' or 'mean'")
+        raise ValueError("ROAD imputes pixels of images, but these are volumes: use fill='blur' or 'mean'")
     imputer, images = NoisyLinearImputer(), x.cpu()
 
     def filled(keep: Tensor) -> Tensor:

@@ -34,33 +34,33 @@ def localisation(
 ) -> Result:
     """Measure how much of the evidence for a class lies on the image of that class, or inside masks.
 
-    Without masks, images of different classes, each classified rightly alone, are put side by side: two of them (an
-    input twice as wide, for networks whose features are pooled), or four, each at half its size (the input keeps its
-    size). The class of one tile is explained: what share of the positive evidence lies on that tile, and does the
-    largest value (the pointing game)? By chance a half, or a quarter. With masks, the predicted class of each image is
-    explained, and chance is the share of the mask.
+    Without masks, images of different classes, each classified correctly on its own, are put side by side: two of them
+    (an input twice as wide, for networks whose features are pooled), or four, each at half its size (the input keeps
+    its size). The class of one tile is explained: what share of the positive evidence lies on that tile, and does the
+    largest value (the pointing game)? Chance is a half, or a quarter. With masks, the predicted class of each image is
+    explained, and chance is the mask's share of the image.
 
     Args:
-        net: the network; its head has classes.
+        net: the network; its head must have classes.
         data: ``(images, labels)``, or a data set with labels, as for ``atlas.build``.
         target_layers: one layer.
         methods: classes, ``(class, options)``, or a dict of these by name.
         tiles: 2 or 4.
         masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
-            (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 outside.
+            (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
         images: how many, chosen at random; None: all.
-        batch_size: images at a time.
-        seed: of the choice, the random maps and the random head.
+        batch_size: number of images at a time.
+        seed: random seed of the choice, the random maps and the random head.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        For each method both measures: against chance, and against random maps, the blind map and a randomised head's.
+        Both measures for each method: against chance, random maps, the blind map and a randomised head's map.
 
     Raises:
-        TypeError: an argument of another kind.
-        ValueError: no labels, one class only, too few images that are classified rightly, tiles that the network does
-            not take, or masks of another size.
+        TypeError: an argument has the wrong type.
+        ValueError: no labels, only one class, too few correctly classified images, tiles that the network does not
+            take, or masks of another size.
     """
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
@@ -69,7 +69,7 @@ def localisation(
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
     )  # fmt: skip
     if net.head.classes_ is None:
-        raise ValueError("localisation needs a head with classes: explain what a regressor sees by faithfulness")
+        raise ValueError("localisation needs a head with classes: for a regressor measure faithfulness instead")
     random = np.random.default_rng(seed + 1)
     other = subject.randomised()
     rivals = [RANDOM, BLIND, *([HEAD] if other is not None else [])]
@@ -93,7 +93,7 @@ def localisation(
                 for measure, numbers in ((SHARE, _shares(values, where)), (POINT, _points(values, where))):
                     found.setdefault((method, measure, source), []).append(np.where(seen, numbers, np.nan))
     if not chances:
-        raise ValueError("no image is classified rightly: there is nothing to find")
+        raise ValueError("no image is classified correctly: there is nothing to find")
     chance = np.concatenate(chances)
     rows = []
     for method in subject.methods:
@@ -153,9 +153,9 @@ def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
             _check_size(subject.net, stacked, tiles)
             yield stacked, explained, _tile_masks(stacked.shape[2:], tiles, places_of), explained_rows
     if len(seen) < 2:
-        raise ValueError(f"images of {len(seen)} class cannot be put beside those of another: give several classes")
+        raise ValueError(f"images of {len(seen)} class cannot be put beside another class: give several classes")
     if not found:
-        raise ValueError("too few images of different classes are classified rightly to be put side by side")
+        raise ValueError("too few images of different classes are classified correctly to be put side by side")
 
 
 def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Quantus: every method here as what its metrics call an ``explain_func``."""
+"""Quantus: every method of this package as an ``explain_func`` for its metrics."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,34 +19,34 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget
 def quantus_explainer(
     method: type[ClosedFormCAM], net: PCASVMNet, target_layers: Sequence[nn.Module | str], **options: Any
 ) -> Callable[..., np.ndarray]:
-    """Return the ``explain_func`` of Quantus' metrics for a method.
+    """Return an ``explain_func`` for Quantus' metrics that explains with a method.
 
-    Quantus hands over its own model, a copy of the network of which it may have randomised modules: that one is
-    explained, at the layer of the same name. Its randomisation (MPRT) calls ``reset_parameters`` of modules, which a
-    head does not have: the head stays as it is. :func:`sensitivity` randomises it.
+    Quantus passes its own model, a copy of the network in which it may have randomised modules; that copy is explained,
+    at the layer of the same name. Its randomisation (MPRT) calls ``reset_parameters`` of modules, which a head does not
+    have, so the head is left unchanged. :func:`sensitivity` randomises it.
 
     Args:
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
         net: the network.
         target_layers: one layer.
-        **options: of the method.
+        **options: options of the method.
 
     Returns:
         A function of ``model``, ``inputs`` (numpy, (N, C, H, W)) and ``targets`` (N positions in the head's
-        ``classes_``) that gives the signed maps of these classes' margins, (N, 1, H, W), at the size of the inputs.
+        ``classes_``) that returns the signed maps of these classes' margins, (N, 1, H, W), at the size of the inputs.
 
     Raises:
-        TypeError: the method is no class of the package, or the network no PCASVMNet.
+        TypeError: the method is not a class of the package, or the network is not a PCASVMNet.
         ValueError: not one target layer, or a head without classes.
     """
     if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
-        raise TypeError(f"a method is a class of the package, as ContributionCAM, got {method!r:.80}")
+        raise TypeError(f"method must be a class of the package, such as ContributionCAM, got {method!r:.80}")
     if not isinstance(net, PCASVMNet):
-        raise TypeError(f"a PCASVMNet is explained, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+        raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
     if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
         raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
     if net.head.classes_ is None:
-        raise ValueError("Quantus explains classes, and the head has none")
+        raise ValueError("Quantus explains classes, but the head has none")
     name = str(layer_name(net.feature_source()[0], target_layers[0]))
 
     def explain(model: PCASVMNet, inputs: Any, targets: Any, **_: Any) -> np.ndarray:

@@ -48,33 +48,34 @@ def report(
     progress: bool = True,
     transform: Callable[[Any], Tensor] | None = None,
 ) -> Path:
-    """Measure everything, and write ``report.json`` and ``index.html``, a page that holds all it shows.
+    """Measure everything, and write ``report.json`` and ``index.html``, a self-contained page.
 
     Args:
         net: the network.
         data: ``(images, labels)``, tensors, or a data set as for ``atlas.build``.
         target_layers: one layer.
         methods: classes, ``(class, options)``, or a dict of these by name.
-        out: the folder.
-        checks: names of the checks; or a dict of these with options of their own, as
+        out: the folder to write to.
+        checks: names of the checks, or a dict from these to their options, such as
             ``{"localisation": {"tiles": 4}}``.
         images: how many, chosen at random; None: all.
-        batch_size: images at a time.
-        seed: of everything that is random.
+        batch_size: number of images at a time.
+        seed: random seed of everything random.
         progress: show progress bars.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        The page. A check that cannot be made (as localisation without labels) is in it with the reason.
+        The path of the page. A check that cannot be made (such as localisation without labels) is listed with the
+        reason.
 
     Raises:
-        TypeError: an argument of another kind.
+        TypeError: an argument has the wrong type.
         ValueError: an unknown check, too few images, or nothing to explain.
     """
     options = dict(checks) if isinstance(checks, Mapping) else {name: {} for name in checks}
     unknown = [name for name in options if name not in CHECKS]
     if unknown or not options:
-        raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose of {', '.join(CHECKS)}")
+        raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose from {', '.join(CHECKS)}")
     common: dict[str, Any] = {
         "images": images,
         "batch_size": batch_size,
@@ -110,22 +111,22 @@ def report(
 
 
 def page(written: str | Path) -> Path:
-    """Write the page of a report anew from its JSON.
+    """Write the page of a report again from its JSON.
 
     Args:
-        written: ``report.json``.
+        written: path of ``report.json``.
 
     Returns:
-        The page, ``index.html`` beside it.
+        The path of the page, ``index.html`` beside it.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is none of a report.
+        ValueError: it is not the JSON of a report.
     """
     path = Path(written)
     entries = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
-        raise ValueError(f"{path} is no report of this version: make one with evaluation.report(..., out=FOLDER)")
+        raise ValueError(f"{path} is not a report of this version: make one with evaluation.report(..., out=FOLDER)")
     results = {
         name: result["reason"] if "reason" in result else Result.from_dict(result)
         for name, result in entries["results"].items()
@@ -182,7 +183,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     if result.curves:
         parts.append(_image(_curves(result), "Deletion and insertion curves"))
     parts += [
-        f"<h3>The worst ten, {html.escape(method)}</h3>" + _image(picture, f"the ten images that {method} did worst on")
+        f"<h3>The worst ten, {html.escape(method)}</h3>" + _image(picture, f"the ten worst images of {method}")
         for method, picture in pictures.items()
     ]
     return "\n".join([*parts, "</section>"])

@@ -1,4 +1,4 @@
-"""The result of a measurement: numbers in rows, which can be printed, kept as JSON, and read in words."""
+"""The result of a measurement: rows of numbers, which can be printed, saved as JSON, and put into words."""
 
 import math
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ class Row:
     """One number of a measurement.
 
     Attributes:
-        method: whose maps were measured.
-        measure: what was measured, as ``"deletion"``.
-        against: what it was compared with, as ``"random map"``; empty: the number stands for itself.
+        method: the method whose maps were measured.
+        measure: what was measured, such as ``"deletion"``.
+        against: what it was compared with, such as ``"random map"``; empty: the number stands alone.
         estimate: mean, standard error, n.
         passed: whether the check is passed; None: there is nothing to pass.
     """
@@ -39,10 +39,10 @@ class Result:
         question: what it asks, in a sentence.
         rows: its numbers.
         blank: by method, the share of maps that are zero everywhere.
-        settings: what it was asked with.
-        curves: by method and source, what is drawn; None where nothing is.
-        worst: by method, the numbers of the ten images (in the data set) that did worst, worst first.
-        pictures: by method, these images, (n, ...), and their maps; neither is kept as JSON.
+        settings: the settings of the check.
+        curves: by method and source, the curves to draw; None if there are none.
+        worst: by method, the numbers (in the data set) of the ten images that did worst, worst first.
+        pictures: by method, these images, (n, ...), and their maps; not saved in the JSON.
     """
 
     check: str
@@ -55,16 +55,16 @@ class Result:
     pictures: dict[str, tuple[Tensor, SignedMaps]] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, key: tuple[str, str, str] | tuple[str, str]) -> Estimate:
-        """Return the number of a method and a measure, against something or by itself."""
+        """Return the number for a method and a measure, against something or alone."""
         method, measure, against = key if len(key) == 3 else (*key, "")
         for row in self.rows:
             if (row.method, row.measure, row.against) == (method, measure, against):
                 return row.estimate
         known = sorted({(row.method, row.measure, row.against) for row in self.rows})
-        raise KeyError(f"there is no number of {key}: there are {known}")
+        raise KeyError(f"there is no number for {key}: there are {known}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON; a number that is none is None."""
+        """Return the result as JSON; NaN becomes None."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, float):
@@ -98,7 +98,7 @@ class Result:
 
 
 def sentence(row: Row) -> str:
-    """Return what a row says, in words."""
+    """Return a row in words."""
     verdict = {True: "passed", False: "NOT passed", None: ""}[row.passed]
     against = f" against {row.against}" if row.against else ""
     end = f" ({verdict})" if verdict else ""

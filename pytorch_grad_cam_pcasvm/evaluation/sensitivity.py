@@ -38,32 +38,32 @@ def sensitivity(
 ) -> Result:
     """Measure how much maps stay the same when the head, and then the layers from the top down, are randomised.
 
-    The sanity checks of Adebayo et al. (arXiv 1810.03292), for a head, too: the absolute rank correlation of each map
-    with that of the same target of the randomised network. A map that stays the same does not show what was learned.
+    The sanity checks of Adebayo et al. (arXiv 1810.03292), extended to a head: the absolute rank correlation of each
+    map with the randomised network's map of the same target. A map that stays the same does not show what was learned.
 
     Args:
         net: the network, which is not changed.
         data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
         target_layers: one layer.
         methods: classes, ``(class, options)``, or a dict of these by name.
-        target: what is explained; None: the class that is predicted for the whole image.
-        refitted: from a seed to the head, fitted anew on permuted labels, as
-            ``lambda seed: clone(pipeline).fit(features, np.random.default_rng(seed).permutation(labels))``; None: that
-            check is left out.
-        layers: how many layers with weights, from the top of the backbone down, are randomised one after the other (by
-            their ``reset_parameters``), each on top of those before.
+        target: what to explain; None: the class predicted for the whole image.
+        refitted: a function from a seed to a head refitted on permuted labels, such as
+            ``lambda seed: clone(pipeline).fit(features, np.random.default_rng(seed).permutation(labels))``; None: skip
+            this check.
+        layers: number of layers with weights to randomise, from the top of the backbone down, one after the other (by
+            their ``reset_parameters``), each in addition to those before.
         images: how many, chosen at random; None: all.
-        batch_size: images at a time.
-        seed: of the choice and of what is random.
+        batch_size: number of images at a time.
+        seed: random seed of the choice and the randomisation.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        A row for each method and randomisation, and of the blind map; passed where the correlation is below 0.5. And
-        how like the blind map each method's maps are, which nothing has to pass: near 1 the target hardly matters.
+        A row for each method and randomisation, and for the blind map; passed if the correlation is below 0.5. Also how
+        similar each method's maps are to the blind map, without a pass mark: near 1 the target hardly matters.
 
     Raises:
-        TypeError: an argument of another kind.
+        TypeError: an argument has the wrong type.
         ValueError: too few images, or nothing to explain.
     """
     subject = Subject(

@@ -1,4 +1,4 @@
-"""Stability: does the map move with the image, and stay under noise that changes nothing else?"""
+"""Stability: does the map move with the image, and stay the same under noise that changes nothing else?"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,32 +34,32 @@ def stability(
 ) -> Result:
     """Measure the rank correlation of each map with that of the same image with noise, or shifted.
 
-    Of a shifted image what was shifted out is filled by repeating the edge, and the parts that both maps have are
-    compared. The same target is explained.
+    The edge of a shifted image is repeated to fill the gap, and only the parts present in both maps are compared. The
+    target stays the same.
 
     Args:
         net: the network.
         data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
         target_layers: one layer.
         methods: classes, ``(class, options)``, or a dict of these by name.
-        target: what is explained; None: the class that is predicted for the image as it is.
-        noise: standard deviation of the noise, as a part of that of the image.
-        shift: along the last axis, as a part of the width.
+        target: what to explain; None: the class predicted for the unchanged image.
+        noise: standard deviation of the noise, as a fraction of that of the image.
+        shift: shift along the last axis, as a fraction of the width.
         images: how many, chosen at random; None: all.
-        batch_size: images at a time.
-        seed: of the choice and the noise.
+        batch_size: number of images at a time.
+        seed: random seed of the choice and the noise.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        For each method and change the correlation, and by how much it is above that with the map of another image.
+        The correlation for each method and change, and how far it exceeds that with the map of another image.
 
     Raises:
-        TypeError: an argument of another kind.
-        ValueError: too few images, a negative noise, a shift that is not between 0 and 1, or nothing to explain.
+        TypeError: an argument has the wrong type.
+        ValueError: too few images, negative noise, a shift that is not between 0 and 1, or nothing to explain.
     """
     if noise < 0 or not 0 <= shift < 1:
-        raise ValueError(f"noise must be 0 or more and shift between 0 and 1, got {noise} and {shift}")
+        raise ValueError(f"noise must be 0 or more, and shift between 0 and 1, got {noise} and {shift}")
     subject = Subject(
         net, data, target_layers, methods, target,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,

@@ -11,7 +11,7 @@ class Estimate:
     """A mean over images.
 
     Attributes:
-        mean: NaN where there is no image.
+        mean: the mean; NaN without images.
         standard_error: standard deviation of the images' numbers divided by the root of ``n``; NaN below two images.
         n: number of images.
     """
@@ -22,7 +22,7 @@ class Estimate:
 
     @staticmethod
     def of(values: Any) -> "Estimate":
-        """Return the mean of numbers, one for each image; NaN stands for an image without one."""
+        """Return the mean of numbers, one for each image; NaN marks an image without one."""
         found = np.asarray(values, np.float64)
         found = found[np.isfinite(found)]
         error = float(found.std(ddof=1) / np.sqrt(len(found))) if len(found) > 1 else float("nan")
@@ -39,7 +39,7 @@ class Estimate:
 
 
 def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return Spearman's correlation of two maps of each image, (N, ...) and (N, ...); NaN where one is constant."""
+    """Return Spearman's correlation of two maps for each image, (N, ...) and (N, ...); NaN if one is constant."""
     a, b = (_ranks(maps.reshape(len(maps), -1)) for maps in (first, second))
     a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
     size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)

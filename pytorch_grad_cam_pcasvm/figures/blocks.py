@@ -1,4 +1,4 @@
-"""What is drawn of one target: its columns of pictures, their scale, and the words above them."""
+"""What is drawn for one target: its columns of pictures, their scale, and the text above them."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,12 +36,12 @@ class Column:
 
 
 class Block:
-    """What is drawn of one target: a pair of columns or one, the scale beside them, a caption above.
+    """What is drawn for one target: one or two columns, the scale beside them, a caption above.
 
     Attributes:
-        title: of the group that it belongs to.
-        captions: for each image.
-        longest: so many characters have room beside the scale.
+        title: title of the group that the block belongs to.
+        captions: one for each image.
+        longest: number of characters that fit beside the scale.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Block:
 def draw_map(
     axis: Axes, picture: np.ndarray, block: Block, column: Column, row: int, overlay: bool, font: float
 ) -> None:
-    """Draw the map of one image, and say why where nothing is to be seen."""
+    """Draw the map of one image, and say why if there is nothing to see."""
     top = float(column.top[row])
     values = column.values[row] / (top or 1.0)
     if column.signed:
@@ -105,9 +105,10 @@ def draw_map(
 
 
 def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """Return the host's overlay, whose colours mean the same in every picture.
+    """Return pytorch-grad-cam's overlay, with colours that mean the same in every picture.
 
-    The host divides each overlay by its own largest value. A row that is white and hot is the largest in all of them.
+    pytorch-grad-cam divides each overlay by its own largest value; an added white, hot row makes that value the same
+    in all of them.
     """
     picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
     return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
@@ -146,7 +147,7 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
 
 
 def subject(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
-    """Return which class a target speaks for in this image, and against which; "" if none is known."""
+    """Return the class that a target speaks for in this image, and any class it speaks against; "" if unknown."""
     target, output = group.targets[k], group.output
     labels, of_svm = labels_of(output), isinstance(target, SVMTarget | ProbabilityTarget)
     if labels is None or isinstance(target, PCATarget):
@@ -171,7 +172,7 @@ def subject(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
 
 
 def labels_of(output: Any) -> list[Any] | None:
-    """Return the labels of the classes: of an ordinary classifier their numbers, of a regressor None."""
+    """Return the labels of the classes: for an ordinary classifier their numbers, for a regressor None."""
     if isinstance(output, HeadOutput):
         return None if output.head.classes_ is None else output.head.classes_.tolist()
     scores = _scores(output)

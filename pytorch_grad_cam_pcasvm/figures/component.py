@@ -1,4 +1,4 @@
-"""The figure of a component: the images at its two ends with their maps, classes along it, its part in decisions."""
+"""The figure of a component: the images at its two ends with their maps, classes along it, its share in decisions."""
 
 import math
 import warnings
@@ -46,13 +46,13 @@ _PICTURE, _GAP, _MIDDLE, _RIGHT, _LEFT = 1.25, 0.06, 1.0, 0.85, 0.1  # in inches
 
 @dataclass(frozen=True)
 class Ends:
-    """The images at the two ends of a component, from low to high: their rows, maps and the scale of these.
+    """The images at the two ends of a component, from low to high, with their maps and the scale of the maps.
 
     Attributes:
         rows: shape (2 E,).
         pictures: shape (2 E, H, W, 3).
         maps: between -1 and 1, shape (2 E, H, W).
-        top: what 1 stands for, times ``exp(log_scale)``.
+        top: the value that 1 stands for, times ``exp(log_scale)``.
         log_scale: see :class:`SignedMaps`.
     """
 
@@ -63,7 +63,7 @@ class Ends:
     log_scale: float
 
     def outermost(self, count: int) -> "Ends":
-        """Return so many images at each end."""
+        """Return the given number of images at each end."""
         chosen = [*range(count), *range(len(self.rows) - count, len(self.rows))]
         return replace(self, rows=self.rows[chosen], pictures=self.pictures[chosen], maps=self.maps[chosen])
 
@@ -73,11 +73,11 @@ class Along:
     """All images along a component.
 
     Attributes:
-        symbol: of the component.
-        values: of it, shape (R,).
-        classes: by name, which images they have, masks of shape (R,).
-        kind: what they are.
-        parts: of the component in the decision, shape (R,), or None.
+        symbol: symbol of the component.
+        values: its values, shape (R,).
+        classes: the images of each class by its name, masks of shape (R,).
+        kind: what the classes are.
+        parts: the component's parts in the decision, shape (R,), or None.
     """
 
     symbol: str
@@ -107,29 +107,29 @@ def plot_component(
 
     Above, from the lowest to the highest value: images, their signed maps on one scale (red raises the component), and
     the mean image and map of each end. Below: every image as a point, class by class, those shown above circled; and
-    where there is an SVM and maps add up, the part of the component in its decisions, the mean over each class of
+    with an SVM and maps that add up, the component's part in the decisions: the mean over each class of
     ``g_b (p_b - p0_b)`` (see :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`) with its standard error.
 
     Args:
         net: a network with components.
         component: its number b, from 0.
-        images: what the network is given, shape (R, C, H, W), R of them 2 at least.
-        target_layer: whose contributions are drawn, :class:`ContributionCAM`.
-        cam: another method, of this network, in its place.
+        images: input of the network, shape (R, C, H, W), R at least 2.
+        target_layer: the layer whose contributions are drawn, by :class:`ContributionCAM`.
+        cam: another method, made for this network, to use instead.
         labels: the class of every image, shape (R,); None: the predicted ones.
-        classes: names of the labels: by label, or a list in which numbers are looked up; None: the labels.
+        classes: names of the labels: by label, or a list indexed by number; None: the labels.
         pictures: what is drawn, as for :func:`plot_maps`; None: the images, which then must lie in [0, 1].
-        count: so many images at each end.
-        end: so many images make the mean of each end; None: a tenth of all, ``count`` at least.
+        count: number of images at each end.
+        end: number of images in the mean of each end; None: a tenth of all, at least ``count``.
         target: the decision; None: the margin of the class predicted for each image.
-        batch_size: so many images are run at once.
+        batch_size: number of images to run at once.
         size: width and height of the figure in inches.
 
     Returns:
         The figure.
 
     Raises:
-        TypeError: the images are no floating-point tensor.
+        TypeError: the images are not a floating-point tensor.
         ValueError: no such component, neither or both of ``target_layer`` and ``cam``, a method of another network, or
             images, pictures and labels that do not belong together.
     """
@@ -140,7 +140,9 @@ def plot_component(
     if not 0 <= component < p.shape[1]:
         raise ValueError(f"component {component}: the head has {p.shape[1]}, numbered from 0")
     if len(x) < 2 or count < 1 or batch_size < 1 or len(source) != len(x):
-        raise ValueError(f"{len(x)} images, {len(source)} pictures, count {count}: give 2 images at least, all drawn")
+        raise ValueError(
+            f"{len(x)} images, {len(source)} pictures, count {count}: give at least 2 images, and a picture of each"
+        )
     given = predicted if labels is None else as_array(labels)
     if given.shape != (len(x),):
         raise ValueError(f"labels of shape {given.shape} for {len(x)} images: give one for each")
@@ -171,11 +173,11 @@ def plot_component(
 
 def _method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFormCAM:
     if (layer is None) == (cam is None):
-        raise ValueError("say where to look: target_layer=, for contributions, or cam= for another method")
+        raise ValueError("say where to look: pass target_layer= for contributions, or cam= for another method")
     if cam is None:
         return ContributionCAM(net, [layer])
     if cam.model is not uncompiled(net):
-        raise ValueError("the cam is that of another network: make it of this net")
+        raise ValueError("the cam belongs to another network: make one for this net")
     return cam
 
 

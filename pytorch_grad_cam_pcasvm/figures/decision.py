@@ -1,4 +1,4 @@
-"""The figure of a decision: what every component gives to it, as maps and as steps from the baseline to its value."""
+"""The figure of a decision: every component's part in it, as maps and as steps from the baseline to its value."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ _TOKENS = " and of the class and register tokens, which are on no map: both part
 
 @dataclass(frozen=True)
 class Step:
-    """What a part of the decision gives: the sum of its map (H, W), drawn above it, and tokens that are on no map."""
+    """A part of the decision: the sum of its map (H, W), drawn above it, and of tokens that are not on a map."""
 
     name: str
     formula: str
@@ -64,20 +64,20 @@ def plot_decision(
     classes: Sequence[Any] | None = None,
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw a decision taken apart: the map of each component times its weight g_b, and their sums as steps.
+    """Draw how a decision is composed: the map of each component times its weight g_b, and their sums as steps.
 
     Red raises the decision, blue lowers it; all maps share one scale. The steps ``g_b (p_b - p0_b)``, g_b the secant of
-    the decision from the baseline's components p0 to p, go from the baseline's value to that of the image. What is on
-    no map, the part of a class token and of registers, is in them, too, and stands below them. The network is not
-    needed, so any head that was fitted on the same components can be asked.
+    the decision from the baseline's components p0 to p, lead from the baseline's value to that of the image. They
+    include the part of class and register tokens, which are not on a map; it is written below them. The network is not
+    needed, so any head that was fitted on the same components will do.
 
     Args:
-        images: what was explained, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
-        components: contributions of every component, ``ContributionCAM.explain(x)``.
+        images: the explained images, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
+        components: contributions of every component, from ``ContributionCAM.explain(x)``.
         head: as for :func:`~pytorch_grad_cam_pcasvm.recombined`: ``net.head``, or another one.
-        target: what is taken apart; None: the margin of the predicted class.
+        target: the decision to draw; None: the margin of the predicted class.
         row: which of the N images.
-        count: so many components are drawn, those with the largest steps; the others are summed.
+        count: number of components to draw, those with the largest steps; the others are summed.
         classes: names of the classes, in the order of ``classes_``; None: the labels.
         size: width and height of the figure in inches.
 
@@ -85,8 +85,8 @@ def plot_decision(
         The figure.
 
     Raises:
-        TypeError: the maps are something else.
-        ValueError: the maps are no contributions of all components, images or head do not fit, there is no such row,
+        TypeError: the maps are not a SignedMaps.
+        ValueError: the maps are not contributions of all components, images or head do not fit, there is no such row,
             or the target is not linear in the head's values.
     """
     pictures = as_pictures(images)
@@ -98,9 +98,7 @@ def plot_decision(
         raise ValueError(f"row {row}, count {count}: there are {len(components)} images, counted from 0")
     whole = recombined(components[row], head, target)
     if whole.baseline_values is None:
-        raise ValueError(
-            "maps of the gradient do not add up to the decision: give those of ContributionCAM(...).explain(x)"
-        )
+        raise ValueError("gradient maps do not add up to the decision: give those of ContributionCAM(...).explain(x)")
     value, start = float(whole.values), float(whole.baseline_values)
     steps = _steps(components[row], head, target, whole, count)
     check_classes(classes, {"": whole})

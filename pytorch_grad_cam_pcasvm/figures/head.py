@@ -32,21 +32,22 @@ def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes
 
     Args:
         pca: a fitted ``PCA`` (or a pipeline with one), or the eigenvalues themselves, shape (B,).
-        highlight: so many components are drawn in full colour, and their sum is written; None: all.
+        highlight: number of components to draw in full colour, and whose sum is written; None: all.
         ax: where to draw; None: a new figure.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: no PCA with ``explained_variance_ratio_`` is in it.
+        ValueError: it contains no PCA with ``explained_variance_ratio_``.
     """
     ratios = 100 * _ratios(pca)
     shown = len(ratios) if highlight is None else highlight
     axis = axis_or_new(ax, (min(8.0, max(3.2, 1.8 + 0.32 * len(ratios))), 3.0))
     colours = [BLUE if b < shown else "0.75" for b in range(len(ratios))]
     bars = axis.bar(np.arange(1, len(ratios) + 1), ratios, color=colours)
-    labels = [f"{ratio:.1f}" if b < shown else "" for b, ratio in enumerate(ratios)]
+    room = len(ratios) <= 20  # for a number above each bar
+    labels = [f"{ratio:.1f}" if room and b < shown else "" for b, ratio in enumerate(ratios)]
     axis.bar_label(bars, labels=labels, fontsize="small", padding=2)
     axis.set(xlabel="component $b$", ylabel="$\\lambda'_b$ in %", ylim=(0, 1.15 * ratios.max()))
     axis.set_xticks(np.arange(1, len(ratios) + 1, 1 if len(ratios) < 12 else 5))
@@ -66,7 +67,7 @@ def _ratios(pca: Any) -> np.ndarray:
     except (TypeError, ValueError):
         eigenvalues = np.empty(0)
     if eigenvalues.ndim != 1 or not len(eigenvalues):
-        raise ValueError(f"no fitted PCA and no eigenvalues, shape (B,): {pca!r:.80}")
+        raise ValueError(f"expected a fitted PCA or eigenvalues of shape (B,), got {pca!r:.80}")
     return eigenvalues / eigenvalues.sum()
 
 
@@ -80,14 +81,14 @@ def plot_feature_space(
     ax: Axes | None = None,
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw samples in the space of two or three components, a colour and a marker a class.
+    """Draw samples in the space of two or three components, with a colour and a marker for each class.
 
     Args:
         components: p of the training set, shape (R, B).
         labels: their classes, shape (R,).
         test: components and labels of the test set, drawn beside it on the same scale.
         dims: two or three components, from 0; None: the first three, or both if there are two.
-        classes: names of the labels: by label, or a list in which numbers are looked up; None: the labels.
+        classes: names of the labels: by label, or a list indexed by number; None: the labels.
         ax: where to draw the training set alone (for three components an axis with ``projection="3d"``).
         size: width and height of the figure in inches.
 
@@ -109,7 +110,7 @@ def plot_feature_space(
                 f"with B > {max(dims)} for dims={tuple(dims)}"
             )
     if ax is not None and test is not None:
-        raise ValueError("one ax has room for one set: leave out test or ax")
+        raise ValueError("one ax can hold only one set: leave out test or ax")
     kind = {"projection": "3d"} if len(dims) == 3 else {}
     if ax is not None:
         axes = [ax]
@@ -134,7 +135,9 @@ def plot_feature_space(
     axes[-1].legend(loc="center left", bbox_to_anchor=(1.12, 0.5), fontsize="small", markerscale=2, frameon=False)
     if ax is None:
         figure.subplots_adjust(
-            left=0.07 if len(dims) == 2 else 0.02, right=1 - 1.9 / figure.get_figwidth(), wspace=0.25
+            left=0.8 / figure.get_figwidth() if len(dims) == 2 else 0.02,
+            right=1 - 1.9 / figure.get_figwidth(),
+            wspace=0.25,
         )
     return figure_of(axes[0])
 
@@ -142,7 +145,7 @@ def plot_feature_space(
 def plot_support_vector_effect(
     gammas: Sequence[float] = (0.5, 1.0, 2.0), *, largest: float | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw the effect of a support vector on the maps of an RBF machine against its distance.
+    """Plot the effect of a support vector on the maps of an RBF machine against its distance.
 
     ``E(d) = 2 gamma d exp(-gamma d^2)`` is 0 at distance 0 and at infinity; circles mark its maximum,
     ``sqrt(2 gamma) exp(-1/2)`` at ``d = 1 / sqrt(2 gamma)``.
@@ -188,15 +191,15 @@ def plot_support_vectors(
 ) -> Figure:
     """Draw the training images that drive a decision for one image, with their signed effect on its map.
 
-    Red, above: training images that speak for the class that the effect was asked for; blue, below: against it. For an
-    effect on decision values, :class:`SupportVectorEffect` says which side is plus.
+    Red, above: training images that speak for the class of the effect; blue, below: against it. For an effect on
+    decision values, :class:`SupportVectorEffect` says which side is plus.
 
     Args:
         effect: from ``net.head.support_vector_effect(components, category)``.
-        training_images: gives training image i of shape (H, W, 3), (3, H, W) or (H, W), in [0, 1], for i in
+        training_images: returns training image i of shape (H, W, 3), (3, H, W) or (H, W), in [0, 1], for i in
             ``effect.indices``: an array (R, ...), a list or a dict.
-        row: which of the N images was explained.
-        decision: which of its P decision values; of a category there is one, 0.
+        row: which of the N explained images.
+        decision: which of its P decision values; for a category there is only one, 0.
         count: how many of each sign.
         image: the explained image, drawn first.
         names: a title for every training image, e.g. its class.

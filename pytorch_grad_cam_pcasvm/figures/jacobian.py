@@ -29,23 +29,23 @@ def plot_jacobian(
     """Draw the Jacobian of one image as paths: pixels of a feature map, units of every dense layer, components.
 
     Red paths raise, blue ones lower; the width is the size of the derivative, relative to the largest of its layer. The
-    product of the layers is ``jacobians(x).components`` for that feature map. Of a volume, the slice with the largest
+    product of the layers is ``jacobians(x).components`` for that feature map. For a volume, the slice with the largest
     derivatives is shown beside them.
 
     Args:
         net: a backbone with dense layers, and a head with a PCA.
         target_layer: the layer whose feature map is drawn.
-        image: one input, shape (1, C, H, W) or (C, H, W); of a network with 3-D convolutions (1, C, D, H, W) or
+        image: one input, shape (1, C, H, W) or (C, H, W); for a network with 3-D convolutions (1, C, D, H, W) or
             (C, D, H, W).
         channel: which feature map t, from 0; None: the one whose weights are largest.
-        units: at most so many units of a layer are drawn, those with the largest derivatives of the components.
+        units: largest number of units to draw per layer, those with the largest derivatives of the components.
         size: width and height of the figure in inches.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: the head has no components, the feature map does not exist, or it is not one image.
+        ValueError: the head has no components, the feature map does not exist, or there is not exactly one image.
     """
     of_volumes = any(isinstance(module, nn.Conv3d) for module in net.backbone.modules())
     x = checked_images(image.unsqueeze(0) if image.dim() == (4 if of_volumes else 3) else image).to(device_of(net))
@@ -59,8 +59,8 @@ def plot_jacobian(
     maps = levels[0][0].detach()
     if maps.dim() not in (3, 4):
         raise ValueError(
-            f"the target layer gives {tuple(levels[0].shape)}, and feature maps (1, T, H, W) or (1, T, D, H, W) can be "
-            "drawn: choose a convolutional layer"
+            f"the target layer's output has shape {tuple(levels[0].shape)}, but feature maps (1, T, H, W) or "
+            "(1, T, D, H, W) are needed: choose a convolutional layer"
         )
     pixels = maps[0].numel()
     weights = of_components[0].unflatten(1, (len(maps), pixels)).sum(-1)
@@ -105,7 +105,7 @@ def _dense_levels(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Te
     if output.components is None:
         raise ValueError("the head has no components: plot_jacobian needs one with a PCA")
     if not levels:
-        raise ValueError(f"{name} is not run on the way to the features: choose a layer in front of {net.layer}")
+        raise ValueError(f"{name} is not run on the way to the features: choose a layer before {net.layer}")
     if len(levels) > 1:
         del levels[1]  # the input of the first dense layer is the activations themselves
     return [*levels, output.features, output.components]

@@ -25,13 +25,13 @@ class Layout:
     """Where everything is, in inches.
 
     Attributes:
-        lines: blocks that stand beside each other.
+        lines: blocks side by side, line by line.
         picture: width and height of a picture.
-        titles: of the images, or none.
-        notes: below the figure.
-        images: how many.
-        size: of the figure, or None: as large as it has to be.
-        compared: whether every group has lines of its own, the same blocks below each other.
+        titles: titles of the images, or none.
+        notes: notes below the figure.
+        images: number of images.
+        size: size of the figure, or None: as large as needed.
+        compared: whether every group has lines of its own, with the same blocks below each other.
     """
 
     lines: Sequence[Sequence[Block]]
@@ -62,7 +62,7 @@ class Layout:
             if size is None or (layout.needed[0] <= size[0] and layout.needed[1] <= size[1]):
                 return layout
         raise ValueError(
-            f"{shape[0]} images with {len(blocks)} maps each have no room in size={size} inches: give a larger size "
+            f"{shape[0]} images with {len(blocks)} maps each do not fit into size={size} inches: give a larger size "
             "(None: as large as needed), fewer images or fewer components"
         )
 
@@ -224,5 +224,5 @@ def _height(texts: Sequence[str], size: str) -> float:
 
 
 def filled(text: str, width: float, size: str, **options: Any) -> str:
-    """Return words in lines of so many inches."""
+    """Return text wrapped to lines of the given width in inches."""
     return textwrap.fill(text, max(5, int(width / _CHARACTER[size])), **options)

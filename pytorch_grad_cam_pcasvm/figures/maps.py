@@ -1,4 +1,4 @@
-"""The figure of maps: images, and what explains each of their components and decisions."""
+"""The figure of maps: images, and the maps that explain their components and decisions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,24 +30,24 @@ def plot_maps(
     signed: bool = False,
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw images and their maps, an image a row: input, P_b^+ and P_b^- of every component, other targets.
+    """Draw images and their maps, one image per row: input, P_b^+ and P_b^- of every component, other targets.
 
-    P_b^+ and P_b^- share one scale, whose bar ends at nu_b. Of every other target the positive part is drawn; its bar
-    ends at the largest value. Above the maps stands the target's value for that image. What does not fit the width goes
-    on in another line of the same image.
+    P_b^+ and P_b^- share one scale, whose bar ends at nu_b. For every other target the positive part is drawn; its bar
+    ends at the largest value. The target's value for the image is written above the maps. What does not fit the width
+    continues on another line of the same image.
 
     Args:
-        images: what is drawn below the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
-        maps: from ``explain``, or several by title: of several networks,
+        images: pictures to draw under the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
+        maps: from ``explain``, or several by title: from several networks,
             ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``, or methods, ``{"Grad-CAM": ..., "contributions": ...}``.
         rows: a title for each image, e.g. its true class.
-        classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels. Of
-            several maps, those with as many classes take them.
+        classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels. With
+            several maps, they apply to those that have this many classes.
         components: which components: their numbers, from 0, or how many; None: at most the first 8. The figure says
             how many there are.
-        compare: a line for each of several maps, with the same target below each other; otherwise all stand side by
-            side. None: where all are of the same targets, two at least. Every picture keeps its own scale.
-        overlay: over the image (by the host's ``show_cam_on_image``), otherwise bare.
+        compare: draw several maps on separate lines, with the same targets below each other; otherwise side by side.
+            None: if there are at least two maps and all have the same targets. Every picture keeps its own scale.
+        overlay: draw over the image (with pytorch-grad-cam's ``show_cam_on_image``), otherwise bare.
         signed: one picture per target, from -nu (blue: lowers it) through 0 (white) to nu (red: raises it).
         size: width and height of the figure in inches.
 
@@ -55,8 +55,8 @@ def plot_maps(
         The figure.
 
     Raises:
-        ValueError: images, maps, titles, classes or components do not belong together, maps that are compared are of
-            other targets or images, or the size has no room.
+        ValueError: images, maps, titles, classes or components do not belong together, compared maps have different
+            targets or images, or the size is too small.
     """
     groups = maps if isinstance(maps, Mapping) else {"": maps}
     for title, group in groups.items():
@@ -101,11 +101,11 @@ def plot_maps(
 
 
 def check_maps(title: str, group: SignedMaps, images: int) -> None:
-    """Refuse maps, with a ValueError, that are of volumes or of another number of images."""
+    """Raise a ValueError for maps of volumes or of another number of images."""
     shape, named = tuple(group.maps.shape), f" ({title})" if title else ""
     if len(shape) == 5:
         raise ValueError(
-            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, and pictures are drawn: choose "
+            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, but only pictures are drawn: choose "
             f"one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, :, d]), and give that slice of "
             "the images, shape (N, H, W)"
         )
@@ -121,7 +121,7 @@ def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
     for other, group in others:
         if list(group.targets) != list(first.targets):
             raise ValueError(
-                f"{title!r} and {other!r} are of other targets, {first.targets} and {group.targets}, and cannot be "
+                f"{title!r} and {other!r} have different targets, {first.targets} and {group.targets}, and cannot be "
                 "compared: give every explain the same targets"
             )
         outputs = first.output, group.output
@@ -129,13 +129,13 @@ def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
             here, there = (output.features.cpu() for output in outputs)
             if here.shape != there.shape or not torch.allclose(here, there, 1e-2, 1e-2 * float(here.abs().max())):
                 raise ValueError(
-                    f"{title!r} and {other!r} are of other images, or of a network that has changed: explain the same "
-                    "batch, or draw them side by side, compare=False"
+                    f"{title!r} and {other!r} are of different images, or the network has changed: explain the same "
+                    "batch, or draw them side by side with compare=False"
                 )
 
 
 def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps]) -> None:
-    """Refuse names of classes, with a ValueError, that are not as many as any of these maps has classes."""
+    """Raise a ValueError if none of these maps has as many classes as there are names."""
     known = sorted({len(labels) for group in groups.values() if (labels := labels_of(group.output)) is not None})
     if classes is not None and known and len(classes) not in known:
         raise ValueError(
@@ -145,7 +145,7 @@ def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps
 
 
 def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
-    """Refuse, with a ValueError, a choice of components that there are none of."""
+    """Raise a ValueError for a choice of components that do not exist."""
     if components is None or (_is_count(components) and components >= 0):
         return
     known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
@@ -161,7 +161,7 @@ def _is_count(components: Any) -> bool:
 
 
 def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
-    """Return which targets are drawn, components in the order asked for, and how many components there are."""
+    """Return which targets are drawn, components in the requested order, and how many components there are."""
     component = {k: target.component for k, target in enumerate(targets) if isinstance(target, PCATarget)}
     known = list(dict.fromkeys(component.values()))
     if components is None or isinstance(components, int | np.integer):

@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, figures and axes without a window, pictures from any layout."""
+"""What all figures share: colours, figures and axes without a window, pictures from any layout."""
 
 import io
 import math
@@ -32,7 +32,7 @@ _OVER_PICTURES = _over_pictures()
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows, whatever its backend is."""
+    """A figure that a notebook shows with any backend."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -41,12 +41,12 @@ class NotebookFigure(Figure):
 
 
 def new_figure(size: tuple[float, float]) -> Figure:
-    """Return an empty figure of so many inches."""
+    """Return an empty figure of the given size in inches."""
     return NotebookFigure(figsize=size, dpi=100)
 
 
 def axis_or_new(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """Return the axis given, or the only one of a new figure."""
+    """Return the given axis, or the only one of a new figure."""
     if ax is not None:
         return ax
     figure = new_figure(size)
@@ -62,7 +62,7 @@ def figure_of(axis: Axes) -> Figure:
 
 
 def bare(axis: Axes) -> Axes:
-    """Take off what belongs to plots, not to pictures."""
+    """Remove what belongs to plots, not to pictures."""
     axis.set_axis_on()
     axis.set(xticks=[], yticks=[])
     for spine in axis.spines.values():
@@ -97,7 +97,7 @@ def room_beside_bar(top: str) -> float:
 
 
 def number(value: float, log_scale: float = 0.0) -> str:
-    """Return ``value * exp(log_scale)`` with two digits, also where no float is small enough."""
+    """Return ``value * exp(log_scale)`` with two digits, even below the smallest float."""
     if log_scale == 0 or value == 0:
         return f"{float(f'{value:.2g}'):g}".replace("-", "\N{MINUS SIGN}")
     exponent, fraction = divmod(math.log10(value) + log_scale / math.log(10), 1)
@@ -105,7 +105,7 @@ def number(value: float, log_scale: float = 0.0) -> str:
 
 
 def class_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
-    """Return the name of a label, the index-th of those that are drawn."""
+    """Return the name of a label, the index-th of those drawn."""
     if classes is None:
         return str(value)
     if isinstance(classes, Mapping):
@@ -114,7 +114,7 @@ def class_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Return a tensor on any device, or what numpy takes, as an array."""
+    """Return a tensor on any device, or anything numpy accepts, as an array."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
@@ -144,7 +144,7 @@ def as_pictures(images: Any) -> np.ndarray:
         raise ValueError(f"images must have shape (N, H, W, 3) or (N, 3, H, W), or one channel, got {pictures.shape}")
     if not (pictures.min() >= 0 and pictures.max() <= 1):
         raise ValueError(
-            f"images must lie in [0, 1] to be drawn, these go from {pictures.min():.3g} to {pictures.max():.3g}: "
+            f"images must lie in [0, 1] to be drawn, but these go from {pictures.min():.3g} to {pictures.max():.3g}: "
             "undo the normalisation, x * std + mean"
         )
     return np.ascontiguousarray(np.broadcast_to(pictures, (*pictures.shape[:3], 3)), dtype=np.float32)

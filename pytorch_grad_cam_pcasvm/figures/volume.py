@@ -1,4 +1,4 @@
-"""The figure of a volume: some of its slices, and over them what explains each component and decision."""
+"""The figure of a volume: some of its slices, overlaid with the maps of components and decisions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,35 +48,35 @@ def plot_volume(
     """Draw slices of one volume, and below each the signed map of every component and other target.
 
     Red raises the target's value, blue lowers it. All slices of a target share one scale, from -nu to nu of its whole
-    map, whose bar ends at that number; at the left stands the target's value. Maps are upsampled to the volume's size
-    (trilinear, which lowers single peaks). Slices are drawn as they lie in the array: the first of the two other
-    dimensions goes downwards.
+    map, whose bar ends at that number; the target's value is on the left. Maps are upsampled to the volume's size
+    (trilinear, which lowers single peaks). Slices are oriented as in the array: the first of the two other dimensions
+    runs downwards.
 
     Args:
         volume: the volumes that were explained, in any units, shape (N, C, D, H, W), of which the first channel is
             drawn (``volume[:, [c]]`` for another), or (N, D, H, W).
-        maps: their maps, from ``explain``, of shape (N, K, D', H', W'); ``maps[:, ks]`` for some targets alone.
+        maps: their maps, from ``explain``, of shape (N, K, D', H', W'); ``maps[:, ks]`` for some targets only.
         image: which of the N volumes, from 0.
-        axis: the dimension that slices lie along: 0 (D), 1 (H) or 2 (W).
+        axis: the dimension to slice along: 0 (D), 1 (H) or 2 (W).
         slices: their numbers, from 0; or how many, equally spaced; None: five of those where the drawn maps are
-            largest, none too close to another (of blank maps five that are equally spaced).
+            largest, none too close to another (for blank maps five equally spaced ones).
         components: which components: their numbers, from 0, or how many; None: at most the first 8.
-        title: of the volume.
+        title: title of the volume.
         classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels.
-        overlay: over the slices, otherwise bare.
-        window: which values of the volume are black and white; None: its percentiles 1 and 99.
-        spacing: the size of a voxel along D, H and W, as in millimetres: pictures have these proportions.
-        outline: what is outlined in all slices, as a segmentation: nonzero inside, shape (N, D, H, W) or
+        overlay: draw over the slices, otherwise bare.
+        window: which values of the volume are black and white; None: its 1st and 99th percentiles.
+        spacing: the size of a voxel along D, H and W, for example in millimetres: pictures have these proportions.
+        outline: what to outline in all slices, such as a segmentation: nonzero inside, shape (N, D, H, W) or
             (N, 1, D, H, W).
 
     Returns:
         The figure.
 
     Raises:
-        TypeError: the maps are no SignedMaps.
+        TypeError: the maps are not a SignedMaps.
         ValueError: maps of 2-D images or of another number of volumes, a volume of another shape or with NaN, no such
-            image, axis, slice or component, names that are not as many as classes, an outline of another shape, a
-            spacing that is not positive, or an empty window.
+            image, axis, slice or component, a number of names that differs from the number of classes, an outline of
+            another shape, a spacing that is not positive, or an empty window.
     """
     voxels = _voxels(volume, maps, image)
     check_classes(classes, {"": maps})
@@ -137,11 +137,11 @@ def plot_volume(
 def _voxels(volume: Any, maps: Any, image: Any) -> np.ndarray:
     """Return the volume that is drawn, (D, H, W), if volumes and maps belong together."""
     if not isinstance(maps, SignedMaps):
-        raise TypeError(f"maps must be one SignedMaps, as explain gives, got {type(maps).__name__}")
+        raise TypeError(f"maps must be one SignedMaps, as returned by explain, got {type(maps).__name__}")
     shape = tuple(maps.maps.shape)
     if len(shape) != 5:
         raise ValueError(
-            f"maps of volumes have the shape (N, K, D, H, W), these have {shape}: plot_maps draws maps of images"
+            f"maps of volumes have the shape (N, K, D, H, W), but these have {shape}: plot_maps draws maps of images"
         )
     given = tuple(np.shape(volume))
     if len(given) not in (4, 5) or given[0] != shape[0]:
@@ -172,7 +172,7 @@ def _chosen(slices: Any, maps: SignedMaps, axis: int, length: int) -> tuple[list
         slices = count
     if isinstance(slices, int | np.integer) and not isinstance(slices, bool):
         if not 1 <= slices <= length:
-            raise ValueError(f"slices={slices!r}: there are {length} {along}, draw at least one and at most all")
+            raise ValueError(f"slices={slices!r}: there are {length} {along}; draw at least one and at most all")
         return [int((i + 0.5) * length / slices) for i in range(slices)], f"Slices {along}, equally spaced."
     numbers = np.asarray(slices)
     if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
@@ -211,7 +211,7 @@ def _grey(voxels: np.ndarray, window: Any) -> np.ndarray:
     low, high = np.percentile(voxels, (1, 99)) if window is None else window
     if not low < high:
         if window is not None:
-            raise ValueError(f"window must be the values that are black and white, as in (-160, 240), got {window!r}")
+            raise ValueError(f"window must be the values shown black and white, as in (-160, 240), got {window!r}")
         high = low + 1  # of one value everywhere
     return ((voxels - low) / (high - low)).clip(0, 1)
 

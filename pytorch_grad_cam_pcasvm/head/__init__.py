@@ -1,4 +1,4 @@
-"""The head wing: fitted estimators as stages with closed-form pullbacks. It knows no images."""
+"""The head: fitted estimators as stages with closed-form pullbacks. It knows nothing about images."""
 
 from pytorch_grad_cam_pcasvm.head.convert import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect

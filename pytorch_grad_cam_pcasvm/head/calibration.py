@@ -1,4 +1,4 @@
-"""Calibration curves: from the scores of a classifier to probabilities, as scikit-learn's calibrators compute them."""
+"""Calibration curves: from a classifier's scores to probabilities, as in scikit-learn's calibrators."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Platt:
 
 @dataclass(frozen=True)
 class Isotonic:
-    """One class: linear between the points (x, y), constant outside of them."""
+    """One class: linear between the points (x, y), constant outside them."""
 
     x: list[float]
     y: list[float]

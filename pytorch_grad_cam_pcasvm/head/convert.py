@@ -62,7 +62,7 @@ def stages_of(fitted: Any) -> Iterator[Stage]:
         stage = stage_for(estimator) if position == len(estimators) - 1 else transformer_for(estimator)
         if not isinstance(stage, Stage):
             kind = type(estimator).__name__
-            raise TypeError(f"what is registered for {kind} gives a {type(stage).__name__}, no Stage")
+            raise TypeError(f"what is registered for {kind} returns a {type(stage).__name__}, not a Stage")
         yield stage
 
 
@@ -109,11 +109,11 @@ def _estimators(fitted: Any) -> Iterator[Any]:
 
 @singledispatch
 def stage_for(estimator: Any) -> Stage:
-    """Return the stage that computes what a fitted estimator computes, in float64 on the CPU.
+    """Return the stage that computes the same as a fitted estimator, in float64 on the CPU.
 
     Raises:
         NoClosedFormError: no stage is registered for its type.
-        TypeError: it is not an estimator at all.
+        TypeError: it is not an estimator.
     """
     name = type(estimator).__name__
     if not isinstance(estimator, BaseEstimator):
@@ -134,7 +134,7 @@ def stage_for(estimator: Any) -> Stage:
 
 @singledispatch
 def transformer_for(estimator: Any) -> Stage:
-    """Return the stage of an estimator that others follow; it differs only where one both transforms and classifies."""
+    """Return the stage of an estimator that others follow; it differs only if one both transforms and classifies."""
     return stage_for(estimator)
 
 
@@ -175,7 +175,7 @@ def _selector(estimator: Any) -> Stage:
 def _recursive_elimination(estimator: RFE) -> Stage:
     raise NoClosedFormError(
         f"{type(estimator).__name__} at the end predicts with an estimator of its own: "
-        "put that behind it, [..., rfe, rfe.estimator_]."
+        "put that after it, [..., rfe, rfe.estimator_]."
     )
 
 
@@ -183,7 +183,7 @@ def _recursive_elimination(estimator: RFE) -> Stage:
 def _function_transformer(estimator: Any) -> Stage:
     raise NoClosedFormError(
         f"FunctionTransformer({estimator.func!r}) has no closed-form Jacobian: only the identity (func=None) has. "
-        "Put the function into the backbone, or register a transformer of your own with stage_for.register(...)."
+        "Move the function into the backbone, or register a transformer of your own with stage_for.register(...)."
     )
 
 
@@ -262,7 +262,7 @@ def _kernel_pca(estimator: Any) -> Stage:
 @stage_for.register(Nystroem)
 def _nystroem(estimator: Nystroem) -> Stage:
     if not callable(estimator.kernel) and estimator.kernel_params:
-        raise NoClosedFormError("Nystroem(kernel_params=...) is not read: pass gamma, degree and coef0 themselves.")
+        raise NoClosedFormError("Nystroem(kernel_params=...) is not supported: pass gamma, degree and coef0 directly.")
     points, coefficients = tensor(estimator.components_), tensor(estimator.normalization_).T
     kernel = _kernel(estimator, estimator.gamma, points.shape[1])
     return KernelMap(kernel, points, coefficients, torch.zeros(coefficients.shape[1]).double(), reduces=False)
@@ -383,7 +383,7 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
     members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
     votings = [decision.voting for decision in decisions]
     if folds[0].method == "temperature" and any(isinstance(each, voting.Calibrated) for each in votings):
-        raise NoClosedFormError("temperature scaling of probabilities is not known here.")
+        raise NoClosedFormError("temperature scaling of these probabilities is not supported.")
     sizes = [decision.n_outputs for decision in decisions]
     votes = voting.Calibrated(votings, sizes, [_calibration(fold) for fold in folds])
     return Ensemble(members, 1.0, votes, estimator.classes_)
@@ -397,7 +397,7 @@ def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
         if not isinstance(decision, Decision) or (binary and type(decision.voting) is not voting.Binary):
             raise NoClosedFormError(
-                f"{type(estimator).__name__} of {type(each).__name__} is not known here: fit it with a "
+                f"{type(estimator).__name__} of {type(each).__name__} is not supported: fit it with a "
                 "classifier that has one decision value for two classes, e.g. SVC."
             )
     return members, decisions
@@ -429,7 +429,7 @@ def _kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Ker
     }
     if estimator.kernel not in known:
         raise NoClosedFormError(
-            f"{type(estimator).__name__} has the kernel {estimator.kernel!r}, whose gradient is not known here. "
+            f"{type(estimator).__name__} has the kernel {estimator.kernel!r}, whose gradient is unknown here. "
             "Fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'."
         )
     return known[estimator.kernel]

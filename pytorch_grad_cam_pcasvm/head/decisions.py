@@ -1,7 +1,7 @@
 """Decision stages: support vector machines, linear decisions, and several of these side by side.
 
-A decision stage maps the components p, shape (N, B), to ``decision``, shape (N, P): the values that its estimator
-decides by. Its *voting* turns them into classes.
+A decision stage maps the components p, shape (N, B), to ``decision``, shape (N, P): the values on which its estimator
+decides. Its *voting* turns them into classes.
 """
 
 from collections.abc import Sequence
@@ -62,27 +62,27 @@ class SupportVectorEffect:
     ========== ============================== ==============================================================
     kernel     dK(p_i, p)/dp                  E(p_i, p)
     ========== ============================== ==============================================================
-    RBF        2 gamma K (p_i - p)            2 gamma d exp(-gamma d^2), d = |p_i - p|; 0 at distance 0 and at
+    RBF        2 gamma K (p_i - p)            2 gamma d exp(-gamma d^2), ``d = |p_i - p|``; 0 at distance 0 and at
                                               infinity, largest at 1 / sqrt(2 gamma): sqrt(2 gamma) e^(-1/2)
-    linear     p_i                            |p_i|, the same at every p
-    polynomial degree gamma z^(degree-1) p_i  |degree gamma z^(degree-1)| |p_i|, z = gamma <p_i, p> + coef0:
+    linear     p_i                            ``|p_i|``, the same at every p
+    polynomial degree gamma z^(degree-1) p_i  ``|degree gamma z^(degree-1)| |p_i|``, z = gamma <p_i, p> + coef0:
                                               grows with the projection on p_i and has no largest value
-    sigmoid    gamma sech(z)^2 p_i            |gamma| sech(z)^2 |p_i|: largest where z = 0
+    sigmoid    gamma sech(z)^2 p_i            ``|gamma| sech(z)^2 |p_i|``: largest where z = 0
     ========== ============================== ==============================================================
 
     ``decision`` is each vector's part in the value itself. Far from all vectors of an RBF machine it is next to
-    nothing, whatever the map shows; :meth:`share` tells a decision that a few vectors drive from one to which all give
-    a little.
+    nothing, no matter what the map shows; :meth:`share` tells a decision driven by a few vectors from one to which all
+    contribute a little.
 
     Attributes:
         norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` of the paper, shape (N, I).
-        signed: ``alpha_i c_i E(p_i, p)``, shape (N, P, I); 0 where the vector takes no part. For a class that was asked
-            for P is 1, and the sign is plus where the training image speaks for that class. Otherwise there is one row
-            per decision value: for two classes a single one, plus for the second of ``classes_``; for more, those of
-            the pairs (0, 1), (0, 2), ..., (1, 2), ..., plus for the first of the pair.
+        signed: ``alpha_i c_i E(p_i, p)``, shape (N, P, I); 0 where the vector takes no part. For a given class P is 1,
+            and the sign is plus where the training image speaks for that class. Otherwise there is one row per decision
+            value: for two classes a single one, plus for the second of ``classes_``; for more, those of the pairs
+            (0, 1), (0, 2), ..., (1, 2), ..., plus for the first of the pair.
         indices: positions of the support vectors in the training set (scikit-learn's ``support_``), shape (I,).
-        decision: ``alpha_i c_i K(p_i, p)``, shape (N, P, I), in the rows and signs of ``signed``. Its sum over the
-            vectors and the intercept are the decision value; for a class, its margin up to the intercepts' part.
+        decision: ``alpha_i c_i K(p_i, p)``, shape (N, P, I), with the rows and signs of ``signed``. Its sum over the
+            vectors plus the intercept is the decision value; for a class, its margin up to the intercepts' part.
     """
 
     norm: Tensor
@@ -91,9 +91,9 @@ class SupportVectorEffect:
     decision: Tensor
 
     def share(self, count: int) -> Tensor:
-        """Return the part of ``sum_i |decision_i|`` that the ``count`` strongest vectors have, shape (N, P).
+        """Return the share of the ``count`` strongest vectors in ``sum_i |decision_i|``, shape (N, P).
 
-        It is 1 where they drive the decision alone, near ``count / I`` where nothing does, and 0 where all parts are 0.
+        It is 1 if they alone drive the decision, near ``count / I`` if no vector stands out, and 0 if all parts are 0.
         """
         size = self.decision.abs()
         total = size.sum(-1)
@@ -105,7 +105,7 @@ class KernelSVM(Decision):
     """``a(p) = sum_i alpha_i c_i K(p_i, p) + g`` for every pair of classes (the SVM layer of the paper).
 
     The machines share their support vectors: vector i of class c takes part in the C - 1 decisions of c, with the
-    coefficients of its column in ``dual_coef`` (scikit-learn's layout). One machine alone has a single row.
+    coefficients of its column in ``dual_coef`` (scikit-learn's layout). A single machine has one row.
 
     Args:
         support_vectors: p_i, shape (I, B), grouped by class.
@@ -138,7 +138,7 @@ class KernelSVM(Decision):
         return isinstance(self.kernel, Linear)
 
     def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
-        """Return the effect at x (N, B) on K targets of derivatives (K, P) by the decision values, or on these."""
+        """Return the effect at x (N, B) on K targets with seeds (K, P), or on the decision values themselves."""
         norm = self.kernel.effect(x, self.support_vectors)
         values = self.kernel.value(self.kernel.argument(x, self.support_vectors))
         seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
@@ -185,7 +185,7 @@ class KernelSVM(Decision):
 
 
 class Ensemble(Decision):
-    """Decision values of several machines side by side, times ``sign``; each is the decision that ends a chain."""
+    """Decision values of several machines side by side, times ``sign``; each machine is the last stage of a chain."""
 
     def __init__(self, members: Sequence[Chain], sign: float, voting: Voting, classes: Sequence[Any] | None) -> None:
         super().__init__(voting, classes)

@@ -34,31 +34,32 @@ class HeadTrace:
     """What a head computed for N images.
 
     Attributes:
-        values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision. In the
-            trace of ``resume``, None for what was not computed.
-        saved: what the pullback of every stage needs; tensors in it have the batch first.
+        values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision. In a trace
+            from ``resume``, None for what was not computed.
+        saved: what the pullback of every stage needs; its tensors have the batch as first dimension.
     """
 
     values: list[Tensor]
     saved: list[Any]
 
     def rows(self, index: Any) -> "HeadTrace":
-        """Return the trace of some of the images; of an integer, without a batch dimension and not to pull back."""
+        """Return the trace of some images; for an integer, without a batch dimension and without a pullback."""
         values, saved = tree_map_only(Tensor, lambda tensor: tensor[index], (self.values, self.saved))
         return HeadTrace(values, saved)
 
 
 class Head(Hookable):
-    """The fitted scikit-learn estimators behind a backbone, in float64 (float32 where the device has no float64).
+    """The fitted scikit-learn estimators after a backbone, in float64 (float32 if the device has no float64).
 
     The head computes *values*: ``values[0]`` are the features, ``values[i]`` the output of stage i - 1.
-    ``component_position`` and ``decision_position`` are where in that list the components and the decision values are.
+    ``component_position`` and ``decision_position`` are the positions of the components and the decision values in that
+    list.
 
     Args:
-        stages: the stages in order: at most one decision, at the end, and a reduction (PCA) or a decision at least.
+        stages: the stages in order: at least a reduction (PCA) or a decision, and at most one decision, at the end.
 
     Raises:
-        ValueError: no stages, nothing in them to explain, or stages behind a decision.
+        ValueError: no stages, nothing in them to explain, or stages after a decision.
     """
 
     def __init__(self, stages: Iterable[Stage]) -> None:
@@ -78,7 +79,7 @@ class Head(Hookable):
             if None not in (width, stage.n_inputs) and width != stage.n_inputs:
                 raise ValueError(
                     f"the parts of the head do not fit: {type(stage).__name__} was fitted on {stage.n_inputs} values, "
-                    f"but what comes before it gives {width}"
+                    f"but what comes before it returns {width}"
                 )
             width = stage.n_outputs if stage.n_outputs is not None else width
         self.stages: Any = nn.ModuleList(stages)
@@ -87,12 +88,12 @@ class Head(Hookable):
 
     @classmethod
     def of(cls, fitted: Any) -> "Head":
-        """Return the head of a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``)."""
+        """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``)."""
         return fitted if isinstance(fitted, Head) else cls(stages_of(fitted))
 
     @property
     def n_features(self) -> int | None:
-        """Length of a feature vector, or None where any length will do."""
+        """Length of a feature vector, or None if any length will do."""
         # A stage that takes any length, as Normalizer's, gives as many values as it got.
         return next((stage.n_inputs for stage in self.stages if stage.n_inputs is not None), None)
 
@@ -104,24 +105,24 @@ class Head(Hookable):
 
     @property
     def voting(self) -> Voting:
-        """How decision values become classes; a ValueError without a classifier."""
+        """How decision values become classes; raises a ValueError without a classifier."""
         decision = self._decision()
         if decision is None:
-            raise ValueError("the head has no SVM: use PCATarget, or put a fitted SVC behind the PCA")
+            raise ValueError("the head has no SVM: use PCATarget, or add a fitted SVC after the PCA")
         return decision.voting
 
     @property
     def linear_until(self) -> int:
-        """The last position in ``values`` up to which all is affine, with nothing to explain before it.
+        """The last position in ``values`` up to which everything is affine and there is nothing to explain.
 
-        It is the number of linear stages at the start, or the position of the components if they come earlier.
+        This is the number of linear stages at the start, or the position of the components if they come earlier.
         """
         curved = next((number for number, stage in enumerate(self.stages) if not stage.linear), len(self.stages))
         return curved if self.component_position is None else min(curved, self.component_position)
 
     @property
     def feature_mean(self) -> Tensor | None:
-        """The mean of the features of the training set, shape (D,), if the first stage knows it; otherwise None."""
+        """The mean of the training set's features, shape (D,), if the first stage knows it; otherwise None."""
         first = self.stages[0]
         if isinstance(first, Scale):
             return first.shift if first.shift_is_mean else None
@@ -150,9 +151,9 @@ class Head(Hookable):
         return self.resume(0, features), None
 
     def resume(self, position: int, value: Tensor) -> HeadTrace:
-        """Return the trace of a head that is run from ``values[position]``, shape (M, .), on.
+        """Return the trace of the head run from ``values[position]``, shape (M, .), onwards.
 
-        What lies before is None in it. Its pullback gives the derivative with respect to that value.
+        Earlier values are None. Its pullback returns the derivative with respect to that value.
 
         Raises:
             ValueError: there is no such position.
@@ -170,7 +171,7 @@ class Head(Hookable):
         return trace
 
     def check(self, features: Tensor) -> None:
-        """Compare the pullback through stages of a user's own with autograd; a NoClosedFormError where they differ."""
+        """Compare the pullback through user-defined stages with autograd; raise a NoClosedFormError if they differ."""
         package = __name__.partition(".")[0]
         own = [type(m).__name__ for m in self.modules() if isinstance(m, Stage) and package not in type(m).__module__]
         if not own:
@@ -196,7 +197,7 @@ class Head(Hookable):
         return last if self.decision_position is None else self.voting.scores(last)
 
     def labels(self, trace: HeadTrace) -> np.ndarray:
-        """Return what ``predict`` of the fitted estimator gives, shape (N,); without an SVM, the last output."""
+        """Return the predictions of the fitted estimator, shape (N,); without an SVM, the last output."""
         last = trace.values[-1].detach()
         if self.decision_position is None:
             return last.cpu().numpy()
@@ -206,11 +207,11 @@ class Head(Hookable):
         return self.classes_[self.voting.predicted(last).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:
-        """Return the position of a label in ``classes_``; a ValueError if it is not there."""
+        """Return the position of a label in ``classes_``; raise a ValueError if it is not there."""
         if self.classes_ is None:
             raise ValueError(
-                f"the head has no classes, so {label!r} is none: use SVMTarget(), or SVMTarget(sign='-') for what "
-                "lowers its value (of a one-class machine: what makes an outlier)"
+                f"the head has no classes, so {label!r} is not one: use SVMTarget(), or SVMTarget(sign='-') for what "
+                "lowers its value (for a one-class machine: what makes an outlier)"
             )
         labels = self.classes_.tolist()
         label = label.item() if isinstance(label, np.generic | Tensor) else label
@@ -223,14 +224,14 @@ class Head(Hookable):
     ) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
 
-        With a baseline it is, instead, what adds up: its product with ``values[0] - baseline.values[0]`` is that of the
-        seeds with the differences of their values.
+        With a baseline, return the secant instead: its product with ``values[0] - baseline.values[0]`` equals that of
+        the seeds with the differences of their values.
 
         Args:
-            trace: of N rows.
+            trace: a trace of N rows.
             seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
-                or, where they are the same for every image, (1, K, .); None: one target for each number of that value.
-            baseline: of N rows, or of one for all; None: the derivative.
+                or, if they are the same for every image, (1, K, .); None: one target for each number of that value.
+            baseline: a trace of N rows, or one row for all; None: the derivative.
 
         Returns:
             The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
@@ -238,7 +239,7 @@ class Head(Hookable):
 
         Raises:
             NoClosedFormError: a hook has changed a stage on the way, or a stage has no secant.
-            ValueError: the trace has values alone, or began behind a seed.
+            ValueError: the trace has only values, or was resumed after a seed's position.
         """
         traces = [trace] if baseline is None else [trace, baseline]
         if any(len(each.saved) != len(self.stages) for each in traces):
@@ -269,7 +270,7 @@ class Head(Hookable):
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 
     def digest(self) -> str:
-        """Return a digest of all that the head computes with, the same for a head from a file.
+        """Return a digest of everything the head computes with; the same for a head loaded from a file.
 
         Raises:
             TypeError: a stage is not of this package.
@@ -277,7 +278,7 @@ class Head(Hookable):
         return storage.digest_of(self.stages)
 
     def starts_as(self, other: "Head", count: int) -> bool:
-        """Return whether the first stages of two heads compute the same to the last bit."""
+        """Return whether the first stages of two heads compute the same values to the last bit."""
         parts = [list(head.stages)[:count] for head in (self, other)]
         if all(one is two for one, two in zip(*parts, strict=False)) and len(parts[0]) == len(parts[1]):
             return True
@@ -301,25 +302,25 @@ class Head(Hookable):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Head":
-        """Return the head of a file that ``save`` wrote, on the CPU, with the same bits; it needs no fitted estimator.
+        """Return the head from a file that ``save`` wrote, on the CPU, bit for bit; no fitted estimator is needed.
 
         Raises:
-            ValueError: the file is truncated, changed, or not the file of a head.
+            ValueError: the file is truncated, was changed, or is not the file of a head.
             FileNotFoundError: there is no such file.
         """
         return cls(storage.load(path))
 
     def get_extra_state(self) -> Tensor:
-        """Return what belongs to a state dict besides tensors (kernels, calibration curves, class labels), as bytes."""
+        """Return what a state dict holds besides tensors (kernels, calibration curves, class labels), as bytes."""
         # A tensor, since people clone, move and save whatever they find in a state dict.
         return torch.tensor(list(storage.constants(self.stages).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Refuse, with a ValueError, the state of a head whose tensors would mean something else here."""
+        """Raise a ValueError for the state of a head whose tensors would mean something else here."""
         if not storage.agree(bytes(state.tolist()).decode(), storage.constants(self.stages)):
             raise ValueError(
-                "the state is that of a head with another kernel, calibration or other classes: take the whole head, "
-                "head.save(path) and Head.load(path)"
+                "the state is that of a head with another kernel, calibration or other classes: transfer the whole "
+                "head with head.save(path) and Head.load(path)"
             )
 
     def support_vector_effect(
@@ -327,9 +328,9 @@ class Head(Hookable):
     ) -> SupportVectorEffect:
         """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
 
-        The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`): of an
-        RBF machine, a training image equal to the explained one has none. What it gives to the value itself is beside
-        it, in ``decision``. Both have one row for a category, otherwise one for each of the P decision values.
+        The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`): in an
+        RBF machine, a training image equal to the explained one has none. Its part in the value itself is in
+        ``decision``. Both have one row for a category, otherwise one for each of the P decision values.
 
         Args:
             components: p, shape (N, B), as in ``output.components``; without a reduction ``output.features``, (N, D).
@@ -337,13 +338,14 @@ class Head(Hookable):
             versus: another label: the effect on the decision of ``category`` against it.
 
         Raises:
-            TypeError: the components are no tensor.
-            ValueError: the head does not end with a kernel SVM, the components are none, or no such class.
+            TypeError: the components are not a tensor.
+            ValueError: the head does not end with a kernel SVM, the components have the wrong shape, or there is no
+                such class.
         """
         machine = self._decision()
         if not isinstance(machine, KernelSVM):
             inside = any(isinstance(module, KernelSVM) for module in self.modules())
-            why = "they are inside a meta-estimator, ask Head.of() of its fitted estimators"
+            why = "they are inside a meta-estimator, use Head.of() on its fitted estimators"
             raise ValueError(
                 f"the head has no support vectors of its own: {why if inside else 'it ends with no SVC, NuSVC or SVR'}"
             )
@@ -355,7 +357,7 @@ class Head(Hookable):
         if components.dim() != 2 or components.shape[1] != width:
             raise ValueError(f"expected {expected}, got {tuple(components.shape)}")
         if category is None and versus is not None:
-            raise ValueError("versus needs a category: which class is it against?")
+            raise ValueError("versus needs a category: name the class to compare with it")
         x = components.detach().to(precision(components.device))
         for stage in self.stages[position:-1]:
             x = stage(x)
@@ -366,5 +368,5 @@ class Head(Hookable):
         return machine.effect(x, machine.voting.seed(first, second, machine.intercept.unsqueeze(0)))
 
     def bytes_per_target(self, n: int) -> int:
-        """Return about how much memory one target takes in the head for n images: a few rows of its widest stage."""
+        """Return roughly how much memory one target takes in the head for n images: a few rows of its widest stage."""
         return 5 * 8 * n * max(buffer.shape[-1] for buffer in self.buffers() if buffer.dim())

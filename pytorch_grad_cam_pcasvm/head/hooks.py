@@ -1,4 +1,4 @@
-"""Hooks on the parts of a head: those that only look run as on any module, and what others change is remembered."""
+"""Hooks on the parts of a head: hooks that only observe run as on any module; changes by others are recorded."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
 class Hookable(nn.Module):
-    """A module that computes its output in ``evaluate``, beside what its pullback needs."""
+    """A module that computes its output, and what its pullback needs, in ``evaluate``."""
 
     if TYPE_CHECKING:
 
@@ -18,11 +18,11 @@ class Hookable(nn.Module):
             """Buffers and stages are found here."""
 
     def evaluate(self, x: Tensor) -> tuple[Any, Any]:
-        """Return the output for x, shape (N, in), and what the pullback needs; tensors in that have the batch first."""
+        """Return the output for x, shape (N, in), and what the pullback needs, its tensors with the batch first."""
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
 
     def forward(self, x: Tensor, made: list[Any] | None = None) -> Any:
-        """Return the output for x; ``made`` is for :func:`run`, and gets what was there before the hooks behind it."""
+        """Return the output for x; ``made``, for :func:`run`, receives the results before any forward hooks."""
         y, saved = self.evaluate(x)
         if made is not None:
             made += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
@@ -30,7 +30,7 @@ class Hookable(nn.Module):
 
 
 class Changed:
-    """Stands for what a pullback needs where a hook has made something else of a module."""
+    """Replaces what a pullback needs if a hook has changed the module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.name = type(module).__name__
@@ -59,7 +59,7 @@ def intact(saved: Any) -> Any:
             f"a hook on {saved.name}, a part of the head, changes its input, output or gradient, which has no "
             "closed form",
             "remove it",
-            "put what it does into the backbone",
+            "move what it does into the backbone",
             "register a stage that does it with stage_for.register(...)",
         )
     return saved

@@ -1,9 +1,9 @@
-"""The kernels of support vector machines: their values and, beside them, their gradients.
+"""The kernels of support vector machines: their values and gradients.
 
 Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has five
 methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
 
-- ``argument(x, points)``: shape (N, I), computed once for all that follows;
+- ``argument(x, points)``: shape (N, I), computed once for everything below;
 - ``value(argument)``: ``K(p_i, x)``, shape (N, I);
 - ``pullback(argument, x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I) or
   (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it,
@@ -172,8 +172,8 @@ class RBF:
     ) -> tuple[Tensor, Tensor]:
         """Return the mean of the gradient along the straight line from x0 to x, (N, K, B), and its factor's logarithm.
 
-        It is ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``: the mean value I_i of the kernel on the line, and
-        where on it, from 0 to 1, the kernel's weight has its centre tau_i.
+        It is ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``, I_i the mean value of the kernel on the line, and
+        tau_i, from 0 to 1, the centre of the kernel's weight on it.
         """
         step = x - x0
         # Around the baseline, so that nothing cancels in products of points that are far from 0.
@@ -199,7 +199,7 @@ Kernel = Linear | Polynomial | Sigmoid | RBF
 
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:
-    """Return ``|x - p_i|^2`` of x (N, B) to points (I, B), shape (N, I), from differences: nothing cancels."""
+    """Return ``|x - p_i|^2`` for x (N, B) and points (I, B), shape (N, I), from differences, so nothing cancels."""
     return _SquaredDistances.apply(x, points)
 
 

@@ -1,14 +1,14 @@
-"""The stages of a head: what each computes and, beside it, its pullback (vector-Jacobian product in closed form).
+"""The stages of a head: what each computes, and its pullback (the vector-Jacobian product in closed form).
 
 A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, the derivative of K targets with respect
-to the stage's output, of shape (N, K, out) or (1, K, out) where it is the same for every image, and gives the
+to the stage's output, of shape (N, K, out), or (1, K, out) if it is the same for every image, and returns the
 derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
 
-A *secant* of a stage f between a baseline x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly, and a
-chain of secants is one again. ``secant`` gives ``grad @ J``, whose parts add up to the difference that is explained.
+A *secant* of a stage f between a baseline x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly; a chain of
+secants is again a secant. ``secant`` returns ``grad @ J``, whose parts add up to the difference that is explained.
 
-A gradient may come divided by a factor, too small for its dtype, whose logarithm, of shape (N, K) or (1, K), is beside
-it: ``(grad, log_scale)``. A ``log_scale`` of None: nothing was factored out.
+A gradient may come divided by a factor that is too small for its dtype, together with the factor's logarithm, of shape
+(N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
 """
 
 import math
@@ -27,7 +27,7 @@ Scaled = tuple[Tensor, Tensor | None]
 
 
 def precision(device: torch.device) -> torch.dtype:
-    """Return the dtype a head computes in on ``device``: float64, or float32 where the device has no float64."""
+    """Return the dtype a head computes in on ``device``: float64, or float32 if the device has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -41,8 +41,8 @@ class Stage(Hookable):
     """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad)``.
 
     Attributes:
-        n_inputs: length of an input row, or None where any length will do.
-        n_outputs: length of an output row, or None where it is that of the input.
+        n_inputs: length of an input row, or None if any length will do.
+        n_outputs: length of an output row, or None if it equals that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
         linear: whether the stage is affine, so that its secants are its derivative.
     """
@@ -53,7 +53,7 @@ class Stage(Hookable):
     linear: bool = False
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
-        """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module's text for shapes)."""
+        """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module docstring for shapes)."""
         raise NotImplementedError(
             f"{type(self).__name__} defines no pullback(saved, grad) that returns (grad, log_scale)"
         )
@@ -64,23 +64,23 @@ class Stage(Hookable):
         The baseline has N rows, or one for all of them. Where x and x0 are equal, J is the derivative.
 
         Raises:
-            NoClosedFormError: the stage defines none, and is not linear.
+            NoClosedFormError: the stage defines no secant and is not linear.
         """
         if self.linear:
             return self.pullback(saved, grad)
         raise NoClosedFormError(
-            f"{type(self).__name__} has no secant, so nothing adds up behind it",
+            f"{type(self).__name__} has no secant, so contributions through it cannot add up",
             "define secant(saved, saved0, grad)",
             "set linear = True if it is affine",
-            "use a method that needs the gradient alone",
+            "use a method that needs only the gradient",
         )
 
     def jacobian(self, saved: Any, y: Tensor) -> Scaled:
-        """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for what ``evaluate`` saved beside the output y."""
+        """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for the output y and what ``evaluate`` saved."""
         return self.pullback(saved, identity(y))
 
     def keep(self, **tensors: Tensor | None) -> None:
-        """Register buffers, in one layout: products of another layout differ in the last bit, also after loading."""
+        """Register buffers in one memory layout: in another, products differ in the last bit, also after loading."""
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.contiguous())
 
@@ -100,9 +100,9 @@ def identity(y: Tensor) -> Tensor:
 
 
 def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
-    """Return the pullback of a gradient that may be divided by a factor already, and the logarithm of both factors.
+    """Return the pullback of a gradient that may already be divided by a factor, and the logarithm of both factors.
 
-    ``saved`` is what ``evaluate`` saved; if what it saved at a baseline is there too, the pullback is the secant's.
+    ``saved`` is what ``evaluate`` saved; if followed by what it saved at a baseline, the secant is used instead.
     """
     grad, before = scaled
     rule: Any = stage.pullback if len(saved) == 1 else stage.secant
@@ -111,7 +111,7 @@ def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
 
 
 def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
-    """Return the sum of gradients of different size, the largest factor taken out, and its logarithm."""
+    """Return the sum of gradients of different sizes, with the largest factor taken out, and its logarithm."""
     # A term that takes no part must not set the scale of the others.
     logarithms = [
         torch.where(grad.any(-1), 0.0 if log_scale is None else log_scale, -torch.inf).to(grad.dtype)
@@ -126,9 +126,9 @@ def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
 
 
 def quotient(dy: Tensor, dx: Tensor, slope: Tensor, size: Tensor) -> Tensor:
-    """Return ``dy / dx``, or the slope where x and x0 nearly meet: dy is all rounding there.
+    """Return ``dy / dx``, or the slope where x and x0 nearly coincide, as dy is pure rounding error there.
 
-    ``size`` is ``|y| + |y0|``, which that rounding is measured by: the slope is taken where no difference can be seen.
+    ``size`` is ``|y| + |y0|``, which sets the scale of that error: the slope is used where ``dy = slope dx`` within it.
     """
     meet = (dy - slope * dx).abs() <= 4 * torch.finfo(dy.dtype).eps * size
     return torch.where(meet, slope, dy / torch.where(meet, 1.0, dx))
@@ -137,7 +137,7 @@ def quotient(dy: Tensor, dx: Tensor, slope: Tensor, size: Tensor) -> Tensor:
 class Scale(Stage):
     """``y = (x - shift) / divisor + offset``, each of shape (D,), then clipped to ``limits`` (low, high) if given.
 
-    ``shift_is_mean``: whether the shift is the mean of the training set, as StandardScaler's.
+    ``shift_is_mean``: whether the shift is the mean of the training set, as in StandardScaler.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Scale(Stage):
         return self.limits is None
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-        """Return y, shape (N, D); and, if there are limits, y before and after clipping, and where it is inside."""
+        """Return y, shape (N, D), and with limits also y before and after clipping, and where it is inside them."""
         y = (x - self.shift) / self.divisor + self.offset
         if self.limits is None:
             return y, None
@@ -174,7 +174,7 @@ class Scale(Stage):
         return grad / self.divisor, None
 
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
-        """Return ``grad / divisor`` times the part of the difference that is left by the limits."""
+        """Return ``grad / divisor`` times the fraction of the difference that the limits leave."""
         if saved is not None:
             (y, clipped, inside), (y0, clipped0, _) = saved, saved0
             left = quotient(clipped - clipped0, y - y0, inside.to(y.dtype), clipped.abs() + clipped0.abs())
@@ -188,12 +188,12 @@ class Projection(Stage):
     Args:
         components: V^T, shape (B, D).
         mean: u, shape (D,).
-        divisor: square roots of the explained variances where PCA whitens, otherwise ones, shape (B,).
-        weighted: whether u is another mean than that of the training set, as with an LDA's priors.
-        inverse: R, shape (B, D), of an ``inverse_transform`` that is ``p R + u``; or, shape (B,), by what the rows of
-            V^T are multiplied in R; None: there is none, or it is not known.
-        variances: of the outputs on the training set, shape (B,), where these are uncorrelated and of mean 0; otherwise
-            None.
+        divisor: square roots of the explained variances if PCA whitens, otherwise ones, shape (B,).
+        weighted: whether u differs from the mean of the training set, as with an LDA's priors.
+        inverse: R, shape (B, D), of an ``inverse_transform`` that is ``p R + u``; or the factors, shape (B,), by which
+            the rows of V^T are multiplied in R; None: there is none, or it is unknown.
+        variances: variances of the outputs on the training set, shape (B,), if these are uncorrelated with mean 0;
+            otherwise None.
     """
 
     reduces = True
@@ -216,7 +216,7 @@ class Projection(Stage):
 
     @property
     def restoring(self) -> Tensor | None:
-        """R, shape (B, D): ``p R + u`` is the ``inverse_transform`` of p; None where it is not known."""
+        """R, shape (B, D): ``p R + u`` is the ``inverse_transform`` of p; None if unknown."""
         if self.inverse is None or self.inverse.dim() == 2:
             return self.inverse
         return self.inverse.unsqueeze(1) * self.components
@@ -266,7 +266,7 @@ _SMALLEST_NORM = 10 * torch.finfo(torch.float64).eps
 
 
 class Normalise(Stage):
-    """``y = x / |x|`` row by row, in the norm "l1", "l2" or "max"; a row of zeros, as scikit-learn has it, stays."""
+    """``y = x / |x|`` row by row, in the norm "l1", "l2" or "max"; as in scikit-learn, a row of zeros stays zero."""
 
     def __init__(self, norm: str) -> None:
         super().__init__()
@@ -297,10 +297,10 @@ class Normalise(Stage):
     def secant(
         self, saved: tuple[Tensor, Tensor, Tensor], saved0: tuple[Tensor, Tensor, Tensor], grad: Tensor
     ) -> Scaled:
-        """Return the rule of products for ``y = x r``: ``mean(r) grad + <grad, mean(x)> J_r``.
+        """Return the product rule for ``y = x r``: ``mean(r) grad + <grad, mean(x)> J_r``.
 
-        ``J_r`` is the secant of ``r = 1 / |x|``, ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, has
-        no part in the means: with a baseline of zeros all is ``grad / |x|``.
+        ``J_r`` is the secant of ``r = 1 / |x|``, ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, is
+        left out of the means: with a baseline of zeros the result is ``grad / |x|``.
         """
         (x, _, norm), (x0, _, norm0) = saved, saved0
         zeros, zeros0 = norm < _SMALLEST_NORM, norm0 < _SMALLEST_NORM

@@ -1,4 +1,4 @@
-"""Heads in files: tensors as safetensors, all else as JSON in the file's header. No pickle, no scikit-learn.
+"""Heads in files: tensors as safetensors, the rest as JSON in the file's header. No pickle, no scikit-learn.
 
 A part of a head (stage, voting, kernel, calibration) is written as its type and the arguments of its constructor, which
 every part keeps as attributes of the same names.
@@ -57,7 +57,7 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: di
 
 
 def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the strings and the tensors, on the CPU, of a safetensors file; ``writer`` is named where it is none."""
+    """Return the strings and the tensors, on the CPU, of a safetensors file; errors name its ``writer``."""
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder: name the file that {writer} wrote")
     try:
@@ -67,7 +67,7 @@ def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[s
                 for name in file.keys()  # noqa: SIM118
             }
     except SafetensorError as error:
-        what = f"{path} is no safetensors file, or a truncated one ({error})"
+        what = f"{path} is not a safetensors file, or is truncated ({error})"
         raise ValueError(f"{what}: make one with {writer}") from error
 
 
@@ -79,7 +79,7 @@ def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
 
 
 def digest_of(parts: list[stages.Stage]) -> str:
-    """Return the digest of the stages of a head, which its file has, too."""
+    """Return the digest of the stages of a head, which is also stored in its file."""
     tensors: dict[str, Tensor] = {}
     return _digest(json.dumps(_encode(parts, tensors)), tensors)
 
@@ -101,14 +101,14 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
     try:
         parts = [_decode(part, tensors) for part in _parsed(metadata["head"])]
         if not all(isinstance(part, stages.Stage) for part in parts):
-            raise ValueError("its parts are no stages")
+            raise ValueError("its parts are not stages")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise ValueError(f"{path} describes no head: {error}; write it anew with net.head.save(path)") from error
+        raise ValueError(f"{path} is not a valid head: {error}; write it again with net.head.save(path)") from error
     return parts
 
 
 def constants(parts: list[stages.Stage]) -> str:
-    """Return what a state dict has no tensors for as JSON; an empty string where a stage is not of this package."""
+    """Return the parts of a state dict that are not tensors as JSON; "" if a stage is not of this package."""
     try:
         return json.dumps(_encode(parts, {}))
     except TypeError:
@@ -116,7 +116,7 @@ def constants(parts: list[stages.Stage]) -> str:
 
 
 def agree(state: str, expected: str) -> bool:
-    """Return whether two heads have the same ``constants``, what ``state`` of an earlier version lacks left out."""
+    """Return whether two heads have the same ``constants``, ignoring what a ``state`` of an earlier version lacks."""
     if not state or not expected:
         return state == expected
     return _within(_parsed(state, tensors=False), _parsed(expected, tensors=False))

@@ -1,6 +1,6 @@
 """Voting: how the decision values of a machine become classes.
 
-A machine gives P decision values for an image: one per pair of classes for one-vs-one, one per class for one-vs-rest, a
+A machine has P decision values for an image: one per pair of classes for one-vs-one, one per class for one-vs-rest, a
 single one for two classes or a regressor. A *voting* turns them into per-class margins, scores and predictions. Margins
 are linear in the decision values, so the gradient of a target is a row vector over them, its *seed*.
 """
@@ -19,30 +19,29 @@ class Voting(ABC):
 
     Attributes:
         n_classes: C.
-        calibration: what makes ``predict_proba`` of the scores (..., C), or of (..., 1) for two classes; None: nothing.
+        calibration: what turns scores (..., C), or (..., 1) for two classes, into ``predict_proba``; None: nothing.
     """
 
     n_classes: int
     calibration: Calibration | None = None
 
     def margins(self, decision: Tensor) -> Tensor:
-        """Return what is explained of each class: (..., P) to (..., C), linear; here the values themselves."""
+        """Return the margin of each class, which maps explain: (..., P) to (..., C), linear; here the values."""
         return decision
 
     @abstractmethod
     def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
-        """Return the derivative of a class's margin, or of its decision against ``versus``, by the decision values.
+        """Return the derivative of a class's margin, or its decision against ``versus``, w.r.t. the decision values.
 
-        Classes are indices, shape (...); ``decision``, shape (..., P), is for dtype and device, and P for the shape of
-        the result.
+        Classes are indices, shape (...); ``decision``, shape (..., P), only supplies dtype, device and P.
         """
 
     def scores(self, decision: Tensor) -> Tensor:
-        """Return what scikit-learn's ``decision_function`` gives, with columns [-a, a] for two classes."""
+        """Return scikit-learn's ``decision_function``, with columns [-a, a] for two classes."""
         return self.ranking(decision)
 
     def ranking(self, decision: Tensor) -> Tensor:
-        """Return per-class values, shape (..., C), whose order is that of the classes."""
+        """Return per-class values, shape (..., C), that rank the classes."""
         return self.margins(decision)
 
     def predicted(self, decision: Tensor) -> Tensor:
@@ -50,16 +49,16 @@ class Voting(ABC):
         return self.ranking(decision).argmax(-1)
 
     def probabilities(self, decision: Tensor) -> Tensor:
-        """Return probabilities of the classes as ``predict_proba`` gives them, shape (..., C)."""
+        """Return the probabilities of the classes, as ``predict_proba`` does, shape (..., C)."""
         if self.calibration is None:
             raise ValueError(
-                "the head gives no probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
+                "the head has no probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
                 "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
             )
         return self.calibrated(self.calibration, decision)
 
     def calibrated(self, calibration: Calibration, decision: Tensor) -> Tensor:
-        """Return what a calibration makes of the scores, of which two classes have one."""
+        """Return the calibrated probabilities of the scores; two classes have one score."""
         scores = self.scores(decision)
         return calibration(scores[..., 1:] if self.n_classes == 2 else scores)
 
@@ -74,7 +73,7 @@ class Regression(Voting):
         return torch.ones_like(decision)
 
     def prediction(self, decision: Tensor) -> Tensor:
-        """Return what the estimator predicts, shape (N,)."""
+        """Return the estimator's predictions, shape (N,)."""
         return decision[..., 0]
 
 
@@ -192,10 +191,10 @@ class OneVsOne(Voting):
 
 
 class Calibrated(Voting):
-    """The voting of calibrated classifiers: probabilities, the mean over members with a voting and a calibration each.
+    """The voting of calibrated classifiers: the mean probability over members, each with a voting and a calibration.
 
-    Margins are the mean of the members' margins: they are explained, since probabilities saturate. ``sizes`` are the
-    members' numbers of decision values.
+    Margins are the mean of the members' margins; they are what is explained, since probabilities saturate. ``sizes``
+    are the members' numbers of decision values.
     """
 
     def __init__(self, votings: Sequence[Voting], sizes: Sequence[int], calibrations: Sequence[Calibration]) -> None:

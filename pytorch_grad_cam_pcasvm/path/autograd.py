@@ -1,4 +1,4 @@
-"""The path by autograd: what a network falls back on, and what a closed form is held against."""
+"""The path by autograd: the fallback for a network, and the reference for a closed form."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class _Differentiable(TorchFunctionMode):
 
 
 class AutogradPath:
-    """The path by autograd: the stem runs without a graph, what follows the first target layer with one.
+    """The path by autograd: the stem runs without a graph, everything after the first target layer with one.
 
     Args:
         backbone: the network.
@@ -53,7 +53,7 @@ class AutogradPath:
         self._backbone, self._layer, self._names = backbone, layer, list(names)
 
     def run(self, x: Tensor, recorder: Recorder | None = None) -> "AutogradPass":
-        """Run the network once, up to the features; a recorder notes the same pass."""
+        """Run the network once, up to the features; a recorder records the same pass."""
         leaves: dict[str, Tensor] = {}
 
         # What follows a target layer gets another tensor, with a graph that begins there.
@@ -87,7 +87,7 @@ class AutogradPass(Pass):
     _graph: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Keep the graph apart from what is shown."""
+        """Separate the graph from the visible tensors."""
         self._leaves = self.activations
         self._graph = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
         self.activations = [leaf.detach() for leaf in self._leaves]
@@ -135,7 +135,7 @@ class AutogradPass(Pass):
         return multiplied(self.pullback(seeds, target, baseline), x, over)
 
     def bytes_per_target(self) -> int:
-        """Return about how much memory one target takes for the batch."""
+        """Return roughly how much memory one target takes for the batch."""
         return 4 * max(leaf.numel() * leaf.element_size() for leaf in self._leaves)
 
 
@@ -155,9 +155,9 @@ def run_to_features(
         layer: dotted name of the feature layer; None: the network's output.
         names: dotted names of the target layers.
         x: input, shape (N, ...).
-        reached: called with the name and output of every target layer; may give another output.
+        reached: called with the name and output of every target layer; may return another output.
         recorder: watches the layers that have rules of their own.
-        modules: all modules of the network, where they are known.
+        modules: all modules of the network, if known.
     """  # noqa: DOC201, DOC501 - said in one line
     ran: set[str] = set()
 
@@ -165,7 +165,7 @@ def run_to_features(
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             if not isinstance(output, Tensor):
                 raise TypeError(
-                    f"the target layer {name!r} gives a {type(output).__name__}, not a tensor: choose a layer inside it"
+                    f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
                 )
             if name in ran:
                 raise ValueError(f"the target layer {name!r} runs more than once: choose the block around it")
@@ -186,7 +186,7 @@ def run_to_features(
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
         what = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
         raise TypeError(
-            f"{type(backbone).__name__} gives a {type(output).__name__} of {what}s, as a detector's boxes: only a "
+            f"{type(backbone).__name__} returns a {type(output).__name__} of {what}s, like a detector's boxes: only a "
             "tensor, or a dict, tuple or list of tensors, can be explained"
         )
     missing = [name for name in names if name not in ran]

@@ -1,4 +1,4 @@
-"""Torch function modes on the way to the features: taken off again, and told where gradients are switched off."""
+"""Torch function modes on the way to the features: they are removed again, and told where gradients are off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def modes_kept() -> Iterator[None]:
-    """Take off, at the end, every torch function mode that was entered inside."""
+    """Remove, at the end, every torch function mode that was entered inside."""
     outer = torch._C._len_torch_function_stack()
     try:
         yield
@@ -20,9 +20,9 @@ def modes_kept() -> Iterator[None]:
 
 
 class Regions:
-    """Where the network switches gradients off behind the target layer: what is computed there is a constant.
+    """Where the network switches gradients off after the target layer: what is computed there is a constant.
 
-    A region that began before the target layer, as a frozen tower called under ``torch.no_grad()``, does not count.
+    A region that began before the target layer, such as a frozen tower called under ``torch.no_grad()``, is ignored.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Regions:
         return self._switched_off or (inference and not self._inference)
 
     def switch(self, enabled: bool, frame: FrameType) -> None:
-        """Note a call of ``torch._C._set_grad_enabled`` from a frame: contexts make it when they begin and end."""
+        """Record a call of ``torch._C._set_grad_enabled`` from a frame; contexts make it when they begin and end."""
         # no_grad().__enter__ and __exit__ call set_grad_enabled.__init__: the context is the outer of the two.
         outer = frame.f_back
         if outer is not None and isinstance(outer.f_locals.get("self"), torch.no_grad | torch.enable_grad):

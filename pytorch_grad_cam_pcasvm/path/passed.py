@@ -105,7 +105,7 @@ class Pass:
         self._refuse("way to run its steps again")
 
     def rerun(self, activations: Tensor, target: int) -> Any:
-        """Return what the path gives for M rows of activations; row m in the place of image ``m % N``."""
+        """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
         self._refuse("way to run its steps again")
 
     def cut(self, target: int) -> tuple[int, bool]:
@@ -147,7 +147,7 @@ class Pass:
 
     def _refuse(self, what: str) -> NoReturn:
         raise NoClosedFormError(
-            f"a path by autograd has no {what}: this method needs the closed form",
+            f"an autograd path has no {what}: this method needs the closed form",
             "pass jacobian='closed_form' to see which step has none",
-            "use a method of the gradient as ClosedFormGradCAM",
+            "use a gradient method such as ClosedFormGradCAM",
         )

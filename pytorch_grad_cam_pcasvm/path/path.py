@@ -27,7 +27,7 @@ class Path:
         names: dotted names of the target layers.
         checked: signatures of passes that were compared with autograd, and kinds of baselines that were compared with
             the network; new ones are added.
-        modules: all modules of the network, where they are known.
+        modules: all modules of the network, if known.
         attention: ``"frozen"``: the weights of attention are constants of every pass; ``"exact"``: they are not.
     """
 
@@ -46,7 +46,7 @@ class Path:
         self._modules = modules_of(backbone) if modules is None else modules
 
     def run(self, x: Tensor) -> ClosedFormPass:
-        """Run the network once, up to the features; compare steps that were not met before with autograd."""
+        """Run the network once, up to the features; compare steps not seen before with autograd."""
         self._first: tuple[Tensor, Tensor, Any] | None = None
         if not self._checked:
             self._check(x, rows=2)  # beforehand: what is refused has run on copies only
@@ -56,7 +56,7 @@ class Path:
         signature = self._signature(passed.tape)
         if signature not in self._checked and signature not in self._check(x, rows=len(x)):
             hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
-            reason = "the network takes other steps in every run"
+            reason = "the network takes different steps in every run"
             raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
         exact = passed
         if self._attention == "frozen":
@@ -78,16 +78,16 @@ class Path:
     def check_baseline(self, x: Tensor, passed: ClosedFormPass, target: int, activations: Tensor) -> None:
         """Refuse a path whose steps are not those that the network takes at a baseline.
 
-        A tape knows no control flow: which way the network goes at the baseline only the network can tell.
+        A tape has no control flow: only the network can tell which branches it takes at the baseline.
 
         Args:
             x: images of the pass, shape (N, ...).
             passed: the pass.
             target: position of the target layer.
-            activations: those of the baseline, of one row for all images or N.
+            activations: activations of the baseline, with one row for all images or N.
 
         Raises:
-            NoClosedFormError: the network gives something else there.
+            NoClosedFormError: the network's output there differs.
         """
         name, rows = self._names[target], len(passed.activations[target])
         activations = activations.expand(rows, *activations.shape[1:]) if len(activations) == 1 else activations
@@ -107,13 +107,13 @@ class Path:
                 return
         finite = all(bool(leaf.isfinite().all()) for leaf in given)
         raise NoClosedFormError(
-            f"what is behind the target layer {name!r} is another function at the baseline: the network decides there "
-            "by its numbers (an if on activations, sign, round, detach, a part without gradients), or mixes images"
+            f"what follows the target layer {name!r} is another function at the baseline: the network branches on "
+            "values there (an if on activations, sign, round, detach, a part without gradients), or mixes images"
             if finite
-            else f"the network does not give finite numbers at the baseline of {name!r}",
+            else f"the network does not return finite numbers at the baseline of {name!r}",
             "choose another baseline",
             "choose a later target layer",
-            "use a method of the gradient as ClosedFormGradCAM",
+            "use a gradient method such as ClosedFormGradCAM",
         )
 
     def _at_baseline(self, x: Tensor, name: str, activations: Tensor) -> list[Tensor]:
@@ -173,8 +173,8 @@ class Path:
         pairs = zip(filter(_is_float, tree_leaves(before)), filter(_is_float, tree_leaves(again)), strict=False)
         if not all(_close(leaf, then) for then, leaf in pairs):
             raise ValueError(
-                f"{type(self._backbone).__name__} gives other numbers in every run (dropout that is always on, a "
-                "random mask or sampling?), so that there is nothing to explain: switch that off"
+                f"{type(self._backbone).__name__} returns different numbers in every run (dropout that is always on, "
+                "a random mask or sampling?), so there is nothing to explain: switch that off"
             )
 
     def _agrees(self, passed: ClosedFormPass, reference: AutogradPass, generator: torch.Generator) -> bool:
@@ -228,8 +228,8 @@ class Path:
                 raise NoClosedFormError(
                     *advice(
                         f"the Jacobian of the path from {name!r} differs from autograd's (a step that cannot be "
-                        "seen, as a scripted function, an autograd.Function or a backward hook, or a wrong rule or "
-                        "keeps_sums in @register_jacobian?)"
+                        "seen, such as a scripted function, an autograd.Function or a backward hook, or a wrong rule "
+                        "or keeps_sums in @register_jacobian?)"
                     )
                 )
             compared = compared and bool(size > 0)

@@ -1,4 +1,4 @@
-"""The closed form: what a tape gives when it is walked backwards."""
+"""The closed form: walking a tape backwards."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,9 +29,9 @@ class ClosedFormPass(Pass):
     Args:
         tape: the tape.
         names: dotted names of the target layers.
-        heads: keep the heads of the first attention apart: as so many targets in place of each.
+        heads: keep the heads of the first attention apart: one target per head in place of each.
         check: called once for every kind of pass with the position of a target layer and the activations of a
-            baseline: refuses a path that another function lies behind there. None: nothing is checked.
+            baseline; refuses a path that is another function there. None: nothing is checked.
         checked: kinds of passes that were checked; new ones are added.
     """
 
@@ -62,8 +62,8 @@ class ClosedFormPass(Pass):
     def weights(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
         """Return the sum of the pullback over the positions of every channel, shape (K, N, T).
 
-        Steps that keep such sums (flatten, pooling) are passed without a pullback, and the sum moves into the weight of
-        a first dense layer: W1 (D1, T H W) becomes (D1, T).
+        Steps that keep such sums (flatten, pooling) are skipped without a pullback, and the sum moves into the weight
+        of a first dense layer: W1 (D1, T H W) becomes (D1, T).
         """
         self._check_first(seeds, target, baseline)
         tape, value = self.tape, self._root(target)
@@ -89,7 +89,7 @@ class ClosedFormPass(Pass):
     ) -> Tensor:
         """Return ``sum_t d[k,n,t,i] x[n,t,i]`` (K, N, *positions), or the sum over positions (K, N, T).
 
-        In front of a first dense layer with nothing but new shapes between, x moves into its weight.
+        If only reshapes lie between here and a first dense layer, x moves into that layer's weight.
         """
         self._check_first(seeds, target, baseline)
         dense = players.first_dense(self.tape, self._root(target))
@@ -115,7 +115,7 @@ class ClosedFormPass(Pass):
         tokens: tuple[int, int, int],
         baseline: Baseline | None = None,
     ) -> Tensor:
-        """Return ``pullback`` summed over some tokens: through steps that are the same for all, the sum goes back."""
+        """Return ``pullback`` summed over some tokens; steps that are the same for all tokens pull back the sum."""
         self._check_first(seeds, target, baseline)
         root = self._root(target)
 
@@ -129,7 +129,7 @@ class ClosedFormPass(Pass):
     def token_contributions(
         self, seeds: Sequence[Tensor | None], target: int, dims: tuple[int, int], baseline: Baseline
     ) -> Tensor:
-        """Return secants times what the activations change by, where steps that mix tokens begin, (K, N, L)."""
+        """Return secants times the change in activations, where steps that mix tokens begin, (K, N, L)."""
         self._check_first(seeds, target, baseline)
         root = self._root(target)
 
@@ -161,7 +161,7 @@ class ClosedFormPass(Pass):
         size = expected.double().norm()
         if bool((found - expected).double().norm() > max(eps**0.5, 1e-7) * size):
             raise NoClosedFormError(
-                f"sums over the tokens of {self.names[target]!r} differ from its pullback, which is a fault of this "
+                f"sums over the tokens of {self.names[target]!r} differ from its pullback, which is a bug in this "
                 "package: please report the network",
                 "pass a function as reshape_transform",
             )
@@ -169,12 +169,12 @@ class ClosedFormPass(Pass):
             self.checked.add(self._kind(what, target))
 
     def bytes_per_target(self) -> int:
-        """Return about how much memory one target takes for the batch: a few times the widest value of the path."""
+        """Return roughly how much memory one target takes for the batch: a few times the path's widest value."""
         floats = filter(has_gradient, self.tape.values)
         return 4 * max(value.numel() * max(4, value.element_size()) for value in floats)
 
     def baseline(self, activations: Tensor, target: int) -> Baseline:
-        """Run the path from the activations of a baseline, of one row for all images or N."""
+        """Run the path from the activations of a baseline, with one row for all images or N."""
         values = self.tape.replay(self._root(target), activations)
         if self.check is not None and self._is_new("baseline", target):
             self.check(target, activations)
@@ -182,22 +182,22 @@ class ClosedFormPass(Pass):
         return Baseline(values, self.tape.structured(self.tape.outputs_of(values)))
 
     def moved(self, activations: Tensor, target: int) -> "ClosedFormPass":
-        """Return the pass of the same steps from other activations (N, T, ...), which may be dual numbers."""
+        """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
         found = self.tape.replay(self._root(target), activations)
         values = [found.get(index, value) for index, value in enumerate(self.tape.values)]
         output = self.tape.structured(self.tape.outputs_of(found))
         return ClosedFormPass(replace(self.tape, values=values, output=output), self.names)
 
     def with_heads(self) -> "ClosedFormPass":
-        """Return the same pass, the heads of its first attention apart."""
+        """Return the same pass with the heads of its first attention kept apart."""
         return replace(self, heads=True)
 
     def rerun(self, activations: Tensor, target: int) -> Any:
-        """Return what the path gives for M rows of activations; row m in the place of image ``m % N``."""
+        """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
         return self.tape.structured(self.tape.in_blocks(self._root(target), activations))
 
     def cut(self, target: int) -> tuple[int, bool]:
-        """Return up to which value what follows a target layer is affine, and whether that is the output itself."""
+        """Return the value up to which the path after a target layer is affine, and whether that is the output."""
         key = self._kind("rows", target)
         value, checked = players.cut(self.tape, self._root(target), checked=key in self.checked)
         if checked:
@@ -210,17 +210,17 @@ class ClosedFormPass(Pass):
         return self.tape.values[index]
 
     def rows(self, target: int, x: Tensor, over: str, chunk: slice | None = None) -> Tensor:
-        """Return what each player brings to the value of ``cut``, shape (N, J, *value.shape[1:])."""
+        """Return what each player contributes to the value of ``cut``, shape (N, J, *value.shape[1:])."""
         value, _ = self.cut(target)
         return players.rows(self.tape, self._root(target), value, x, over, chunk or slice(None))
 
     def row(self, target: int, x: Tensor) -> Tensor:
-        """Return what activations x alone bring to the value of ``cut``, shape (N, *value.shape[1:])."""
+        """Return what activations x alone contribute to the value of ``cut``, shape (N, *value.shape[1:])."""
         value, _ = self.cut(target)
         return players.through(self.tape, self._root(target), value, x.unsqueeze(1))[:, 0]
 
     def rerun_from(self, value: int, rows: Tensor, image: int | None = None) -> Any:
-        """Return what the path gives for M other rows of the value of ``cut``, of an image or image ``m % N``."""
+        """Return the path's output for M other rows of the value of ``cut``, of an image or image ``m % N``."""
         if image is not None and value not in self._interchangeable:
             self._interchangeable[value] = players.interchangeable(self.tape, value)
         if image is None or self._interchangeable[value]:
@@ -233,7 +233,7 @@ class ClosedFormPass(Pass):
         return self.tape.structured([tensor[image :: len(recorded)] for tensor in found])
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
-        """Return the relevance of activations, what the output contributes shared out, (K, *activations.shape)."""
+        """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
         pairs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)
         given = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
         return relevance(self.tape, given, self._root(target))
@@ -278,7 +278,7 @@ class ClosedFormPass(Pass):
             raise NoClosedFormError(
                 f"contributions from {self.names[target]!r} do not add up: {whose}, as J (x - x0) is not f(x) - f(x0)",
                 "correct secant= in @register_jacobian",
-                "use a method of the gradient as ClosedFormGradCAM",
+                "use a gradient method such as ClosedFormGradCAM",
             )
         if bool((torch.stack(sizes) > 0).any()):  # there was something to compare
             self.checked.add(self._kind("secant", target))

@@ -1,10 +1,10 @@
-"""Recording: what the network itself computes between its target layers and the features, noted while it runs.
+"""Recording: what the network itself computes between its target layers and the features, recorded while it runs.
 
 A hook on the first target layer that runs switches on a :class:`Recorder`, a ``TorchFunctionMode`` that sees every
-call of a torch function or method in this thread. It notes those with an argument that depends on a target layer's
-output. Everything else is a constant of this call: the stem, weights, and what goes around a target layer. Comparisons
-and indices are noted, too, as *switches*: no gradient goes through them, but a replay has to compute them anew. In all
-that concerns gradients they are constants: what happens to them is never a reason to refuse a path.
+call of a torch function or method in this thread. It records those with an argument that depends on a target layer's
+output. Everything else is a constant of this call: the stem, weights, and whatever bypasses a target layer. Comparisons
+and indices are recorded, too, as *switches*: no gradient flows through them, but a replay has to compute them again.
+For gradients they are constants: what happens to them is never a reason to refuse a path.
 """
 
 import inspect
@@ -29,7 +29,7 @@ _SWITCH, _SMOOTH = 1, 2  # how something depends on a target layer
 
 
 class Recorder(TorchFunctionMode):
-    """Notes the calls that depend on the target layers; if ``named``, with the modules that made them, for messages."""
+    """Records the calls that depend on the target layers; if ``named``, with their modules, for messages."""
 
     def __init__(self, *, named: bool = False) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Recorder(TorchFunctionMode):
         self._modules: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call, and note it if it depends on a target layer."""
+        """Run a call, and record it if it depends on a target layer."""
         kwargs = kwargs or {}
         if func is torch._C._set_grad_enabled:
             self.regions.switch(args[0], sys._getframe(1))
@@ -69,7 +69,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def root(self, name: str, output: Tensor, following: Tensor | None = None) -> Tensor:
-        """Begin at the output of a target layer, or add one; return what stands for it in what follows, an alias."""
+        """Begin at the output of a target layer, or add one; return an alias of it for what follows."""
         if self._layers:
             raise NoClosedFormError(
                 f"the target layer {name!r} is inside a layer with a registered rule", "choose that layer itself"
@@ -91,7 +91,7 @@ class Recorder(TorchFunctionMode):
         return alias
 
     def finish(self, output: Any) -> Tape:
-        """Return the tape of a pass that gave ``output``."""
+        """Return the tape of a pass that returned ``output``."""
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         for leaf in leaves:
             by = self._overwritten.get(id(leaf), self._written.get(_storage(leaf)))
@@ -118,7 +118,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def watching(self, backbone: nn.Module, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Note the layers that have rules of their own as one step each; keep track of names if asked."""
+        """Record layers that have rules of their own as one step each; keep track of names if requested."""
         with hooked() as hook:
             if any(issubclass(kind, torch.jit.ScriptModule) for kind in set(map(type, modules))):
                 hook.before_scripted(self._refuse_scripted)
@@ -281,8 +281,8 @@ _INPLACE = {"__setitem__"} | {
 
 def _unseen_write(by: str) -> NoClosedFormError:
     return NoClosedFormError(
-        f"{by} works in place on a tensor of which the path uses another view, or which it uses again",
-        "write it without in-place, as in x = torch.relu(x)",
+        f"{by} works in place on a tensor that the path uses again, or of which it uses another view",
+        "write it out of place, as in x = torch.relu(x)",
     )
 
 

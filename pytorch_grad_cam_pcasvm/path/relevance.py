@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation: what a path gives is shared out among what it was made of, step by step."""
+"""Layer-wise relevance propagation: a path's output is distributed over its inputs, step by step."""
 
 from typing import Any
 

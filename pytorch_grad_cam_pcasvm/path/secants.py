@@ -1,4 +1,4 @@
-"""Secants: from the path at a baseline to the path as it is, step by step, with nothing left over.
+"""Secants: from the path at a baseline to the path at the image, step by step, with nothing left over.
 
 For every step f there is a matrix J(x0, x) with ``J (x - x0) = f(x) - f(x0)``; a chain of them is exact again.
 """
@@ -39,7 +39,7 @@ class Baseline:
 
     Attributes:
         values: the values of the tape that depend on the target layer, by position.
-        output: what the network, or its feature layer, gives, in the structure of the recorded output.
+        output: the output of the network, or of its feature layer, in the structure of the recorded output.
     """
 
     values: dict[int, Tensor]
@@ -48,7 +48,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Call:
-    """A step as its rule is to be called, in the dtype of the gradients.
+    """A step in the form in which its rule is called, in the dtype of the gradients.
 
     Attributes:
         step: the step.
@@ -68,7 +68,7 @@ class Call:
         return precise(args, dtype), {name: precise(argument, dtype) for name, argument in kwargs.items()}
 
     def pull(self, args: Any, kwargs: Mapping[str, Any], y: Any, grad: Any) -> Any:
-        """Return what the rule gives."""
+        """Return the rule's result."""
         return self.rule.pull(*args, **kwargs, y=y, grad=grad)
 
 
@@ -80,13 +80,13 @@ def through_secant(
     Args:
         tape: the path.
         call: the step.
-        grad: with respect to its output, shape (K, *y.shape), or a tuple of such.
-        dtype: of the gradients.
+        grad: gradient with respect to its output, shape (K, *y.shape), or a tuple of such.
+        dtype: dtype of the gradients.
         smooth: the values of the tape that have a gradient.
-        values: those at the baseline.
+        values: the values at the baseline.
 
     Returns:
-        What a rule gives: the gradient of the first argument, or a tuple.
+        The same as a rule: the gradient of the first argument, or a tuple.
 
     Raises:
         NoClosedFormError: the step has no secant.
@@ -97,7 +97,7 @@ def through_secant(
             f"{step.name} has no secant, without which maps do not add up",
             "choose a later target layer",
             "register one with @register_jacobian(..., secant=...)",
-            "use a method of the gradient as ClosedFormGradCAM",
+            "use a gradient method such as ClosedFormGradCAM",
         )
     args, kwargs = call.resolved(tape, dtype)
     args0, kwargs0 = (_at(given, now, values, dtype) for given, now in ((call.args, args), (call.kwargs, kwargs)))
@@ -114,10 +114,10 @@ def through_secant(
         return pull(grad)
     if rule.pull not in BY_NUMBER:
         raise NoClosedFormError(
-            f"an argument of {step.name} depends on the target layer through a comparison or an index, and is another "
-            "at the baseline",
+            f"an argument of {step.name} depends on the target layer through a comparison or an index, and differs at "
+            "the baseline",
             "choose a later target layer",
-            "use a method of the gradient as ClosedFormGradCAM",
+            "use a gradient method such as ClosedFormGradCAM",
         )
     same = torch.ones_like(y, dtype=torch.bool)
     for index in changed:
@@ -152,10 +152,10 @@ def _where_switched(
     dy = y - base.y
     if bool(((size == 0) & (dy != 0) & (grad != 0).any(0)).any()):
         raise NoClosedFormError(
-            f"{step.name} jumps between the baseline and the activations: a comparison is another one, and none of the "
-            "numbers that it chooses between changes",
+            f"{step.name} jumps between the baseline and the activations: a comparison changes, but none of the "
+            "numbers that it chooses between does",
             "choose a later target layer",
-            "use a method of the gradient as ClosedFormGradCAM",
+            "use a gradient method such as ClosedFormGradCAM",
         )
     share = torch.where(size == 0, 0.0, dy / torch.where(size == 0, 1.0, size))
     parts = list(pulled) if isinstance(pulled, tuple) else [pulled]

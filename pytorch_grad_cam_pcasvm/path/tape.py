@@ -1,4 +1,4 @@
-"""The tape: a straight-line program on real tensors of real sizes, which can be run again from other activations."""
+"""The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,18 +22,18 @@ class Ref:
 
 @dataclass(frozen=True)
 class Step:
-    """One call that was noted.
+    """One recorded call.
 
     Attributes:
         function: a torch function or tensor method, or the registered class of a layer.
-        args: its arguments, a :class:`Ref` for every value of the tape; of a layer, itself and what it was called with.
+        args: its arguments, a :class:`Ref` for every value of the tape; for a layer, the layer and its inputs.
         kwargs: its keyword arguments, likewise.
         inputs: the values of the tape among the arguments.
-        outputs: the values that it gave; None for an output that is no tensor.
-        single: whether it gave one tensor, not several.
+        outputs: the values that it returned; None for an output that is not a tensor.
+        single: whether it returned one tensor, not several.
         inplace: whether it wrote into its first argument.
-        where: dotted name of the module that called it, where that was asked for.
-        several: whether a layer was called with several arguments, which stand in a tuple then.
+        where: dotted name of the module that called it, if requested.
+        several: whether a layer was called with several arguments, which are then in a tuple.
     """
 
     function: Any
@@ -54,13 +54,13 @@ class Step:
 
     @property
     def first(self) -> Any:
-        """The first argument of the call; of a layer, what it was called with."""
+        """The first argument of the call; for a layer, its input."""
         args = self.args[1:] if isinstance(self.function, type) else self.args
         return args[0] if args else None
 
     @property
     def output(self) -> int:
-        """The value that a step gave which gave one."""
+        """The value of a step that returned only one."""
         (index,) = self.outputs
         assert index is not None
         return index
@@ -70,15 +70,15 @@ class Step:
 class Tape:
     """The steps of one forward pass, and the values between them.
 
-    A value may be a *switch*: a comparison, an index, or what was computed of such. It depends on a target layer, but
-    has no gradient: pullbacks take it for a constant, and only a replay computes it anew.
+    A value may be a *switch*: a comparison, an index, or something computed from these. It depends on a target layer,
+    but has no gradient: pullbacks treat it as a constant, and only a replay computes it again.
 
     Attributes:
-        steps: in the order of their calls.
-        values: tensors that depend on a target layer, as the steps saw them, also if something wrote over them later.
+        steps: the steps in the order of their calls.
+        values: tensors that depend on a target layer, as the steps saw them, even if they were overwritten later.
         roots: value of each target layer's output, by dotted name.
-        output: what the network, or its feature layer, gave.
-        outputs: position of each tensor of the output among the values; None where it depends on no target layer.
+        output: the output of the network, or of its feature layer.
+        outputs: position of each tensor of the output among the values; None if it depends on no target layer.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -90,11 +90,11 @@ class Tape:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What was called on what: equal for passes that take the same steps."""
+        """Which functions were called on which values: equal for passes that take the same steps."""
         return tuple((step.function, step.inputs, step.outputs) for step in self.steps), tuple(self.outputs)
 
     def following(self, root: int, *, switches: bool = False) -> tuple[list[Step], set[int]]:
-        """Return the steps that depend on a value, and the values that do, with itself; with switches or without."""
+        """Return the steps and the values that depend on a value, including itself; with switches or without."""
         values, steps = {root}, []
         for step in self.steps:
             if root not in step.outputs and not values.isdisjoint(step.inputs):
@@ -109,7 +109,7 @@ class Tape:
         return steps, values
 
     def line(self, value: int, steps: Sequence[Step]) -> Iterator[Step]:
-        """Yield the steps behind a value one by one, as long as nothing else uses what the last one gave."""
+        """Yield the steps after a value one by one, as long as nothing else uses the last one's output."""
         while value not in self.outputs:
             users = [step for step in steps if value in step.inputs]
             if len(users) != 1 or not users[0].single or users[0].inputs.count(value) != 1:
@@ -140,7 +140,7 @@ class Tape:
             if version_of(tensor) != version:
                 raise NoClosedFormError(
                     f"a tensor of shape {tuple(tensor.shape)} was written into after the path had used it",
-                    "write it without in-place, as in x = x + 1",
+                    "write it out of place, as in x = x + 1",
                 )
 
     @property
@@ -155,11 +155,11 @@ class Tape:
         return tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
 
     def replay(self, root: int, activations: Tensor, until: int | None = None) -> dict[int, Tensor]:
-        """Run the steps behind a value again, from other numbers of the same shape.
+        """Run the steps after a value again, from other numbers of the same shape.
 
         Args:
             root: the value.
-            activations: what it is to be.
+            activations: its new numbers.
             until: the value to stop at; None: the output.
 
         Returns:
@@ -184,9 +184,9 @@ class Tape:
                         values[output] = tensor
                         if tensor.shape != self.values[output].shape:
                             raise NoClosedFormError(
-                                f"{step.name} gives {tuple(tensor.shape)} where it gave "
-                                f"{tuple(self.values[output].shape)} before: what is behind the target layer has sizes "
-                                "that depend on the activations",
+                                f"{step.name} returns shape {tuple(tensor.shape)} where it returned "
+                                f"{tuple(self.values[output].shape)} before: sizes after the target layer depend on "
+                                "the activations",
                                 "choose a later target layer",
                             )
         return values
@@ -199,13 +199,13 @@ class Tape:
         ]
 
     def in_blocks(self, root: int, rows: Tensor, until: int | None = None) -> list[Tensor]:
-        """Run the steps behind a value again for M rows, in blocks of the recorded batch size N.
+        """Run the steps after a value again for M rows, in blocks of the recorded batch size N.
 
-        Row m stands in the place of the recorded row ``m % N``: what goes around the value is that row's.
+        Row m takes the place of the recorded row ``m % N``: whatever bypasses the value is that row's.
 
         Args:
             root: the value.
-            rows: what it is to be, shape (M, ...).
+            rows: its new numbers, shape (M, ...).
             until: the value to stop at; None: the output.
 
         Returns:
@@ -249,7 +249,7 @@ _OF_WEIGHTS: dict[Any, dict[int, str]] = {
 
 
 def frozen(tape: Tape) -> Tape:
-    """Return a tape on which what attention makes its weights of is a constant, so that its values alone lead on."""
+    """Return a tape on which the attention weights are constants, so that gradients flow only through the values."""
     steps = []
     for step in tape.steps:
         names = _OF_WEIGHTS.get(step.function)

@@ -1,8 +1,9 @@
-"""Tokens: what need not be done for all of them, where steps treat every token of a sequence by itself.
+"""Tokens: what need not be computed for all of them if steps treat every token of a sequence separately.
 
-A gradient that is zero but at some tokens, as behind a selected class token, stays so: a :class:`Part`. A gradient
-summed over tokens goes back as one token through steps that are linear and the same for all. And the contributions of
-a token, ``sum_t J_t (x_t - x0_t)``, are the same in front of such steps and behind them: secants add up for each token.
+A gradient that is zero except at some tokens, such as that of a selected class token, stays so: a :class:`Part`. A
+gradient summed over tokens is pulled back as one token through steps that are linear and the same for all. And the
+contributions of a token, ``sum_t J_t (x_t - x0_t)``, are the same before and after such steps: secants add up for each
+token.
 """
 
 import math
@@ -24,11 +25,11 @@ class Part:
     """A gradient (K, *shape) that is zero outside some positions of one dimension.
 
     Attributes:
-        make: gives the gradient at these positions.
+        make: returns the gradient at these positions.
         dim: the dimension of the value, counted without K.
         start: the first position.
         length: the number of positions.
-        size: of the dimension.
+        size: the size of the dimension.
     """
 
     make: Callable[[], Tensor]
@@ -54,7 +55,7 @@ class Part:
         return grad
 
     def summed(self, start: int, length: int) -> Tensor | None:
-        """Return the sum over those of its positions that are among others, one in their place; None: none is."""
+        """Return the sum over its positions within the given range, as a single position; None if there are none."""
         first, last = max(start, self.start), min(start + length, self.start + self.length)
         if last <= first:
             return None
@@ -73,12 +74,12 @@ def added(first: Tensor | Part, second: Tensor | Part) -> Tensor | Part:
 
 
 def whole(grad: Tensor | Part) -> Tensor:
-    """Return a gradient with its zeros, if it has any that are not there."""
+    """Return a gradient with any omitted zeros."""
     return grad.whole() if isinstance(grad, Part) else grad
 
 
 def selected(tape: Tape, step: Step, grad: Tensor) -> Part | None:
-    """Return the gradient of what a step took consecutive positions from; None where it did something else."""
+    """Return the gradient of the value from which a step took consecutive positions; None if it did something else."""
     if not isinstance(step.first, Ref) or step.kwargs or len(step.inputs) != 1:
         return None
     shape, args = tape.values[step.first.index].shape, step.args
@@ -102,10 +103,10 @@ def selected(tape: Tape, step: Step, grad: Tensor) -> Part | None:
 
 
 def dims_of_arguments(tape: Tape, step: Step, rule: Rule, args: Sequence[Any], dim: int) -> list[int | None] | None:
-    """Return in which dimension each argument of a step has the tokens that its output has in ``dim``.
+    """Return the dimension in which each argument of a step has the tokens that its output has in ``dim``.
 
     Returns:
-        The dimensions, None for what all tokens share; or None where the step mixes tokens, or is not known.
+        The dimensions, None for what all tokens share; or None if the step mixes tokens, or is unknown.
     """
     if isinstance(step.function, type):  # a layer: what it does with its arguments is not known
         return None
@@ -167,7 +168,7 @@ def _dim_of_first(
 
 
 def same_for_all_tokens(rule: Rule, step: Step) -> bool:
-    """Return whether a step that treats tokens by themselves is linear, and the same for all of them."""
+    """Return whether a step that treats tokens separately is linear, and the same for all of them."""
     if rule.pull in (arithmetic.add, arithmetic.sub):
         return True
     return rule.pull in (
@@ -201,7 +202,7 @@ def cut(
     values: Mapping[int, Tensor] | None,
     smooth: set[int],
 ) -> tuple[Tape, Step, tuple[Any, ...], dict[int, Tensor], set[int]]:
-    """Return a step as if there were some tokens only.
+    """Return a step as if there were only some of the tokens.
 
     Args:
         tape: the path.

@@ -73,8 +73,9 @@ class Walk:
         written_out = any(getattr(step.function, "__name__", "") == "softmax" for step in self.steps)
         way = "load the model with attn_implementation='sdpa' if it is Hugging Face's"
         raise NoClosedFormError(
-            "heads are kept apart of torch's scaled_dot_product_attention, and there is none behind the target layer",
-            way if written_out else "choose the norm in front of an attention",
+            "heads can be separated in torch's scaled_dot_product_attention only, and there is none after the target "
+            "layer",
+            way if written_out else "choose the norm before an attention",
             "leave heads=False",
         )
 
@@ -86,14 +87,14 @@ class Walk:
         """Return the gradients of attention's arguments, head by head: K targets become K times as many."""
         if self.waiting():
             raise NoClosedFormError(
-                "not all that follows the target layer goes through one attention, whose heads could be kept apart",
-                "choose the last block's norm in front of its attention",
+                "not everything after the target layer goes through one attention whose heads could be separated",
+                "choose the norm before the attention of the last block",
             )
         assert self.attention is not None
         shape = self.tape.values[self.attention.output].shape
         if len(shape) != 4:
             raise NoClosedFormError(
-                f"attention gives {tuple(shape)}, in which heads and images cannot be told apart", "leave heads=False"
+                f"heads and images cannot be told apart in attention's output {tuple(shape)}", "leave heads=False"
             )
         heads = shape[-3]
         self.count *= heads
@@ -174,7 +175,7 @@ class Walk:
                 raise NoClosedFormError(
                     *(advice if self.baseline is None else _as_given)(
                         f"{_at(step)}an argument of {step.name} depends on the target layer, and its rule has no "
-                        "gradient for it (a weight that is computed?)",
+                        "gradient for it (a computed weight?)",
                         "choose a later target layer",
                     )
                 )
@@ -196,7 +197,7 @@ class Walk:
         expected = (self.count, *self.tape.values[argument.index].shape)
         if not isinstance(part, Tensor) or part.shape != expected:
             shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} gives {shape}, not {expected}"))
+            raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} returns {shape}, not {expected}"))
         return part
 
 
@@ -262,7 +263,7 @@ def _at(step: Step) -> str:
 
 
 def advice(reason: str, *ways_out: str) -> list[str]:
-    """Return what NoClosedFormError takes, with the way out that every path has."""
+    """Return the arguments of a NoClosedFormError, with the way out that every path has."""
     return [reason, *ways_out, "pass jacobian='auto' to use autograd on the path"]
 
 

@@ -114,7 +114,7 @@ def multi_head_attention(
     if any(extra is not None for extra in extras) or add_zero_attn or query.dim() != 3:
         raise NoClosedFormError("a MultiheadAttention with added keys, padding or without a batch has no rule")
     if len(grad) > 1 and grad[1] is not None:
-        raise NoClosedFormError("the attention weights that a MultiheadAttention gives have no rule")
+        raise NoClosedFormError("the attention weights that a MultiheadAttention returns have no rule")
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
     matrices: Any = separate if in_proj_weight is None else in_proj_weight.chunk(3)
     biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)

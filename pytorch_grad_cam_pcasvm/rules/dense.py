@@ -75,7 +75,7 @@ def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | 
         tensors0 = list(base.args[1] if isinstance(base.args[1], list | tuple) else base.args[1:])
         if sum(x is not x0 for x, x0 in zip(tensors, tensors0, strict=True)) > 2:
             raise NoClosedFormError(
-                "an einsum of more than two values that change has no secant", "multiply two a time"
+                "an einsum of more than two values that change has no secant", "multiply two at a time"
             )
         given = [mid(*pair) for pair in zip(tensors, tensors0, strict=True)]
     terms, result, targets = _subscripts(equation, tensors)

@@ -158,7 +158,7 @@ def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | No
     """``n x^(n-1)`` and ``x^n log(x)``; 0 where the exponent is."""
     input0, exponent0 = (input, exponent) if base is None else base.args[:2]
     if input is not input0 and exponent is not exponent0:
-        raise NoClosedFormError("a power of which both the base and the exponent are computed has no secant")
+        raise NoClosedFormError("a power with both the base and the exponent computed has no secant")
 
     def of_base() -> Tensor:
         slope = exponent * input ** (exponent - 1)
@@ -226,9 +226,7 @@ def rrelu(
 ) -> Tensor:
     """1, or the mean of the slopes that are drawn in training."""
     if training:
-        raise NoClosedFormError(
-            "an RReLU that draws its slopes makes every run another one", "put it in evaluation mode"
-        )
+        raise NoClosedFormError("an RReLU that draws random slopes changes every run", "put it in evaluation mode")
     return torch.where(input > 0, 1.0, torch.full_like(y, (lower + upper) / 2))
 
 

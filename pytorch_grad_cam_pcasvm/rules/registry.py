@@ -1,12 +1,13 @@
-"""The registry: which rule pulls a gradient back through which torch function, or module class.
+"""The registry: which rule pulls a gradient back through which torch function or module class.
 
-A rule gets the arguments of a call as they were given, and by name its output ``y`` and ``grad``, the derivative of K
-targets with respect to ``y``, of shape (K, *y.shape): targets lead, the whole batch is in ``y``. It returns the
-derivative with respect to the first argument, of shape (K, *x.shape), that is ``grad @ dy/dx``; with respect to the
-first two or three as a tuple. A gradient that not every call needs may be given as a function without arguments. Of a
-call that gives several tensors, ``y`` and ``grad`` are tuples, with None for outputs that lead nowhere.
+A rule gets the arguments of a call as they were given, and as keyword arguments its output ``y`` and ``grad``, the
+derivative of K targets with respect to ``y``, of shape (K, *y.shape): targets come first, and ``y`` holds the whole
+batch. It returns the derivative with respect to the first argument, of shape (K, *x.shape), that is ``grad @ dy/dx``,
+or a tuple of those with respect to the first two or three. A gradient that not every call needs may be returned as a
+function without arguments. For a call that returns several tensors, ``y`` and ``grad`` are tuples, with None for
+outputs that lead nowhere.
 
-Beside it stands the secant, which pulls back through a matrix J(x0, x) with ``J (x - x0) = f(x) - f(x0)`` exactly.
+A rule may come with a secant, which pulls back through a matrix J(x0, x) with ``J (x - x0) = f(x) - f(x0)`` exactly.
 """
 
 import inspect
@@ -27,11 +28,11 @@ class Rule:
     """The closed-form Jacobian of a function or layer.
 
     Attributes:
-        pull: gives the gradients.
+        pull: returns the gradients.
         keeps_sums: given the arguments of the call and ``y``, whether the sum of the gradient over the positions of
-            every channel is the same before and after the call, so that the weights of a map can pass it by.
+            every channel is the same before and after the call, so that the weights of a map can skip it.
         parameters: names of the rule's positional parameters, in order.
-        secant: ``"linear"``, ``"elementwise"``, what pulls back through it, or None: there is none.
+        secant: ``"linear"``, ``"elementwise"``, a function that pulls back through it, or None: there is none.
     """
 
     pull: Callable[..., Any]
@@ -41,7 +42,7 @@ class Rule:
 
     @property
     def foreign(self) -> bool:
-        """Whether the secant is a user's."""
+        """Whether the secant is user-defined."""
         given = self.secant if callable(self.secant) else self.pull
         return not str(getattr(given, "__module__", "")).startswith(__name__.partition(".")[0])
 
@@ -51,10 +52,10 @@ class Base:
     """The call of a step at the baseline.
 
     Attributes:
-        args: its arguments in the order of the rule's; of a layer, itself and what it was called with.
+        args: its arguments in the order of the rule's; for a layer, the layer and its inputs.
         kwargs: its other arguments.
         y: its output.
-        eps: spacing of the numbers that the network computes with, relative to 1.
+        eps: machine epsilon of the dtype that the network computes in.
     """
 
     args: tuple[Any, ...]
@@ -79,7 +80,7 @@ def register_jacobian(
     """Register the closed-form Jacobian of layer classes or torch functions.
 
     The rule of a layer takes ``(layer, x, y, grad)``, that of a function the function's own arguments, then ``y`` and
-    ``grad`` by name::
+    ``grad`` as keyword arguments::
 
         @register_jacobian(Swish)
         def swish(layer, x, y, grad):
@@ -91,27 +92,27 @@ def register_jacobian(
             return grad * 2 / math.sqrt(math.pi) * torch.exp(-input**2)
 
     ``y`` is the output for the whole batch, ``grad`` the derivative of K targets with respect to it, of shape
-    (K, *y.shape). The rule returns ``grad @ dy/dx``, of shape (K, *x.shape). Tensors come in the dtype of ``grad``,
-    which is float32 or better. A layer called with several tensors gets a tuple of them as ``x``, and returns a tuple.
-    The rule of a layer serves subclasses, too, unless they define a ``forward`` of their own.
+    ``(K, *y.shape)``. The rule returns ``grad @ dy/dx``, of shape ``(K, *x.shape)``. Tensors come in the dtype of
+    ``grad``, float32 or better. For a layer called with several tensors, ``x`` is a tuple of them, and the rule returns
+    a tuple. The rule of a layer also applies to subclasses, unless they define their own ``forward``.
 
     Args:
         *calls: module classes, or functions and tensor methods of torch.
         keeps_sums: given the same arguments and ``y``, whether the sum of the gradient over the positions of a channel
             is the same before and after the layer, as for pooling; the weights of a map then need no pullback.
-        secant: what maps that add up need: how to pull back through a matrix J with ``J (x - x0) = f(x) - f(x0)``.
-            ``"linear"``: the step is affine in each of its arguments alone, so that the rule at the midpoint of x0 and
-            x is exact; ``"elementwise"``: it works on every number by itself, so that (y - y0) / (x - x0) is; or a
-            callable with the arguments of the rule and, by name, ``y``, ``grad`` and ``base``, the call at the
-            baseline: ``base.args`` in the order of the rule's arguments (of a layer, ``(layer, x0)``),
+        secant: needed for maps that add up: how to pull back through a matrix J with ``J (x - x0) = f(x) - f(x0)``.
+            ``"linear"``: the step is affine in each single argument, so that the rule at the midpoint of x0 and x is
+            exact; ``"elementwise"``: it works on every number separately, so that (y - y0) / (x - x0) is exact; or a
+            callable with the arguments of the rule and, as keyword arguments, ``y``, ``grad`` and ``base``, the call at
+            the baseline: ``base.args`` in the order of the rule's arguments (for a layer, ``(layer, x0)``),
             ``base.kwargs`` and ``base.y``. None: the step has no secant, and such maps are refused.
 
     Returns:
-        A decorator that gives the rule back unchanged.
+        A decorator that returns the rule unchanged.
 
     Raises:
         TypeError: nothing is given, or something that is neither a module class nor a function.
-        ValueError: a secant of another kind.
+        ValueError: an unknown kind of secant.
     """
     for call in calls or (None,):
         if not callable(call) or isinstance(call, nn.Module) or (isinstance(call, type) and not _is_layer(call)):
@@ -121,7 +122,7 @@ def register_jacobian(
             )
 
     if not (secant is None or callable(secant) or secant in ("linear", "elementwise")):
-        raise ValueError(f"secant is 'linear', 'elementwise', a callable or None, got {secant!r}")
+        raise ValueError(f"secant must be 'linear', 'elementwise', a callable or None, got {secant!r}")
 
     def register(pull: Pull) -> Pull:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -158,14 +159,14 @@ def layer_kind(layer: nn.Module) -> type | None:
 
 
 def functions(*names: str) -> list[Any]:
-    """Return all of torch's functions and tensor methods of these names, and their twins that work in place."""
+    """Return all of torch's functions and tensor methods with these names, and their in-place versions."""
     places = (torch, torch.Tensor, F, torch.special)
     found = [getattr(place, name + end, None) for name in names for end in ("", "_") for place in places]
     return [function for function in found if callable(function)]
 
 
 def elementwise(*calls: Any, secant: Secant = "elementwise") -> Callable[[Pull], Pull]:
-    """Register ``slope(*arguments, y)``, the derivative f'(x) of a function that works on every number by itself."""
+    """Register ``slope(*arguments, y)``, the derivative f'(x) of a function that works on every number separately."""
 
     def register(slope: Pull) -> Pull:
         def pull(*args: Any, y: Tensor, grad: Tensor, **kwargs: Any) -> Tensor:
@@ -184,8 +185,8 @@ class Outer:
     """A gradient (K, *x.shape) that is not multiplied out: ``left^T right``, for a step that mixes tokens.
 
     Attributes:
-        left: what every token is looked at with, shape (..., M, L); maybe with K in front.
-        right: what it gets, shape (..., M, D); maybe with K in front.
+        left: the left factor, shape (..., M, L), possibly with a leading K.
+        right: the right factor, shape (..., M, D), possibly with a leading K.
     """
 
     left: Tensor
@@ -224,7 +225,7 @@ def by_rows(grad: Tensor, matrix: Tensor) -> Tensor:
 
 
 def quotient(x: Tensor, y: Tensor, base: Base, x0: Tensor, slope: Tensor) -> Tensor:
-    """Return ``(y - y0) / (x - x0)``, or the slope at x where rounding would be all that is left of the quotient."""
+    """Return ``(y - y0) / (x - x0)``, or the slope at x where only rounding would be left of the quotient."""
     dx, dy = x - x0, y - base.y
     rounding = (dy - slope * dx).abs() <= 4 * base.eps * (y.abs() + base.y.abs())
     # Where nothing changes any number is exact, but an infinite one, as that of sqrt at 0, would make NaN of the zeros.
@@ -233,12 +234,12 @@ def quotient(x: Tensor, y: Tensor, base: Base, x0: Tensor, slope: Tensor) -> Ten
 
 
 def mid(x: Any, x0: Any) -> Any:
-    """Return the midpoint of what an argument is, and of what it is at the baseline."""
+    """Return the midpoint between an argument and its value at the baseline."""
     return x if x is x0 or not isinstance(x, Tensor) else torch.lerp(x, x0, 0.5)
 
 
 def constant(*calls: Any) -> None:
-    """Say that the outputs of functions have no derivative by their arguments, as those of ``detach``."""
+    """Declare that functions have no derivative with respect to their arguments, as for ``detach``."""
     CONSTANTS.update(calls)
 
 
@@ -263,7 +264,7 @@ def dims_of(input: Tensor, dim: Any) -> list[int]:
 
 
 def with_dims(grad: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """Return the gradient (K, ...) of what was reduced over dims with these, of size 1, where they were dropped."""
+    """Return the gradient (K, ...) of a reduction over dims with these restored, of size 1, if they were dropped."""
     for dim in () if keepdim else dims:
         grad = grad.unsqueeze(dim + 1)
     return grad

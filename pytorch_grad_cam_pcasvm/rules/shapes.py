@@ -26,7 +26,7 @@ _DROPOUTS = functions("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_d
 def dropout(input: Tensor, p: float = 0.5, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
     """The identity: a network is explained in evaluation mode."""
     if options.get("training", options.get("train", next((v for v in rest if isinstance(v, bool)), None))) is not False:
-        raise NoClosedFormError("dropout that is always on makes every run another one", "pass training=self.training")
+        raise NoClosedFormError("dropout that is always on changes every run", "pass training=self.training")
     return grad
 
 

@@ -1,4 +1,4 @@
-"""The explorer: a static page, without a server or network, in which a whole explained data set is looked at."""
+"""The explorer: a static page for browsing a whole explained data set, without a server or network."""
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.page import write_page
 

@@ -1,4 +1,4 @@
-"""Contents of the page: what it says of an atlas, block by block, as JSON."""
+"""Contents of the page: what it shows of an atlas, block by block, as JSON."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class Contents:
         heads: further heads on its components, by their names; None stands for the atlas's own.
 
     Raises:
-        ValueError: its maps are not of images but of volumes, it has no rows, or a head takes other components.
+        ValueError: the maps are of volumes, not images; the atlas has no rows; or a head takes other components.
     """
 
     def __init__(self, store: Any, heads: Mapping[str, Any] | None) -> None:
@@ -41,8 +41,8 @@ class Contents:
         first = store.maps([0])
         if first.maps.dim() != 4:
             raise ValueError(
-                f"the explorer draws maps (H, W), and those of this atlas are volumes {tuple(first.maps.shape[2:])}: "
-                "take store.maps(rows).positive(size) and a viewer of volumes, or build an atlas of slices"
+                f"the explorer draws maps (H, W), but those of this atlas are volumes {tuple(first.maps.shape[2:])}: "
+                "use store.maps(rows).positive(size) and a volume viewer, or build an atlas of slices"
             )
         self.store = store
         self.count, self.height, self.width = first.maps.shape[1:]
@@ -59,7 +59,7 @@ class Contents:
             self.groupings["prediction"] = store.names(store.predictions)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Yield what the page needs to open, each with its name: all but maps, means and pictures."""
+        """Yield what the page needs to open, each with its name: everything except maps, means and pictures."""
         store = self.store
         manifest = {key: store.manifest.get(key) for key in ("method", "target_layer", "backbone")}
         yield (
@@ -114,7 +114,7 @@ class Contents:
             )
 
     def blocks(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield for every block of rows how many there are, and chunks of maps and of pictures by their names."""
+        """Yield for every block the number of rows, and chunks of maps and of pictures by name."""
         for start in range(0, len(self.store), BLOCK):
             rows = np.arange(start, min(start + BLOCK, len(self.store)))
             yield len(rows), self._maps(rows) | self._pictures(rows)
@@ -169,7 +169,7 @@ class Contents:
                 raise ValueError(f"head {name!r}: {error}") from error
             if tail is None or tail.decision_position is None:
                 if head is not None:
-                    raise ValueError(f"head {name!r} has no SVM behind its components: there is nothing to decide")
+                    raise ValueError(f"head {name!r} has no SVM after its components: there is nothing to decide")
                 continue
             found.append((tail, *self._of_head(name, tail)))
         return found
@@ -199,16 +199,16 @@ class Contents:
 
 
 def decided(tail: Head, components: np.ndarray) -> dict[str, Any]:
-    """Return what a head says of all rows: predictions, the classes that came second, margins and decision values.
+    """Return a head's results for all rows: predictions, the classes that came second, margins and decision values.
 
     Args:
-        tail: what lies behind the components.
+        tail: the part of the head after the components.
         components: shape (R, B).
 
     Returns:
         Positions among the classes, int32 (R,), or None without classes: ``predictions``, and by their scores ``first``
         and ``second``. ``margins`` (R,): the value of the predicted class, or of the machine. ``decisions`` (R, P), or
-        None where they are too many.
+        None if there are too many.
     """
     names = ("predictions", "first", "second", "margins", "decisions")
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}

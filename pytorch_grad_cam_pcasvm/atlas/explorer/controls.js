@@ -23,7 +23,7 @@
     const { current, groupsOf } = atlas.view, head = current.headData, classes = (head && head.classes) || [];
     const named = classes.map((name, k) => [k, name]);
     fill(of("category"), [["null", classes.length ? "the predicted class" : "the value"], ...named]);
-    const others = classes.length > 2 ? [["second", "the second best"]] : [];
+    const others = classes.length > 2 ? [["second", "the runner-up"]] : [];
     fill(of("versus"), [["null", classes.length > 2 ? "all others" : "the other"], ...others, ...named]);
     fill(of("class"), [["null", "all"], ...groupsOf(current).map((name, k) => [k, name])]);
     for (const id of ["category", "versus"]) {
@@ -41,7 +41,7 @@
     const classes = about.labels ? "class" : head && head.classes ? "predicted class" : "none";
     const options = [["class", atlas.data.numbers ? "label" : classes]];
     if (about.labels && head && head.classes) options.push(["prediction", "predicted class"]);
-    if (head) options.push(["decision", "value of what is explained"]);
+    if (head) options.push(["decision", "explained value"]);
     if (head && head.correct) options.push(["error", "right or wrong"]);
     fill(of("colour"), options);
     of("colour").value = atlas.view.current.colour;
@@ -89,14 +89,14 @@
       + ", explained by " + about.method + " at layer " + about.target_layer + from
       + ", maps " + about.height + " × " + about.width;
     of("help-method").textContent = about.addsUp
-      ? "Here maps add up: red and blue of a map sum to the number minus what it is at the baseline p₀, and the bars, "
-        + "g (p − p₀) with g the secant from the baseline, sum to the decision minus that of the baseline."
-      : "Here maps are gradients: what would change the number, by a very small step. The bars, g p, do not add up to "
+      ? "These maps add up: red and blue of a map sum to the number minus its value at the baseline p₀, and the bars, "
+        + "g (p − p₀) with g the secant from the baseline, sum to the decision minus the baseline’s."
+      : "These maps are gradients: they show what a very small step would change. The bars, g p, do not add up to "
         + "the decision unless the machine is linear; far inside a class of an RBF machine the gradient says little. "
         + "Contributions (ContributionCAM) add up.";
     of("made").textContent = "Made by pytorch_grad_cam_pcasvm ("
       + Object.entries(about.versions).map(([name, version]) => name + " " + version).join(", ")
-      + "). This page works offline and asks no server for anything.";
+      + "). This page works offline and contacts no server.";
   }
 
   /** Ties all controls to the view. */

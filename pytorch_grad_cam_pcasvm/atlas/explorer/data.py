@@ -1,4 +1,4 @@
-"""What the page reads: arrays as base64, and JSON that no name in it can break out of."""
+"""What the page reads: arrays as base64, and JSON that no name can break out of."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ def packed(array: Any) -> dict[str, Any]:
     """Return an array as JSON: its type, shape, and little-endian bytes in base64. The page decodes it.
 
     Args:
-        array: of one of the types that the page knows: float64, float32, float16, int32, uint16 or uint8.
+        array: an array of a type that the page knows: float64, float32, float16, int32, uint16 or uint8.
 
     Returns:
         A dictionary with ``type``, ``shape`` and ``base64``.
@@ -30,10 +30,10 @@ def packed(array: Any) -> dict[str, Any]:
 
 
 def json_text(value: Any) -> str:
-    """Return JSON in ASCII that may stand in a script: no ``<`` ends it, and no U+2028 breaks a line of it.
+    """Return JSON in ASCII that is safe inside a script: no ``<`` can end it, and no U+2028 can break a line.
 
     Raises:
-        ValueError: it has NaN or infinite numbers, which JSON has no name for.
+        ValueError: it has NaN or infinite numbers, which JSON cannot represent.
     """
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

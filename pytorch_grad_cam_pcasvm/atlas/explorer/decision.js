@@ -55,10 +55,10 @@
     };
     if (others.length) rows.push(line(others.length + " others", sum(others)));
     if (p0) {
-      rows.push(line("Sum = value − value of the baseline", sum(order), true), line("Baseline", found.baselineValue));
+      rows.push(line("Sum = value − value at the baseline", sum(order), true), line("Baseline", found.baselineValue));
     } else {
       rows.push(line("Sum", sum(order), true));
-      rows.push(line("What a gradient leaves out: intercept, curvature", found.value - sum(order)));
+      rows.push(line("Not in the gradient: intercept, curvature", found.value - sum(order)));
     }
     rows.push(line("Value", found.value, true));
     const caption = element("caption", { className: "unseen" }, "Parts of " + described(found));
@@ -76,12 +76,12 @@
     }
     if (!found.parts) {
       note.textContent = "Value: " + number(found.value) + ". Maps of " + about.method + " are not linear in the gradient: "
-        + "maps of decisions are no sums of component maps, so that only components are shown.";
+        + "maps of decisions are not sums of component maps, so only components are shown.";
       return [];
     }
     const same = found.versus !== null && found.versus === found.category;
     note.textContent = same ? "A class is compared with itself: choose another one."
-      : "What each component gives to " + described(found) + ", " + number(found.value) + ".";
+      : "What each component adds to " + described(found) + ", " + number(found.value) + ".";
     return same ? [] : [table(found)];
   }
 
@@ -94,7 +94,7 @@
     const { parts, intercept } = atlas.machine.vectorParts(head.machine, found.seed, p);
     if (!parts.length) {
       note.textContent = head.machine.machines.some((machine) => machine.kind === "kernel")
-        ? "No support vector takes part in this." : "This head is a linear decision, without support vectors.";
+        ? "No support vector takes part in this." : "This head makes a linear decision, without support vectors.";
       return [];
     }
     const size = (list) => list.reduce((total, { part }) => total + Math.abs(part), 0);
@@ -103,7 +103,7 @@
     note.textContent = "Each vector’s part α c K in " + described(found) + ", strongest first: these " + shown.length + " of "
       + parts.length + " have " + share + " % of the total size. Intercept: " + number(intercept) + ".";
     if (shown.some(({ row }) => row < 0)) {
-      note.textContent += " Some are not in this atlas: build it over the training images, too, to see them.";
+      note.textContent += " Some are not in this atlas: include the training images when building it to see them.";
     }
     const largest = Math.abs(shown[0].part);
     return Promise.all(shown.map((vector) => tileOf(vector, largest)));

@@ -15,7 +15,7 @@
     if (given === null || given === undefined || given === "second") return given === undefined ? null : given;
     const position = typeof given === "number" ? given : (head.classes || []).indexOf(given);
     if (!head.classes || !(position >= 0 && position < head.classes.length)) {
-      throw new Error(given + " is no class of " + head.name + ".");
+      throw new Error(given + " is not a class of " + head.name + ".");
     }
     return position;
   }
@@ -25,7 +25,7 @@
     const target = targetOf(head, row, category, versus);
     if (head.reason) return { ...target, reason: head.reason };
     const seed = atlas.machine.seedOf(head.machine, target.category, target.versus);
-    if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: choose one class alone." };
+    if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: choose a single class." };
     const { p, p0 } = atlas.data.pointOf(row);
     const sum = (values) => values.reduce((total, value, d) => total + seed[d] * value, 0);
     const found = atlas.machine.gradient(head.machine, seed, p, p0);

@@ -1,8 +1,8 @@
-"""The tail of a head, what lies behind its components, as data from which the page computes decisions and gradients.
+"""The tail of a head, the part after its components, as data from which the page computes decisions and gradients.
 
 Affine stages are folded into one matrix. What is left is a list of machines side by side: linear decisions, and kernel
-machines with their support vectors. They give P decision values, of which what is explained is a sum with *seeds*: a
-row of factors for every class, and one for every pair of classes.
+machines with their support vectors. They compute P decision values; the explained value is their weighted sum, with
+*seeds* as weights: a row of factors for every class, and one for every pair of classes.
 """
 
 from collections.abc import Sequence
@@ -62,14 +62,14 @@ def machine_data(tail: Head, components: np.ndarray) -> dict[str, Any]:
     """Return the tail of a head as JSON.
 
     Args:
-        tail: what lies behind the components; it ends with a decision.
-        components: of the rows of the atlas, shape (R, B): a support vector among them is shown with its picture.
+        tail: the part of the head after the components; it ends with a decision.
+        components: components of the atlas's rows, shape (R, B): a support vector among them is shown with its picture.
 
     Returns:
         ``machines``, a list, each with the position ``first`` of its decision values among all; ``outputs``, the number
-        P of these; ``margins``, for every class the factors ``[[position, factor], ...]`` of the decision values in its
-        margin; ``pairs``, the same for the decisions of every class against each later one, in the order (0, 1),
-        (0, 2), ...; None where there are too many. Where the page cannot compute the decision there is only ``reason``.
+        P of decision values; ``margins``, for every class the factors ``[[position, factor], ...]`` of the decision
+        values in its margin; ``pairs``, the same for the decisions of every class against each later one, in the order
+        (0, 1), (0, 2), ..., or None if there are too many. If the page cannot compute the decision, only ``reason``.
     """
     try:
         with torch.no_grad():
@@ -170,11 +170,11 @@ def _groups(machine: KernelSVM) -> list[dict[str, Any]]:
 
 
 def rows_of_points(points: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-    """Return which row of the atlas every support vector is, int32 of shape (I,); -1 where it is none of them.
+    """Return the atlas row of every support vector, int32 of shape (I,); -1 if it is not in the atlas.
 
     Args:
         points: support vectors, shape (I, D).
-        inputs: what the machine gets for the rows, shape (R, D).
+        inputs: the machine's input for the rows, shape (R, D).
     """
     found = np.full(len(points), -1, np.int32)
     if not len(points) or not len(inputs):

@@ -1,4 +1,4 @@
-"""The page: files that a browser opens from the file system, or one file with all in it."""
+"""The page: files that a browser opens from the file system, or one file with everything in it."""
 
 import base64
 import hashlib
@@ -41,21 +41,21 @@ class _Sink(Protocol):
 def write_page(
     store: Any, out: str | Path, *, heads: Mapping[str, Any] | None = None, single_file: bool = False
 ) -> Path:
-    """Write the explorer of an atlas: a page that opens offline from the file system, and asks no server for anything.
+    """Write the explorer of an atlas: a page that opens offline from the file system and contacts no server.
 
     Args:
-        store: the atlas, as ``atlas.load`` gives it.
-        out: a new or empty folder, or one of an earlier explorer, which is replaced; with ``single_file`` also the name
-            of the file, ending in ``.html``.
+        store: the atlas, as returned by ``atlas.load``.
+        out: a new or empty folder, or one with an earlier explorer, which is replaced; with ``single_file`` also a file
+            name ending in ``.html``.
         heads: further heads that the reader may choose, by name: fitted estimators or :class:`Head`, with the reduction
             that the atlas was built with, or fitted on its components.
-        single_file: everything in one file, to send to somebody. For some thousand images: more open faster as folder.
+        single_file: write one file, easy to send. Suits a few thousand images; with more, a folder opens faster.
 
     Returns:
         The path of the page.
 
     Raises:
-        FileExistsError: the folder has something else in it, or the file is no explorer.
+        FileExistsError: the folder contains something else, or the file is not an explorer.
         ValueError: the maps are volumes, or a head takes other components.
     """
     contents = Contents(store, heads)
@@ -113,7 +113,7 @@ class _OneFile:
 
     def __init__(self, page: Path) -> None:
         if page.exists() and not (page.is_file() and _is_marked(page)):
-            raise FileExistsError(f"{page} is there and no explorer: give another name, or delete it")
+            raise FileExistsError(f"{page} exists and is not an explorer: give another name, or delete it")
         page.parent.mkdir(parents=True, exist_ok=True)
         self.page, self.temporary = page, page.with_name(f".{page.name}.{os.getpid()}.tmp")
         before, self.after = _in_one_file().split(_DATA)
@@ -169,7 +169,7 @@ def _check_folder(folder: Path) -> None:
         [path for path in folder.iterdir() if path.name not in (".DS_Store", "Thumbs.db")] if folder.is_dir() else []
     )
     if others and not _is_marked(folder / _STYLE):
-        raise FileExistsError(f"{folder} is not empty, and no earlier explorer wrote it: give a new or an empty folder")
+        raise FileExistsError(f"{folder} is not empty and holds no earlier explorer: give a new or empty folder")
 
 
 def _is_marked(path: Path) -> bool:

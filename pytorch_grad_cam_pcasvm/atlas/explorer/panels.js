@@ -48,7 +48,7 @@
     const shown = { map: found.map, divisor: found.nu };
     const drawn = atlas.maps.canvases(picture, shown, split ? size / 0.75 : size, what + " over image " + title);
     const lines = [atlas.maps.colourBar(found.nu, found.logScale)];
-    if (found.nu === 0) lines.push("blank: no component has a part in it");
+    if (found.nu === 0) lines.push("blank: no component contributes");
     if (about.addsUp && found.remainder) lines.push("not on the map: " + number(found.remainder));
     return [plain, tile(drawn, ["Map of " + atlas.decision.described(found), ...lines])];
   }
@@ -62,7 +62,7 @@
       const verdict = !head.correct ? "" : head.correct[row] ? " ✓ right" : " ✗ wrong";
       pairs.push(["Predicted", head.classes[head.predictions[row]] + verdict], ["Margin", number(head.margins[row])]);
     } else if (head) {
-      const name = head.kind === "one-class" ? "Value (above 0: like the others)" : "Predicted value";
+      const name = head.kind === "one-class" ? "Value (above 0: inlier)" : "Predicted value";
       pairs.push([name, number(head.margins[row])]);
     }
     document.getElementById("image-id").textContent = ids[row] + " (row " + row + ")";
@@ -140,7 +140,7 @@
     const count = found.groups.length, size = about.height * about.width, start = component * count * size;
     const of = (g) => found.maps.subarray(start + g * size, start + (g + 1) * size);
     const nus = found.groups.map((_, g) => largestOf(of(g))), largest = largestOf(nus);
-    document.getElementById("means-note").textContent = "All images, whatever the filters; all on one scale, "
+    document.getElementById("means-note").textContent = "All images, regardless of filters; all on one scale, "
       + number(largest) + ".";
     return found.groups.map((name, g) => {
       const alt = "mean map of " + name + ", component " + (component + 1);
