@@ -187,6 +187,7 @@ def _mean(run: Run, layer: int, zeros: Tensor) -> Tensor:
             return mean.to(zeros).reshape(1, -1, *[1] * (zeros.dim() - 2)).expand_as(zeros)
     raise ValueError(
         "baseline='mean' needs the training set's mean at the target layer, which the head knows only if the features "
-        "are means over positions and it starts with a StandardScaler or PCA: pass "
+        "are means over the positions of this layer, without a norm in between or a reshape_transform, and it starts "
+        "with a StandardScaler or PCA: pass "
         f"baseline=mean_activations(net, loader, {run.layers[layer]!r})"
     )

@@ -414,7 +414,8 @@ class ClosedFormCAM(BaseCAM):
         targets = _as_list(targets)
         if len(targets) != len(x):
             raise ValueError(
-                f"{len(targets)} targets for {len(x)} images: give one per image, as in targets=[target] * {len(x)}, "
+                f"{len(targets)} target{'s' if len(targets) != 1 else ''} for {len(x)} images: give one per image, as "
+                f"in targets=[target] * {len(x)}, "
                 "or explain(x, targets) for every target of every image"
             )
         return targets

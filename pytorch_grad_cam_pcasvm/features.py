@@ -66,7 +66,7 @@ def extract_features(
     with evaluating(backbone), torch.no_grad(), _loading():
         for batch in tqdm(loader, desc="features", unit="batch", disable=not progress):
             images, label = image_and_label(batch)
-            _check_tensor(images, "images")
+            check_tensor(images, "images")
             if label is not None:
                 labels.append(_column(label))
             fits = not labels or (len(labels) == len(features) + 1 and labels[-1].shape[:1] == (len(images),))
@@ -258,7 +258,7 @@ def flatten(output: Any) -> Tensor:
 
 def checked_images(x: Any) -> Tensor:
     """Return the input if it is a batch of images: finite floating-point values of shape (N, ...)."""
-    _check_tensor(x, "input_tensor")
+    check_tensor(x, "input_tensor")
     if not x.is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
     if x.dim() == 3:
@@ -282,7 +282,8 @@ _TRANSFORM = (
 )
 
 
-def _check_tensor(x: Any, name: str) -> None:
+def check_tensor(x: Any, name: str) -> None:
+    """Refuse what is not a tensor, with the way to make it one."""
     if isinstance(x, Tensor):
         return
     one = next(iter(x), None) if isinstance(x, list | tuple) else x

@@ -55,8 +55,8 @@ class Layout:
 
 
 _TRANSFORM = (
-    "pass a function that brings it to (N, T, H, W), as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is one "
-    "class token"
+    "pass a function that brings it to (N, T, H, W), such as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is "
+    "one class token, or name a block or its norm rather than a layer inside a window"
 )
 _known: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
 

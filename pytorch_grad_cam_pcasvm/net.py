@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.errors import warn
-from pytorch_grad_cam_pcasvm.features import FeatureSource, checked_images, features_of
+from pytorch_grad_cam_pcasvm.features import FeatureSource, check_tensor, checked_images, features_of
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
 from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, refuse_parallel, uncompiled
@@ -172,7 +172,11 @@ class PCASVMNet(nn.Module):
         Returns:
             Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). For a
             head without a classifier, the output of its last stage: the components, shape (N, B).
+
+        Raises:
+            TypeError: the input is not a tensor.
         """
+        check_tensor(x, "images")
         self._warn_of_training()
         backbone, source = self.feature_source(x)
         return self.of_features(features_of(backbone, source, x))

@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import ANOTHER, BLIND, FILLS, HEAD, RANDOM, ranks, without
 from pytorch_grad_cam_pcasvm.evaluation.localisation import POINT, SHARE
-from pytorch_grad_cam_pcasvm.evaluation.result import Result
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, LABELS, LIKENESS
 from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
@@ -178,7 +178,7 @@ def test_a_linear_network_is_complete():
         assert exact.passed
         assert exact.estimate.mean < 1e-5
         assert gradient.method == "ClosedFormGradCAM"
-        assert not gradient.passed
+        assert gradient.passed is None  # it promises nothing
 
 
 def test_maps_move_with_the_image(corner):
@@ -190,6 +190,16 @@ def test_maps_move_with_the_image(corner):
         assert abs(found["Noise", change].mean) < 0.1
     moved = evaluation.stability(net, (x, labels), ["features"], [ContributionCAM], noise=0.05, shift=1 / 12, **QUIET)
     assert 0.5 < moved["ContributionCAM", NOISE].mean < 1
+
+
+@pytest.mark.parametrize(
+    ("passed", "n", "verdict"),
+    [(True, 10, "passed"), (False, 10, "NOT passed"), (True, 9, "too few images to say"), (None, 50, "")],
+)
+def test_few_images_say_nothing(passed, n, verdict):
+    row = Row("m", "deletion", RANDOM, Estimate(1.0, 0.1, n), passed)
+    assert row.verdict == verdict
+    assert str(Result("c", "q", [row], {}, {})).endswith(f"({verdict})" if verdict else f"n = {n}")
 
 
 def test_standard_errors_cover_the_truth():
@@ -274,7 +284,8 @@ def test_heads_without_classes(corner):
 def test_a_report_is_one_page(corner, tmp_path):
     net, x, _ = corner
     methods = {"<b>turned</b>": Turned, "contributions": ContributionCAM}
-    found = evaluation.report(net, x, ["features"], methods, out=tmp_path / "new" / "report", images=12, **QUIET)
+    with pytest.warns(UserWarning, match="'localisation' was not made: localisation needs labels"):
+        found = evaluation.report(net, x, ["features"], methods, out=tmp_path / "new" / "report", images=12, **QUIET)
     text = found.read_text()
     entries = json.loads((found.parent / "report.json").read_text())
     assert list(entries["results"]) == ["faithfulness", "localisation", "sensitivity", "completeness", "stability"]
@@ -332,7 +343,7 @@ def test_options_of_single_checks(corner, tmp_path):
         (
             lambda n, x, y: E.localisation(n, (x, y + 7), ["features"]),
             ValueError,
-            "none of the head's classes",
+            "not classes of the head",
         ),
         (lambda n, x, y: E.localisation(n, (x, y), ["features"], tiles=3), ValueError, "2 or 4"),
         (

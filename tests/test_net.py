@@ -309,3 +309,8 @@ def test_a_wrong_layer_in_front_of_a_normalizer_is_named(problem, layer):
     head = make_pipeline(Normalizer(), PCA(2), SVC()).fit(features, labels)
     with pytest.raises(ValueError, match=r"fitted on 9 features, but the backbone gives \d+: name the layer"):
         PCASVMNet(problem.backbone, head, layer=layer)(problem.x)
+
+
+def test_images_that_are_no_tensor_are_told_the_way_to_one(problem):
+    with pytest.raises(TypeError, match=r"images must be a torch.Tensor, got ndarray: use torch.from_numpy"):
+        problem.net(problem.x.numpy())

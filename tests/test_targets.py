@@ -85,7 +85,7 @@ def test_targets_that_the_head_does_not_know_are_refused(cam, problem, target, e
 
 @pytest.mark.parametrize("count", [1, 4, 6])
 def test_the_number_of_targets_must_be_that_of_the_images(cam, problem, count):
-    with pytest.raises(ValueError, match=rf"{count} targets for 5 images: give one per image"):
+    with pytest.raises(ValueError, match=rf"{count} targets? for 5 images: give one per image"):
         cam(problem.x, [PCATarget(0)] * count)
 
 

@@ -400,7 +400,10 @@ def test_heads_that_cannot_be_kept_apart_are_refused():
     net, x = net_of(tower(before=2, fused=True), "mean"), images(2, 1)
     with pytest.raises(NoClosedFormError, match="not everything after the target layer goes through one attention"):
         ClosedFormGradCAM(net, ["blocks.0"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match=r"none after the target layer: load .*attn_implementation='sdpa'"):
+    with pytest.raises(
+        NoClosedFormError,
+        match=r"none after the target layer: load .*attn_implementation='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2",
+    ):
         ClosedFormGradCAM(net_of(tower(), "cls"), ["blocks.1.norm1"], "tokens").explain(x, heads=True)
     with pytest.raises(NoClosedFormError, match="none after the target layer: choose the norm before an attention"):
         ClosedFormGradCAM(net, ["blocks.1.norm2"], "tokens").explain(x, heads=True)

@@ -168,7 +168,11 @@ def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
     names = subject.data.names
     found = [names[label] if names is not None and isinstance(label, int) else label for label in labels]
     if not set(found) <= classes:
-        raise ValueError(f"labels such as {found[0]!r} are none of the head's classes, {sorted(classes)}")
+        unknown = sorted(set(found) - classes, key=str)
+        raise ValueError(
+            f"the labels {unknown[:5]} of the data are not classes of the head, which are {sorted(classes)}: rename "
+            "them, or fit the head on them"
+        )
     return found
 
 

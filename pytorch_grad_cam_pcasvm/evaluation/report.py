@@ -5,6 +5,7 @@ import html
 import io
 import json
 import string
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,19 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "sensitivity": sensitivity,
     "completeness": completeness,
     "stability": stability,
+}
+
+
+IF_IT_FAILS = {
+    "faithfulness": "the pixels marked as important matter no more than those of the other map. Against random maps: "
+    "do not use this method here. Against the blind map only: the object fills the picture, and "
+    "localisation tells more.",
+    "localisation": "the map shows where something is, but not which class it speaks for. Do not use it to argue about "
+    "classes.",
+    "sensitivity": "the map hardly depends on what was randomised. If only the head is affected, the map shows what "
+    "the network sees rather than what the SVM decides; the maps of the components say more.",
+    "completeness": "the sum of the map is not the value it explains, so sums over regions mean nothing.",
+    "stability": "small changes of the image change the map: average over noise (smoothed), or take a coarser layer.",
 }
 
 
@@ -91,6 +105,7 @@ def report(
             result = CHECKS[name](net, data, target_layers, methods, **{**common, **of_check})
         except ValueError as error:
             results[name] = {"reason": str(error)}
+            warnings.warn(f"the check {name!r} was not made: {error}", stacklevel=2)
         else:
             results[name] = result.to_dict()
             pictures[name] = _pictures(result)
@@ -150,13 +165,16 @@ def _verdicts(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
         for name, result in results.items():
             if isinstance(result, str):
                 continue
-            rows = [row for row in result.rows if row.method == method and row.passed is not None]
-            failed = [row for row in rows if not row.passed]
+            rows = [row for row in result.rows if row.method == method and row.verdict]
+            failed = [row for row in rows if row.verdict == "NOT passed"]
+            few = sum(row.verdict.startswith("too few") for row in rows)
             blank = result.blank.get(method, 0.0)
-            what = "passed" if not failed else f"{len(failed)} of {len(rows)} failed"
+            what = f"{len(failed)} of {len(rows)} failed" if failed else "passed" if rows else "nothing to pass"
+            if few:
+                what = "too few images to say" if few == len(rows) else f"{what}, {few} with too few images to say"
             told = "; ".join(f"{row.measure}{f' against {row.against}' if row.against else ''}" for row in failed)
             also = f", {blank:.0%} of the maps are blank" if blank else ""
-            mark = "passed" if not failed else "failed"
+            mark = "failed" if failed else "passed" if rows and not few else "note"
             lines.append(
                 f'<tr><th scope="row">{html.escape(method)}</th><td>{name}</td><td class="{mark}">{what}{also}</td>'
                 f"<td>{html.escape(told)}</td></tr>"
@@ -174,6 +192,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     rows = "\n".join(_row(row) for row in result.rows)
     parts = [
         f"<section><h2>{name.capitalize()}</h2><p>{html.escape(result.question.capitalize())}</p>",
+        f"<p><strong>If it fails:</strong> {IF_IT_FAILS[name]}</p>",
         '<table><thead><tr><th scope="col">method</th><th scope="col">measure</th><th scope="col">against</th>'
         '<th scope="col">mean ± standard error</th><th scope="col">n</th><th scope="col"></th></tr></thead>',
         f"<tbody>{rows}</tbody></table>",
@@ -190,9 +209,9 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
 
 
 def _row(row: Row) -> str:
-    mark = {True: ("passed", "passed"), False: ("failed", "NOT passed"), None: ("", "")}[row.passed]
+    mark = {"passed": "passed", "NOT passed": "failed"}.get(row.verdict, "note")
     cells = (row.method, row.measure, row.against, str(row.estimate), str(row.estimate.n))
-    return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark[0]}'>{mark[1]}</td></tr>"
+    return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark}'>{row.verdict}</td></tr>"
 
 
 def _image(png: str, alt: str) -> str:

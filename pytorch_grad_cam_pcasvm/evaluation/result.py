@@ -10,6 +10,8 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 
+FEW = 10  # images, below which a standard error says little
+
 
 @dataclass(frozen=True)
 class Row:
@@ -28,6 +30,15 @@ class Row:
     against: str
     estimate: Estimate
     passed: bool | None = None
+
+    @property
+    def verdict(self) -> str:
+        """``"passed"``, ``"NOT passed"``, ``"too few images to say"``, or nothing where there is nothing to pass."""
+        if self.passed is None:
+            return ""
+        if self.estimate.n < FEW:
+            return "too few images to say"
+        return "passed" if self.passed else "NOT passed"
 
 
 @dataclass
@@ -99,7 +110,6 @@ class Result:
 
 def sentence(row: Row) -> str:
     """Return a row in words."""
-    verdict = {True: "passed", False: "NOT passed", None: ""}[row.passed]
     against = f" against {row.against}" if row.against else ""
-    end = f" ({verdict})" if verdict else ""
+    end = f" ({row.verdict})" if row.verdict else ""
     return f"{row.method}, {row.measure}{against}: {row.estimate}, n = {row.estimate.n}{end}"

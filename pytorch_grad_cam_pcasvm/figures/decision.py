@@ -37,9 +37,9 @@ _PICTURE, _BETWEEN, _BARS = 1.6, 0.32, 2.7  # in inches: a picture, what is betw
 _LEFT, _RIGHT, _TOP, _MIDDLE = 0.95, 0.85, 1.15, 0.3
 _NOTE = (
     "Red raises the value, blue lowers it; all maps share one scale. The steps lead from the value at the baseline, "
-    "where the image says nothing yet, to the value that decides. Each is the sum of the map above it"
+    "with this layer's activations replaced, to the value that decides. Each is the sum of the map above it"
 )
-_TOKENS = " and of the class and register tokens, which are on no map: both parts stand below it"
+_TOKENS = " and of the class and register tokens, which appear on no map: both parts are printed below it"
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,10 @@ def run_to_features(
     missing = [name for name in names if name not in ran]
     if missing:
         where = "the network's output" if layer is None else f"the features, {layer!r}"
-        raise ValueError(f"the target layer {missing[0]!r} does not run before {where}: choose a layer before them")
+        raise ValueError(
+            f"the target layer {missing[0]!r} does not run before {where}: choose a layer that "
+            "runs before them (under fused attention, softmax and dropout never run)"
+        )
     return output
 
 

@@ -71,7 +71,7 @@ class Walk:
             if step.function is F.scaled_dot_product_attention:
                 return step
         written_out = any(getattr(step.function, "__name__", "") == "softmax" for step in self.steps)
-        way = "load the model with attn_implementation='sdpa' if it is Hugging Face's"
+        way = "load Hugging Face models with attn_implementation='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2"
         raise NoClosedFormError(
             "heads can be separated in torch's scaled_dot_product_attention only, and there is none after the target "
             "layer",
