@@ -407,3 +407,29 @@ def test_arcc_is_the_hosts(corner):
         host = arcc.ARCC(cam)(x[rows], cam(x[rows], targets=targets), targets, net)
     assert found["ContributionCAM", "ARCC"].mean == pytest.approx(host.mean())
     assert found["ContributionCAM", "ARCC"].n == 4
+
+
+class Rows(nn.Module):
+    """Dense features, by a view, which activations with channels last in memory do not have, or by a copy."""
+
+    def __init__(self, view: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU())
+        self.view = view
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.features(x)
+        return y.view(len(x), -1) if self.view else y.reshape(len(x), -1)
+
+
+def test_a_network_that_views_its_activations_is_measured_as_any_other():
+    x, labels = torch.randn(30, 2, 12, 12, generator=torch.Generator().manual_seed(0)), np.arange(30) % 2
+    x[labels == 1, :, :6] += 1
+    head = make_pipeline(PCA(2), SVC()).fit(Rows(True)(x).detach().numpy(), labels)
+    found = [
+        E.faithfulness(PCASVMNet(Rows(view), head).eval(), x, ["features"], [ContributionCAM], images=12, **QUIET)
+        for view in (True, False)
+    ]
+    for one, other in zip(*(each.rows for each in found), strict=True):
+        assert one.estimate.mean == pytest.approx(other.estimate.mean, abs=1e-4)

@@ -91,11 +91,6 @@ class Measured:
                 estimates.append(NOTHING)
         return together(estimates)
 
-    def blank(self, check: str, head: str, method: str, name: str | None = None) -> str:
-        """Return the share of blank maps of a method, in percent."""
-        shares = [self._found[each, head, check].blank.get(method, 0.0) for each in self.sets if name in (None, each)]
-        return percent(float(np.mean(shares)))
-
     def blind(self, head: str, kind: str) -> str:
         """Return how much better than random maps the blind map is, in the mean over all images and sets."""
         gains = []
@@ -138,7 +133,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         "In short": table(
             [
                 "method",
-                *(f"{head}: {what}" for head in heads for what in ("deletion / insertion", "blank", "side by side")),
+                *(f"{head}: {what}" for head in heads for what in ("deletion / insertion", "side by side")),
             ],
             short,
         )
@@ -146,13 +141,12 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     for head in heads:
         found[f"All sets, {head}"] = table(
             ["method", "deletion, than random maps", "insertion, than random maps", "deletion, than the blind map",
-             "insertion, than the blind map", "blank", "like the blind map", "side by side"],
+             "insertion, than the blind map", "like the blind map", "side by side"],
             [
                 [
                     method,
                     *(str(of.number("faithfulness", head, (method, kind, rival)))
                       for rival in (RANDOM, BLIND) for kind in KINDS),
-                    of.blank("faithfulness", head, method),
                     unsigned(of.number("sensitivity", head, (method, "likeness", BLIND))),
                     unsigned(of.number("localisation", head, (method, SHARE))),
                 ]
@@ -166,16 +160,12 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         )  # fmt: skip
     for name in names:
         found[f"Deletion / insertion, {name}"] = table(
-            ["method", *(title for head in heads for title in (head, "blank"))],
+            ["method", *heads],
             [
                 [
                     method,
-                    *(cell for head in heads for cell in (
-                        " / ".join(
-                            str(of.number("faithfulness", head, (method, kind, RANDOM), name)) for kind in KINDS
-                        ),
-                        of.blank("faithfulness", head, method, name),
-                    )),
+                    *(" / ".join(str(of.number("faithfulness", head, (method, kind, RANDOM), name)) for kind in KINDS)
+                      for head in heads),
                 ]
                 for method in METHODS
             ],

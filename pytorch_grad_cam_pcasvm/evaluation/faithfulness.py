@@ -27,7 +27,7 @@ def faithfulness(
     methods: Methods = DEFAULT,
     target: Target | None = None,
     *,
-    fractions: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
+    fractions: Sequence[float] = (0.25, 0.5, 0.75),
     fill: str = "blur",
     arcc: bool = False,
     images: int | None = 200,
