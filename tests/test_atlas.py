@@ -456,9 +456,10 @@ def test_only_what_dead_processes_left_is_removed(tmp_path):
 
 
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.build"], "SHARD_BYTES", 20_000)
-    store = build(tmp_path / "atlas", shard_size=None)
-    assert store.manifest["shard_size"] == 48
+    small = {"shard_size": None, "block": 1}
+    assert build(tmp_path / "few", **small).manifest["shard_size"] == 6  # a sixteenth of 90 images
+    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.build"], "SHARD_BYTES", 1_000)
+    assert build(tmp_path / "large", **small).manifest["shard_size"] == 2
 
 
 def test_another_version_is_told(tmp_path):

@@ -309,7 +309,7 @@ def test_nothing_is_sent_to_the_device_or_asked_of_it(name, unchecked):
         cam.explain(x)
     assert not traffic.seen
     with _Traffic() as traffic:
-        torch.tensor([1.0], device="meta")
+        torch.ones(1).to("meta")
     assert traffic.seen
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import pytorch_grad_cam
 import torch
 import torchvision
+from packaging.version import Version
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.metrics.cam_mult_image import (
     CamMultImageConfidenceChange,
@@ -449,6 +451,11 @@ METHOD_TARGETS = {
 }
 
 
+def skip_what_the_host_cannot(method: Method, target: Any) -> None:
+    if method.name == "FinerCAM" and target is None and Version(version("grad-cam")) < Version("1.5.6"):
+        pytest.skip("this grad-cam's FinerCAM needs more classes than three")
+
+
 def assert_is_a_map(maps: np.ndarray, x: Tensor) -> None:
     assert maps.shape == (len(x), *x.shape[2:])
     assert np.isfinite(maps).all()
@@ -460,6 +467,7 @@ def assert_is_a_map(maps: np.ndarray, x: Tensor) -> None:
 @pytest.mark.parametrize("target", METHOD_TARGETS.values(), ids=METHOD_TARGETS)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_every_method_of_the_host_runs(method: Method, target: Any) -> None:
+    skip_what_the_host_cannot(method, target)
     p = problem()
     x = p.x[:2]
     assert_is_a_map(method.maps(p.net, p, x, None if target is None else [target] * len(x)), x)
@@ -468,6 +476,7 @@ def test_every_method_of_the_host_runs(method: Method, target: Any) -> None:
 @pytest.mark.parametrize("target", METHOD_TARGETS.values(), ids=METHOD_TARGETS)
 @pytest.mark.parametrize("method", META_METHODS.values(), ids=META_METHODS)
 def test_meta_methods_run_with_closed_form_maps(method: Method, target: Any) -> None:
+    skip_what_the_host_cannot(method, target)
     p = problem()
     x = p.x[::2]  # none of their patches' maps is blank
     targets = None if target is None else [target] * len(x)

@@ -1,12 +1,14 @@
 """The methods: against the host, against their papers' formulas, and what all of them have in common."""
 
 import gc
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pytest
 import pytorch_grad_cam
 import torch
+from packaging.version import Version
 from problems import T, explained
 from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import (
@@ -106,6 +108,8 @@ def host_targets(name: str) -> list[Any]:
     [*((name, "rgb") for name in OF_THE_HOST), *((name, "volume") for name in GRADIENT)],
 )
 def test_the_host_on_an_svm(name: str, kind: str, smoothing: dict[str, bool]) -> None:
+    if kind == "volume" and name in ("XGradCAM", "GradCAMPlusPlus") and Version(version("grad-cam")) < Version("1.5.6"):
+        pytest.skip("this grad-cam's own raises on volumes")
     p = host_problem(kind)
     x, layers, targets = p.x[:2], p.layers("features.4"), host_targets(name)
     if name == "AblationCAM":

@@ -18,6 +18,7 @@ import pytorch_grad_cam
 import torch
 import torchvision
 from sklearn.exceptions import ConvergenceWarning
+from torchvision.transforms.functional import to_pil_image
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import atlas, evaluation, figures, head
@@ -152,7 +153,8 @@ def test_every_page_is_in_the_table_of_contents():
 
 START = "docs/getting-started.md"
 # The others are tested with their subject: test_store.py, test_transformers.py.
-SNIPPETS = [START, "docs/reading.md", "docs/layers.md", "docs/methods.md", "docs/heads.md", "docs/extending.md"]
+OTHERS = ("evaluating", "reading", "layers", "methods", "heads", "extending")
+SNIPPETS = [START, *(f"docs/{page}.md" for page in OTHERS)]
 
 
 def run(page, names):
@@ -186,23 +188,29 @@ def started(tmp_path_factory):
     for row, animal in enumerate(animals):
         x[row, :, :32] += "cde".index(animal[0])
     given = {
-        "train_loader": [(x[:6], animals[:6]), (x[6:], animals[6:])],
-        "images": x[:2],
-        "pictures": x[:2].sigmoid(),
+        "dataset": list(zip(x, animals, strict=True)),
         "labels_of_images": animals[:2],
-        "features_of_images": lambda backbone: backbone(x[:2]).detach().numpy(),
+        "features_of_images": lambda backbone: backbone(given["images"]).detach().numpy(),
     }
     resnet18 = torchvision.models.resnet18
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torchvision.models, "resnet18", lambda weights: resnet18(weights=None) if weights else None)
-        patch.chdir(tmp_path_factory.mktemp("started"))
+        resize = torchvision.transforms.Resize
+        patch.setattr(torchvision.transforms, "Resize", lambda size: resize((64, 64)))  # small, for the time
+        given["folder"] = tmp_path_factory.mktemp("started")
+        patch.chdir(given["folder"])
+        for row, (image, animal) in enumerate(zip(x, animals, strict=True)):
+            for part in ("train", "test"):
+                folder = Path("photos", part, animal)
+                folder.mkdir(parents=True, exist_ok=True)
+                to_pil_image(image.sigmoid()).save(folder / f"{row}.png")
         patch.setitem(mpl.rcParams, "figure.dpi", 50)
         return run(START, given)
 
 
 @pytest.mark.parametrize("page", SNIPPETS)
-def test_the_snippets_of_a_page_run(page, started, estimators, rules, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatch):
+    monkeypatch.chdir(started["folder"])
     names = dict(started) if page == START else run(page, dict(started))
     maps = names["maps"]
     assert isinstance(maps, package.SignedMaps)
@@ -211,5 +219,5 @@ def test_the_snippets_of_a_page_run(page, started, estimators, rules, tmp_path, 
 
 
 def test_no_page_with_snippets_is_forgotten():
-    elsewhere = {"docs/atlas.md", "docs/transformers.md", "docs/evaluating.md"}
+    elsewhere = {"docs/atlas.md", "docs/transformers.md"}
     assert {page for page, text in PAGES.items() if "```python" in text} == set(SNIPPETS) | elsewhere

@@ -1,1 +1,1 @@
-"""The parts of ``examples/paper.py`` and ``examples/faithfulness.py``: data, frozen features, training, reports."""
+"""The parts of ``examples/paper.py`` and ``examples/which_method.py``: data, frozen features, training, reports."""

@@ -69,7 +69,8 @@ def build(
         batch_size: number of images that a process reads ahead.
         block: number of images that the network sees at once, the last block filled up with copies; the last bits of
             the numbers depend on it. None: 16, on CUDA 64.
-        shard_size: rows per shard, rounded up to a multiple of ``block``. None: 2,048, or fewer for large maps.
+        shard_size: rows per shard, rounded up to a multiple of ``block``. None: a 16th of the images, at most
+            2,048, fewer for large maps.
         workers: processes that read images, for each process that explains.
         engine: ``"local"``, or ``"ray"``: a cluster, or this machine if there is none (``pip install
             'pytorch_grad_cam_pcasvm[ray]'``).
@@ -116,7 +117,7 @@ def build(
     probe = explainer(first)
     if shard_size is None:
         of_row = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
-        shard_size = max(1, min(2048, SHARD_BYTES // of_row))
+        shard_size = max(1, min(2048, SHARD_BYTES // of_row, -(-len(images) // 16)))  # a stop loses a 16th at most
     shard_size = -(-shard_size // block) * block
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):

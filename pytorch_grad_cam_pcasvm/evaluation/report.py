@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -22,7 +21,6 @@ from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
 from pytorch_grad_cam_pcasvm.figures import plot_maps
-from pytorch_grad_cam_pcasvm.images import stretched
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 1"
@@ -202,7 +200,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     if result.curves:
         parts.append(_image(_curves(result), "Deletion and insertion curves"))
     parts += [
-        f"<h3>The worst ten, {html.escape(method)}</h3>" + _image(picture, f"the ten worst images of {method}")
+        f"<h3>The worst images, {html.escape(method)}</h3>" + _image(picture, f"the worst images of {method}")
         for method, picture in pictures.items()
     ]
     return "\n".join([*parts, "</section>"])
@@ -236,11 +234,10 @@ def _curves(result: Result) -> str:
 def _pictures(result: Result) -> dict[str, str]:
     """Return the worst images of each method with their maps, as PNG; volumes are not drawn."""
     return {
-        method: _png(plot_maps(torch.stack([stretched(image) for image in x]), maps, signed=True,
-                               rows=[str(row) for row in result.worst[method]]))
-        for method, (x, maps) in result.pictures.items()
-        if x.dim() == 4
-    }  # fmt: skip
+        method: _png(plot_maps(found.images, found.maps, signed=True, rows=[Path(name).name for name in found.names]))
+        for method, found in result.pictures.items()
+        if found.images.dim() == 4
+    }
 
 
 def _png(figure: Figure) -> str:

@@ -42,6 +42,21 @@ class Row:
 
 
 @dataclass
+class Pictures:
+    """Images to be shown.
+
+    Attributes:
+        names: of the images in the data set.
+        images: the images as people see them, in [0, 1], shape (n, ...).
+        maps: one for each.
+    """
+
+    names: list[str]
+    images: Tensor
+    maps: SignedMaps
+
+
+@dataclass
 class Result:
     """What a check found.
 
@@ -53,7 +68,7 @@ class Result:
         settings: the settings of the check.
         curves: by method and source, the curves to draw; None if there are none.
         worst: by method, the numbers (in the data set) of the ten images that did worst, worst first.
-        pictures: by method, these images, (n, ...), and their maps; not saved in the JSON.
+        pictures: by method, these images with their maps; not saved in the JSON.
     """
 
     check: str
@@ -63,7 +78,7 @@ class Result:
     settings: dict[str, Any]
     curves: dict[str, Any] | None = None
     worst: dict[str, list[int]] = field(default_factory=dict)
-    pictures: dict[str, tuple[Tensor, SignedMaps]] = field(default_factory=dict, repr=False, compare=False)
+    pictures: dict[str, Pictures] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, key: tuple[str, str, str] | tuple[str, str]) -> Estimate:
         """Return the number for a method and a measure, against something or alone."""

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.images import Images
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
@@ -87,13 +87,16 @@ class Subject:
 
     def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
         """Yield images (N, ...), their labels and rows, at least two at a time, so that each has another one."""
-        parts = np.array_split(self.rows, max(1, len(self.rows) // max(2, self.batch_size)))
-        for rows in tqdm(parts, desc=what, unit="batch", disable=not self.progress):
+        count = max(2, min(self.batch_size, len(self.rows) // 8))  # so that the progress of few images is seen, too
+        bar = tqdm(total=len(self.rows), desc=what, unit="image", disable=not self.progress)
+        for rows in np.array_split(self.rows, max(1, len(self.rows) // count)):
             batch = self.data.read(rows.tolist())
             if batch.bad:
                 row, why = next(iter(batch.bad.items()))
                 raise RuntimeError(f"image {row} ({self.data.id(row)}) cannot be read: {why}")
             yield batch.images.to(device_of(self.net)), batch.labels, batch.rows
+            bar.update(len(rows))
+        bar.close()
 
     def targets(self, x: Tensor) -> list[Any]:
         """Return the target of each image; by default the predicted class, by its name."""
@@ -151,7 +154,14 @@ class Subject:
         return Result(
             check, question, rows, blank, common | settings, curves,
             {method: found.rows for method, found in worst.items()},
-            {method: (found.images, found.maps(self.target)) for method, found in worst.items()},
+            {
+                method: Pictures(
+                    [str(self.data.id(row)) for row in found.rows],
+                    torch.stack([self.data.picture(image).clamp(0, 1) for image in found.images]),
+                    found.maps(self.target),
+                )
+                for method, found in worst.items()
+            },
         )  # fmt: skip
 
     def blind(self, x: Tensor) -> Tensor:
