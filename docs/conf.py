@@ -32,9 +32,8 @@ extensions = [
 exclude_patterns = ["_build", "_examples", "paper/*.md", "auto_examples/*.py", "sg_execution_times.rst"]
 suppress_warnings = ["config.cache"]
 
-myst_enable_extensions = ["dollarmath", "substitution"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
-myst_substitutions = {"estimators": tables.estimators()}
 
 autoclass_content = "both"
 autodoc_inherit_docstrings = False

@@ -1,4 +1,7 @@
-"""What the site takes from the code: the table of estimators, and the examples with a title each."""
+"""What the site takes from the code: the table of estimators, and the examples with a title each.
+
+``python docs/tables.py`` writes the table into ``docs/heads.md`` anew.
+"""
 
 import inspect
 import re
@@ -100,3 +103,10 @@ def examples(source: Path, target: Path) -> None:
             head += f"\n.. image:: /{picture}\n    :alt: {title}\n"
             code += f"\n# sphinx_gallery_thumbnail_path = '{picture}'\n"
         (target / file.name).write_text(f'"""{head}"""{code}', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    page = Path(__file__).parent / "heads.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition("<!-- estimators -->\n")
+    after = rest.partition("<!-- end -->")[2]
+    page.write_text(f"{before}<!-- estimators -->\n{estimators()}\n<!-- end -->{after}", encoding="utf-8")

@@ -3,7 +3,9 @@
 import argparse
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     explore = command("explore", _explore, "write a page for browsing an atlas", "atlas --out explorer")
     explore.add_argument("atlas", type=Path, help="folder of the atlas")
     explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
-    explore.add_argument("--head", action="append", default=[], metavar="NAME=FILE", help="a further head to choose")
+    explore.add_argument(
+        "--head", action="append", default=[], metavar="NAME=FILE", help="another head, selectable on the page"
+    )
     explore.add_argument("--single-file", action="store_true", help="write one file, easy to send")
     return parser
 
@@ -142,7 +146,9 @@ def _of_network(parser: argparse.ArgumentParser) -> None:
 
 
 def _fit(options: Any) -> None:
+    from sklearn.base import clone
     from sklearn.decomposition import PCA
+    from sklearn.model_selection import cross_val_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
@@ -157,7 +163,14 @@ def _fit(options: Any) -> None:
     if images.names is None:
         raise ValueError(f"{options.images} has no classes: give a folder with one folder of images for each class")
     loader = DataLoader(images.data, batch_size=options.batch_size, num_workers=options.workers)
-    features, numbers = extract_features(backbone, loader, options.features or options.layer, pool=_pool(options))
+    try:
+        features, numbers = extract_features(backbone, loader, options.features or options.layer, pool=_pool(options))
+    except OSError as error:  # which image was it?
+        bad = next((bad for row in range(len(images)) if (bad := images.read([row]).bad)), None)
+        if bad is None:
+            raise
+        ((row, why),) = bad.items()
+        raise OSError(f"{images.id(row)} cannot be read ({why}): mend or delete it") from error
     if options.components > min(features.shape):
         raise ValueError(
             f"{len(features)} images with {features.shape[1]} features have fewer components: lower --components"
@@ -165,8 +178,13 @@ def _fit(options: Any) -> None:
     labels = [images.names[number] for number in numbers]
     head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), SVC(kernel=options.kernel))
     Head.of(head.fit(features, labels)).save(options.out)
-    right = head.score(features, labels)
-    print(f"{options.out}: {options.components} components, {right:.0%} of {len(labels)} training images correct")
+    counts = Counter(labels)
+    print(f"{len(counts)} classes: {', '.join(f'{name} {count}' for name, count in counts.items())}")
+    print(f"{options.out}: {options.components} components")
+    if (folds := min(5, *counts.values())) > 1:
+        score = cross_val_score(clone(head), features, labels, cv=folds).mean()
+        print(f"{score:.0%} correct in {folds}-fold cross-validation", end=", ")
+    print(f"{head.score(features, labels):.0%} on the images it was fitted on, which is no test")
 
 
 def _atlas(options: Any) -> None:
@@ -265,14 +283,26 @@ def _backbone(options: Any) -> tuple[nn.Module, Callable[[Any], Any]]:
         import torchvision
 
         if name not in torchvision.models.list_models():
-            raise ValueError(f"torchvision has no backbone {name!r}; for one from timm: --backbone timm:{name}")
+            near = get_close_matches(name, torchvision.models.list_models(), n=1)
+            hint = f"did you mean {near[0]!r}? For" if near else "for"
+            raise ValueError(f"torchvision has no backbone {name!r}; {hint} one from timm: --backbone timm:{name}")
         weights = torchvision.models.get_model_weights(name).DEFAULT
-        net = torchvision.models.get_model(name, weights=None if given else weights)
+        try:
+            net = torchvision.models.get_model(name, weights=None if given else weights)
+        except OSError as error:
+            raise OSError(f"the weights cannot be downloaded ({error}): give a file, --weights FILE") from error
         transform = weights.transforms()
     else:
         raise ValueError(f"--backbone must be a torchvision name, or timm:NAME, got {options.backbone!r}")
     if given:
-        net.load_state_dict(_state(Path(options.weights)))
+        state = _state(Path(options.weights))
+        try:
+            net.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{options.weights} has no weights of {name}: it begins with {next(iter(state), 'nothing')!r}, and "
+                f"{next(iter(net.state_dict()))!r} is expected"
+            ) from error
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return net.eval().to(device), transform
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,12 +60,14 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
 
 
 def test_photos_are_evaluated(network, head, tmp_path, capsys):
-    assert main(["evaluate", *network, "--head", str(head), "--out", str(tmp_path), "--count", "6"]) == 0
+    options = ["--out", str(tmp_path), "--count", "6", "--method", "ContributionCAM"]
+    assert main(["evaluate", *network, "--head", str(head), *options]) == 0
     assert capsys.readouterr().out.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert results["completeness"]["settings"]["images"] == 6
-    assert results["completeness"]["rows"][1]["method"] == "ContributionCAM"
-    assert results["completeness"]["rows"][1]["passed"]
+    (row,) = results["completeness"]["rows"]
+    assert row["method"] == "ContributionCAM"
+    assert row["passed"]
 
 
 def test_heads_of_skops(network, photos, tmp_path, weights):
@@ -86,7 +89,12 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
     ("command", "change", "match"),
     [
         ("atlas", {"--images": "nowhere"}, "there is no folder nowhere"),
-        ("atlas", {"--backbone": "resnet51"}, "torchvision has no backbone 'resnet51'"),
+        ("atlas", {"--backbone": "resnet51"}, "torchvision has no backbone 'resnet51'; did you mean 'resnet"),
+        (
+            "atlas",
+            {"--backbone": "resnet18"},
+            "has no weights of resnet18: it begins with 'features.0.weight'",
+        ),
         ("atlas", {"--backbone": "keras:vgg"}, "must be a torchvision name, or timm:NAME"),
         ("atlas", {"--layer": "fetures"}, "no layer 'fetures'"),
         ("atlas", {"--head": "nowhere.safetensors"}, "there is no head nowhere.safetensors"),
@@ -102,6 +110,22 @@ def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, m
     assert main([command, *(arguments if command != "explore" else [str(tmp_path / "none")])]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert match in line
+
+
+def test_fit_says_what_it_learned_and_which_photo_is_broken(network, photos, tmp_path, capsys):
+    own = tmp_path / "own"
+    shutil.copytree(photos, own)
+    options = ["fit", *network, "--components", "3", "--out", str(tmp_path / "head.safetensors")]
+    options[options.index("--images") + 1] = str(own)
+    assert main(options) == 0
+    printed = capsys.readouterr().out
+    classes = sorted(path.name for path in own.iterdir())
+    assert f"2 classes: {classes[0]} 4, {classes[1]} 4" in printed
+    assert "correct in 4-fold cross-validation, " in printed
+    broken = sorted(own.rglob("*.png"))[5]
+    broken.write_bytes(broken.read_bytes()[:40])
+    assert main(options) == 2
+    assert f"error: {broken.relative_to(own).as_posix()} cannot be read (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [None, "fit", "atlas", "explore", "evaluate"])

@@ -120,6 +120,14 @@ def test_classes_and_attributes_on_a_page_exist(page):
         assert sorted(set(found) - members(kind) - {"py", "png", "safetensors"}) == [], name
 
 
+def test_every_estimator_that_is_converted_is_in_the_table(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    found = set(re.findall(r"`(\w+)`", importlib.import_module("tables").estimators()))
+    table = PAGES["docs/heads.md"].split("<!-- estimators -->")[1].split("<!-- end -->")[0]
+    assert len(found) > 40
+    assert found <= set(re.findall(r"`(\w+)`", table))  # older versions of scikit-learn have fewer
+
+
 # --- links --------------------------------------------------------------------------------------------------------
 
 

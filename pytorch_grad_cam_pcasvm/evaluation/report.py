@@ -242,5 +242,5 @@ def _pictures(result: Result) -> dict[str, str]:
 
 def _png(figure: Figure) -> str:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
+    figure.savefig(file, format="png", dpi=80)
     return base64.b64encode(file.getvalue()).decode()

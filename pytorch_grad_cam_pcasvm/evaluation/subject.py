@@ -87,7 +87,7 @@ class Subject:
 
     def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
         """Yield images (N, ...), their labels and rows, at least two at a time, so that each has another one."""
-        count = max(2, min(self.batch_size, len(self.rows) // 8))  # so that the progress of few images is seen, too
+        count = max(2, min(self.batch_size, len(self.rows) // 4))  # so that the progress of few images is seen, too
         bar = tqdm(total=len(self.rows), desc=what, unit="image", disable=not self.progress)
         for rows in np.array_split(self.rows, max(1, len(self.rows) // count)):
             batch = self.data.read(rows.tolist())
