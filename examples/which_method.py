@@ -48,6 +48,7 @@ from pytorch_grad_cam_pcasvm import (
     PCASVMNet,
     PCATarget,
     SVMTarget,
+    __version__,
     evaluation,
     figures,
 )
@@ -195,7 +196,8 @@ class Problem:
         }
         found = {}
         for check, measure in of_kind[kind].items():
-            key = digest(self.key, kind, title, options.images, options.score_channels, every, FRACTIONS, [*METHODS])
+            settings = [options.images, options.score_channels, every, FRACTIONS, repr(METHODS), __version__]
+            key = digest(self.key, kind, title, settings)
             file = options.cache / f"{self.name}-{check}-{key}.json"
             if not file.exists():
                 result = measure(net, data, ["features"], self.methods(kind), **every).to_dict()

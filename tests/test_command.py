@@ -60,11 +60,11 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
 
 
 def test_photos_are_evaluated(network, head, tmp_path, capsys):
-    options = ["--out", str(tmp_path), "--count", "6", "--method", "ContributionCAM"]
+    options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM"]
     assert main(["evaluate", *network, "--head", str(head), *options]) == 0
     assert capsys.readouterr().out.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
-    assert results["completeness"]["settings"]["images"] == 6
+    assert results["completeness"]["settings"]["images"] == 4
     (row,) = results["completeness"]["rows"]
     assert row["method"] == "ContributionCAM"
     assert row["passed"]

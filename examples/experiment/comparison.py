@@ -52,7 +52,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def together(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the mean over sets, which are independent."""
+    """Return the mean over sets, whose images are independent."""
     found = [estimate for estimate in estimates if estimate.n > 1]
     if not found:
         return NOTHING

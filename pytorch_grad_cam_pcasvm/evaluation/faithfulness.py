@@ -12,7 +12,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, seeded, signed, upsampled
+from pytorch_grad_cam_pcasvm.modules import evaluating
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
@@ -153,8 +154,7 @@ def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> n
     except ImportError as error:
         raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or use arcc=False") from error
     cam = subject.cam(method)
-    with torch.random.fork_rng(devices=[]):  # ROAD's noise comes from torch's own generator, which is the user's
-        torch.manual_seed(subject.seed)
+    with seeded(subject.seed), evaluating(subject.net):  # ROAD's noise comes from torch's own generator
         measured = ARCC(cam)(x, cam(x, targets=list(targets)), list(targets), subject.net)
     return np.asarray(measured, np.float64)
 
@@ -214,8 +214,7 @@ def _road(x: Tensor) -> Filled:
     imputer, images = NoisyLinearImputer(), x.cpu()
 
     def filled(keep: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[]):  # its noise comes from torch's own generator, which is the user's
-            torch.manual_seed(0)
+        with seeded(0):  # its noise comes from torch's own generator
             return torch.stack([imputer(image, kept.float()) for image, kept in zip(images, keep, strict=True)]).to(x)
 
     return filled

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.evaluation.faithfulness import BLIND, HEAD, RANDOM
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import ANOTHER, BLIND, HEAD, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed, upsampled
@@ -55,7 +55,8 @@ def localisation(
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        Both measures for each method: against chance, random maps, the blind map and a randomised head's map.
+        Both measures for each method: against chance, random maps, another scene's map, the blind map and
+        a randomised head's map.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -70,9 +71,12 @@ def localisation(
     )  # fmt: skip
     if net.head.classes_ is None:
         raise ValueError("localisation needs a head with classes: for a regressor measure faithfulness instead")
+    first = subject.data.read(subject.rows[:1].tolist()).images
+    if first.dim() != 4 and (masks is None or np.ndim(masks) == 2):
+        raise ValueError("volumes cannot be put side by side, and have no boxes: give masks of their size")
     random = np.random.default_rng(seed + 1)
     other = subject.randomised()
-    rivals = [RANDOM, BLIND, *([HEAD] if other is not None else [])]
+    rivals = [RANDOM, ANOTHER, BLIND, *([HEAD] if other is not None else [])]
     found: dict[tuple[str, str, str], list[np.ndarray]] = {}
     chances: list[np.ndarray] = []
     scenes = _tiled(subject, tiles, random) if masks is None else _masked(subject, masks)
@@ -81,10 +85,14 @@ def localisation(
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
         blind = upsampled(subject.blind(x), size)
+        for measure, of in ((SHARE, _shares), (POINT, _points)):
+            found.setdefault((BLIND, measure, ""), []).append(of(blind, where))
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
             seen = subject.seen(method, maps)
             heat = {"": upsampled(signed(maps), size), BLIND: blind}
+            # Of a scene that is alone there is no other one.
+            heat[ANOTHER] = np.roll(heat[""], 1, 0) if len(x) > 1 else np.full_like(heat[""], np.nan)
             heat[RANDOM] = upsampled(torch.from_numpy(random.normal(size=signed(maps).shape)), size)
             if other is not None:
                 heat[HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
@@ -105,10 +113,8 @@ def localisation(
             for rival in rivals:
                 estimate = Estimate.of(own - np.concatenate(found[method, measure, rival]))
                 rows.append(Row(method, measure, rival, estimate, estimate.above(0)))
-    # Of the images that the last method has a map of.
     rows += [
-        Row(BLIND, measure, "", Estimate.of(np.concatenate(found[method, measure, BLIND])))
-        for measure in (SHARE, POINT)
+        Row(BLIND, measure, "", Estimate.of(np.concatenate(found[BLIND, measure, ""]))) for measure in (SHARE, POINT)
     ]
     return subject.result(
         "localisation",
@@ -133,19 +139,16 @@ def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
         for row, image, label, predicted in zip(rows, x, known, subject.net.predict(x).tolist(), strict=True):
             seen.add(label)
             if label == predicted:
-                waiting[label].append((row, image))
+                waiting[label].append((row, image.clone()))  # not a view, which would keep its batch
         scenes = []
         while sum(map(bool, waiting.values())) >= min(tiles, len(waiting)) > 1:
-            # The classes with most images in waiting; with fewer classes than tiles the others come again.
-            order = sorted((label for label in waiting if waiting[label]), key=lambda label: -len(waiting[label]))
-            first, others = order[0], order[1:]
-            chosen = [first, *(others[n % len(others)] for n in range(tiles - 1))]
-            if any(len(waiting[label]) < chosen.count(label) for label in chosen):
+            chosen = _chosen({label: len(found_of) for label, found_of in waiting.items()}, tiles, random)
+            if not chosen:
                 break
             numbers, pictures = zip(*(waiting[label].pop() for label in chosen), strict=True)
             places = random.permutation(tiles)
             scene = _scene([pictures[n] for n in places], tiles)
-            scenes.append((scene, first, int(np.argwhere(places == 0)[0, 0]), numbers[0]))
+            scenes.append((scene, chosen[0], int(np.argwhere(places == 0)[0, 0]), numbers[0]))
         if scenes:
             found = True
             images, explained, places_of, explained_rows = zip(*scenes, strict=True)
@@ -156,6 +159,21 @@ def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
         raise ValueError(f"images of {len(seen)} class cannot be put beside another class: give several classes")
     if not found:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
+
+
+def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator) -> list[Any]:
+    """Return the classes of a scene, the explained one first; none where too few images are waiting.
+
+    They are those with most images. Which of them is explained is drawn, so that maps that lean to one class do not
+    pass. With fewer classes than tiles the others come again.
+    """
+    order = sorted((label for label in waiting if waiting[label]), key=lambda label: -waiting[label])[:tiles]
+    for first in random.permutation(len(order)).tolist():
+        others = order[:first] + order[first + 1 :]
+        chosen = [order[first], *(others[n % len(others)] for n in range(tiles - 1))]
+        if all(waiting[label] >= chosen.count(label) for label in chosen):
+            return chosen
+    return []
 
 
 def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
@@ -199,12 +217,14 @@ def _tile_masks(size: Sequence[int], tiles: int, places: Sequence[int]) -> np.nd
 def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
     try:
         net.predict(scenes[:1])
-    except (RuntimeError, ValueError) as error:
-        if tiles == 2:
-            raise ValueError(
-                f"the network does not take an input of {tuple(scenes.shape[1:])}: use tiles=4, which keeps the size"
-            ) from error
+    except torch.cuda.OutOfMemoryError:
         raise
+    except Exception as error:  # whatever a network says of an input twice as wide
+        if tiles == 4:
+            raise
+        raise ValueError(
+            f"the network does not take an input of {tuple(scenes.shape[1:])}: use tiles=4, which keeps the size"
+        ) from error
 
 
 def _masked(subject: Subject, masks: Any) -> Any:

@@ -101,7 +101,7 @@ def report(
     for name, of_check in options.items():
         try:
             result = CHECKS[name](net, data, target_layers, methods, **{**common, **of_check})
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # such as an image that cannot be read
             results[name] = {"reason": str(error)}
             warnings.warn(f"the check {name!r} was not made: {error}", stacklevel=2)
         else:

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, seeded, signed, with_head
 from pytorch_grad_cam_pcasvm.modules import layer_name
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
@@ -73,7 +72,7 @@ def sensitivity(
     rotated = subject.randomised()
     others: dict[str, PCASVMNet] = {} if rotated is None else {COMPONENTS: rotated}
     if refitted is not None:
-        others[LABELS] = PCASVMNet(net.backbone, refitted(seed), net.layer, pool=net.pool).train(net.training)
+        others[LABELS] = with_head(net, refitted(seed))
     target_layer = str(layer_name(net.feature_source()[0], target_layers[0]))
     others |= _cascade(net, layers, seed)
     found: dict[tuple[str, str], list[np.ndarray]] = {}
@@ -133,8 +132,7 @@ def _cascade(net: PCASVMNet, count: int, seed: int) -> dict[str, PCASVMNet]:
     for number, name in enumerate(reversed(names)):
         if number == count:
             break
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7919 + seed + number)  # not 0, from which many networks begin
+        with seeded(7919 + seed + number):  # not 0, from which many networks begin
             random.feature_source()[0].get_submodule(name).reset_parameters()  # type: ignore[operator]
         found[f"layers from {name} up random"] = copy.deepcopy(random)
     return found

@@ -68,7 +68,7 @@ def stability(
     found: dict[tuple[str, str], list[np.ndarray]] = {}
     for x, _, rows_of in subject.batches("stability"):
         targets, size = subject.targets(x), x.shape[2:]
-        pixels = round(shift * size[-1])
+        pixels = max(1, round(shift * size[-1])) if shift else 0
         spread = x.flatten(1).std(1).reshape(-1, *[1] * (x.dim() - 1))
         changed = {
             NOISE: x + noise * spread * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device),

@@ -24,7 +24,7 @@ class Estimate:
     def of(values: Any) -> "Estimate":
         """Return the mean of numbers, one for each image; NaN marks an image without one."""
         found = np.asarray(values, np.float64)
-        found = found[np.isfinite(found)]
+        found = found[~np.isnan(found)]
         error = float(found.std(ddof=1) / np.sqrt(len(found))) if len(found) > 1 else float("nan")
         return Estimate(float(found.mean()) if len(found) else float("nan"), error, len(found))
 

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.modules import device_of, evaluating
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import QuadraticTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import ProbabilityTarget, QuadraticTarget, SVMTarget, Target
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
@@ -100,11 +101,22 @@ class Subject:
 
     def targets(self, x: Tensor) -> list[Any]:
         """Return the target of each image; by default the predicted class, by its name."""
-        if not isinstance(self.target, SVMTarget) or self.target.category is not None:
-            return [self.target] * len(x)
-        if self.net.head.classes_ is None:
-            return [self.target] * len(x)
-        return [SVMTarget(label, self.target.versus, self.target.sign) for label in self.net.predict(x).tolist()]
+        target, classes = self.target, self.net.head.classes_
+        if not isinstance(target, SVMTarget | ProbabilityTarget) or target.category is not None or classes is None:
+            return [target] * len(x)
+        with evaluating(self.net), torch.no_grad():
+            output = self.net(x)
+        labels = output.labels().tolist()
+        if isinstance(target, ProbabilityTarget) or target.versus is None:
+            return [replace(target, category=label) for label in labels]
+        against = [target.versus] * len(labels)
+        if target.versus == "runner-up" and "runner-up" not in classes.tolist():
+            margins = output.margins.detach().clone()
+            margins[torch.arange(len(labels)), [self.net.head.class_index(label) for label in labels]] = -torch.inf
+            against = classes[margins.argmax(1).cpu().numpy()].tolist()
+        elif target.versus in labels:
+            raise ValueError(f"some images are predicted as {target.versus!r} themselves: name the category as well")
+        return [replace(target, category=a, versus=b) for a, b in zip(labels, against, strict=True)]
 
     def values(self, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
         """Return the value of each image's own target, shape (N,)."""
@@ -140,7 +152,7 @@ class Subject:
 
     def seen(self, method: str, maps: Sequence[SignedMaps]) -> np.ndarray:
         """Return which maps of a method are not zero everywhere, shape (N,), and count the others as blank."""
-        found = [bool(each.nu.any()) for each in maps]
+        found = [bool(each.maps.any()) for each in maps]
         self._seen[method] += found
         return np.array(found)
 
@@ -181,10 +193,13 @@ class Subject:
         if not isinstance(stage, Projection) or isinstance(self.target, QuadraticTarget):
             return None
         count = len(stage.components)
+        if count < 2:
+            return None
         random = torch.randn(count, count, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
         rotation = torch.linalg.qr(random)[0].to(stage.components)
-        stage.components.copy_(rotation @ stage.components)
-        return PCASVMNet(self.net.backbone, head, self.net.layer, pool=self.net.pool).train(self.net.training)
+        divisor = stage.divisor.unsqueeze(1)  # of a PCA that whitens: the whitened components are rotated
+        stage.components.copy_(rotation @ (stage.components / divisor) * divisor)
+        return with_head(self.net, head)
 
     def cam(self, method: str, net: PCASVMNet | None = None) -> ClosedFormCAM:
         """Return a method's cam for the network, or for another; each is created once."""
@@ -193,6 +208,21 @@ class Subject:
             kind, options = self.methods[method]
             self._cams[method, net] = kind(net, [self.layer], **options)
         return self._cams[method, net]
+
+
+def with_head(net: PCASVMNet, head: Any) -> PCASVMNet:
+    """Return a network with the same backbone, whose flags stay as they are, and another head."""
+    found = PCASVMNet(net.backbone, head, net.layer, pool=net.pool)
+    found.training = net.training
+    return found
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Give torch's generators a seed, and afterwards the user's state back, on every device."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
 
 
 class Worst:
