@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 SHARE, POINT = "share of positive evidence", "pointing game"
+_OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
 
 
 def localisation(
@@ -71,9 +72,6 @@ def localisation(
     )  # fmt: skip
     if net.head.classes_ is None:
         raise ValueError("localisation needs a head with classes: for a regressor measure faithfulness instead")
-    first = subject.data.read(subject.rows[:1].tolist()).images
-    if first.dim() != 4 and (masks is None or np.ndim(masks) == 2):
-        raise ValueError("volumes cannot be put side by side, and have no boxes: give masks of their size")
     random = np.random.default_rng(seed + 1)
     other = subject.randomised()
     rivals = [RANDOM, ANOTHER, BLIND, *([HEAD] if other is not None else [])]
@@ -135,6 +133,8 @@ def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
     seen: set[Any] = set()
     found = False
     for x, labels, rows in subject.batches("localisation"):
+        if x.dim() != 4:
+            raise ValueError(_OF_VOLUMES)
         known = _labels_of(subject, labels)
         for row, image, label, predicted in zip(rows, x, known, subject.net.predict(x).tolist(), strict=True):
             seen.add(label)
@@ -235,6 +235,8 @@ def _masked(subject: Subject, masks: Any) -> Any:
     for x, _, rows in subject.batches("localisation"):
         size = tuple(x.shape[2:])
         if given.ndim == 2 and given.shape[1] == 4:
+            if x.dim() != 4:
+                raise ValueError(_OF_VOLUMES)
             where = np.zeros((len(x), *size), bool)
             for mask, (x0, y0, x1, y1) in zip(where, given[rows].astype(int), strict=True):
                 mask[y0:y1, x0:x1] = True
