@@ -391,6 +391,8 @@ def test_support_vectors_are_shown_strongest_first(problem):
     assert figure.axes[0].get_title() == "explained"
     with pytest.raises(ValueError, match="counted from 0"):
         plot_support_vectors(effect, training, decision=1)
+    with pytest.raises(ValueError, match="give the images that the head was fitted on"):
+        plot_support_vectors(effect, training[:1])
 
 
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])

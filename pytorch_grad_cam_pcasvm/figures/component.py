@@ -284,12 +284,12 @@ def _end(ends: Ends, share: float) -> str:
 
 
 def _note(along: Along) -> str:
-    note = f"Red raises ${along.symbol}$, blue lowers it: all maps on one scale, the two means on their own. "
-    note += f"Points: all images, those above circled; black: the mean of each {along.kind}."
+    note = f"Red raises ${along.symbol}$, blue lowers it. All maps share one scale, the two mean maps another. "
+    note += f"Points: all images; those shown above are circled, and the mean of each {along.kind} is black."
     if along.parts is not None:
-        note += " Bars: what the component gives to the decision, the mean of each class and its standard error."
+        note += " Bars: what the component adds to the decision, on average for each class, with the standard error."
     if len(along.classes) > MOST_CLASSES:
-        note += f" Of {len(along.classes)} classes, the {MOST_CLASSES} whose means lie farthest out."
+        note += f" The {MOST_CLASSES} of {len(along.classes)} classes whose means lie farthest out are shown."
     return note
 
 

@@ -209,7 +209,7 @@ def plot_support_vectors(
         The figure.
 
     Raises:
-        ValueError: no such row or decision.
+        ValueError: no such row or decision, or a training image is missing.
     """
     if not (0 <= row < effect.signed.shape[0] and 0 <= decision < effect.signed.shape[1]):
         raise ValueError(
@@ -231,7 +231,13 @@ def plot_support_vectors(
     for axes, chosen, colour in zip(grid, sides, (RED, BLUE), strict=True):
         for axis, i in zip(axes[first:], chosen, strict=False):
             index = int(indices[i])
-            bare(axis).imshow(as_pictures(as_array(training_images[index])[None])[0])
+            try:
+                picture = training_images[index]
+            except (IndexError, KeyError) as error:
+                raise ValueError(
+                    f"training_images has no image {index}: give the images that the head was fitted on, in their order"
+                ) from error
+            bare(axis).imshow(as_pictures(as_array(picture)[None])[0])
             for spine in axis.spines.values():
                 spine.set(visible=True, color=colour, linewidth=3)
             name = f"{names[index]}\n" if names is not None else f"no. {index}\n"

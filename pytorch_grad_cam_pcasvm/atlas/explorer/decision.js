@@ -75,13 +75,13 @@
       return [];
     }
     if (!found.parts) {
-      note.textContent = "Value: " + number(found.value) + ". Maps of " + about.method + " are not linear in the gradient: "
-        + "maps of decisions are not sums of component maps, so only components are shown.";
+      note.textContent = "Value: " + number(found.value) + ". With " + about.method + " the map of a decision is not a sum of component maps, "
+        + "so only the components are shown.";
       return [];
     }
     const same = found.versus !== null && found.versus === found.category;
     note.textContent = same ? "A class is compared with itself: choose another one."
-      : "What each component adds to " + described(found) + ", " + number(found.value) + ".";
+      : "What each component adds to " + described(found) + ", which is " + number(found.value) + ".";
     return same ? [] : [table(found)];
   }
 
@@ -94,14 +94,15 @@
     const { parts, intercept } = atlas.machine.vectorParts(head.machine, found.seed, p);
     if (!parts.length) {
       note.textContent = head.machine.machines.some((machine) => machine.kind === "kernel")
-        ? "No support vector takes part in this." : "This head makes a linear decision, without support vectors.";
+        ? "No support vector plays a part in this decision." : "This head makes a linear decision, without support vectors.";
       return [];
     }
     const size = (list) => list.reduce((total, { part }) => total + Math.abs(part), 0);
     const shown = parts.slice(0, STRONGEST);
     const share = Math.round((100 * size(shown)) / (size(parts) || 1));
-    note.textContent = "Each vector’s part α c K in " + described(found) + ", strongest first: these " + shown.length + " of "
-      + parts.length + " have " + share + " % of the total size. Intercept: " + number(intercept) + ".";
+    note.textContent = "What each support vector adds to " + described(found) + " (α c K), strongest first: these " + shown.length
+      + " of " + parts.length + " make up " + share + " % of all that is added, regardless of sign. Intercept: "
+      + number(intercept) + ".";
     if (shown.some(({ row }) => row < 0)) {
       note.textContent += " Some are not in this atlas: include the training images when building it to see them.";
     }

@@ -140,7 +140,7 @@
     const count = found.groups.length, size = about.height * about.width, start = component * count * size;
     const of = (g) => found.maps.subarray(start + g * size, start + (g + 1) * size);
     const nus = found.groups.map((_, g) => largestOf(of(g))), largest = largestOf(nus);
-    document.getElementById("means-note").textContent = "All images, regardless of filters; all on one scale, "
+    document.getElementById("means-note").textContent = "Of all images, whatever the filters; all on one scale, which ends at "
       + number(largest) + ".";
     return found.groups.map((name, g) => {
       const alt = "mean map of " + name + ", component " + (component + 1);
