@@ -32,6 +32,7 @@ _TYPED = {
     "another folder as out=": "another folder as --out",
     "atlas.build(..., out=": "the atlas command (--out ",
     "reshape_transform='tokens'": "--tokens",
+    "PCASVMNet(backbone, head, layer=..., pool=...)": "--features and --pool",
 }
 
 _RUN = "python -m pytorch_grad_cam_pcasvm"
@@ -155,9 +156,12 @@ def _fit(options: Any) -> None:
 
     from pytorch_grad_cam_pcasvm.images import Images
 
-    if options.components < 1 or not options.out.absolute().parent.is_dir():
-        what = "--components must be positive" if options.components < 1 else f"there is no folder {options.out.parent}"
-        raise ValueError(what)
+    if options.components < 1:
+        raise ValueError("--components must be positive")
+    if options.out.suffix != ".safetensors":
+        raise ValueError(f"--out must end in .safetensors, got {options.out}")
+    if not options.out.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {options.out.parent}")
     backbone, transform = _backbone(options)
     images = Images(options.images, transform)
     if images.names is None:
@@ -190,8 +194,7 @@ def _fit(options: Any) -> None:
 def _atlas(options: Any) -> None:
     from pytorch_grad_cam_pcasvm import atlas
 
-    backbone, transform = _backbone(options)
-    net = PCASVMNet(backbone, _head(options.head), options.features or options.layer, pool=_pool(options))
+    net, transform = _network(options)
     store = atlas.build(
         net,
         options.images,
@@ -217,8 +220,7 @@ def _atlas(options: Any) -> None:
 def _evaluate(options: Any) -> None:
     from pytorch_grad_cam_pcasvm import evaluation
 
-    backbone, transform = _backbone(options)
-    net = PCASVMNet(backbone, _head(options.head), options.features or options.layer, pool=_pool(options))
+    net, transform = _network(options)
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
     page = evaluation.report(
         net,
@@ -249,6 +251,12 @@ def _explore(options: Any) -> None:
         heads[name] = _head(Path(path))
     page = atlas.load(options.atlas).to_html(options.out, heads=heads or None, single_file=options.single_file)
     print(f"open {page.resolve().as_uri()}")
+
+
+def _network(options: Any) -> tuple[PCASVMNet, Callable[[Any], Any]]:
+    head = _head(options.head)  # before weights are downloaded
+    backbone, transform = _backbone(options)
+    return PCASVMNet(backbone, head, options.features or options.layer, pool=_pool(options)), transform
 
 
 def _pool(options: Any) -> str | None:

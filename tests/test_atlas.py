@@ -308,10 +308,10 @@ def test_what_is_there_is_not_made_again(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda o: {"net": PCASVMNet(backbone(5), problem()[0].head)}, "weights"),
-        (lambda o: {"net": PCASVMNet(problem()[0].backbone, problem("linear")[0].head)}, "head"),
+        (lambda o: {"net": PCASVMNet(backbone(5), problem()[0].head)}, "(other weights)"),
+        (lambda o: {"net": PCASVMNet(problem()[0].backbone, problem("linear")[0].head)}, "(another head)"),
         (lambda o: {"data": TensorDataset(*images(91))}, "images: 90 there, 91 now"),
-        (lambda o: {"data": TensorDataset(*images(90, seed=7))}, "digest of the first image (is a transform random?)"),
+        (lambda o: {"data": TensorDataset(*images(90, seed=7))}, "another first image (is a transform random?)"),
         (lambda o: {"method": ClosedFormGradCAM}, '(method: "ContributionCAM" there, "ClosedFormGradCAM" now; options'),
         (lambda o: {"baseline": "mean"}, "options"),
         (lambda o: {"targets": [SVMTarget(1)]}, "targets"),

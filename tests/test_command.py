@@ -65,9 +65,10 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert results["completeness"]["settings"]["images"] == 4
-    (row,) = results["completeness"]["rows"]
+    row = results["completeness"]["rows"][0]
     assert row["method"] == "ContributionCAM"
-    assert row["passed"]
+    assert row["estimate"]["mean"] < 1e-3
+    assert row["verdict"] == "too few images to say"
 
 
 def test_heads_of_skops(network, photos, tmp_path, weights):
@@ -100,12 +101,21 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
         ("atlas", {"--head": "nowhere.safetensors"}, "there is no head nowhere.safetensors"),
         ("atlas", {"--weights": "nowhere.pth"}, "there is no weights file nowhere.pth"),
         ("fit", {"--components": "99"}, "lower --components"),
+        ("fit", {"--components": "0"}, "--components must be positive"),
+        ("fit", {"--out": "head.pkl"}, "--out must end in .safetensors, got head.pkl"),
+        ("fit", {"--out": "nowhere/head.safetensors"}, "there is no folder nowhere"),
+        (
+            "evaluate",
+            {"--pool": "none"},
+            "the layer that the features came from, and their pool: --features and --pool",
+        ),
+        ("evaluate", {"--head": "nowhere.safetensors", "--weights": "nowhere.pth"}, "there is no head nowhere"),
         ("explore", {}, "there is no atlas in"),
     ],
 )
 def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, match):
-    options = dict(zip(network[::2], network[1::2], strict=True)) | {"--out": str(tmp_path / "out")}
-    options |= {"--head": str(head)} if command == "atlas" else {}
+    options = dict(zip(network[::2], network[1::2], strict=True)) | {"--out": str(tmp_path / "out.safetensors")}
+    options |= {"--head": str(head)} if command in ("atlas", "evaluate") else {}
     arguments = [word for pair in (options | change).items() for word in pair]
     assert main([command, *(arguments if command != "explore" else [str(tmp_path / "none")])]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

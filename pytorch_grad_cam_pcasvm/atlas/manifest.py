@@ -23,7 +23,13 @@ _OF_THE_RUN = ("versions", "complete", "rows", "bad", "first")
 
 _FOLLOWING = ("adds_up", "columns", "input", "kinds", "linear")
 
-_CALLED = {"first_image": "digest of the first image (is a transform random?)", "ids": "digest of the images' names"}
+# What is kept as a digest, which says nothing to a reader.
+_DIGESTS = {
+    "first_image": "another first image (is a transform random?)",
+    "head": "another head",
+    "ids": "other images",
+    "weights": "other weights",
+}
 
 
 def digest_of(entries: Mapping[str, Any]) -> str:
@@ -69,11 +75,11 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     if keys:
         # What follows from another difference is told only where there is none.
         keys = sorted(set(keys) - set(_FOLLOWING)) or keys
-        pairs = "; ".join(
-            f"{_CALLED.get(key, key)}: {_short(found.get(key))} there, {_short(wanted.get(key))} now" for key in keys
+        differences = "; ".join(
+            _DIGESTS.get(key, f"{key}: {_short(found.get(key))} there, {_short(wanted.get(key))} now") for key in keys
         )
         raise ValueError(
-            f"{folder} has an atlas of something else ({pairs}): give another folder as out=, or delete it"
+            f"{folder} has an atlas of something else ({differences}): give another folder as out=, or delete it"
         )
     for name, numbers in wanted["first"].items():
         if not np.allclose(found["first"][name], numbers, rtol=1e-3, atol=1e-5):
