@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from experiment import datasets, training
-from experiment.comparison import METHODS, plot, tables
+from experiment.comparison import BLIND, METHODS, RANDOM, plot, tables
 from experiment.frozen import FrozenFeatures, images, shown
 from experiment.network import FEATURE_LAYER, PaperCNN, convolutions
 from experiment.problems import RunError
@@ -56,6 +56,7 @@ from pytorch_grad_cam_pcasvm import (
 SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs-cat")
 FRACTIONS = (0.25, 0.5, 0.75)
 COMPONENTS = 3
+RIVALS = (RANDOM, BLIND)  # the others cost as much again for every method
 SVMS: dict[str, Callable[[], SVC]] = {
     "linear": lambda: SVC(kernel="linear"),
     'RBF, gamma="scale"': lambda: SVC(gamma="scale"),
@@ -75,7 +76,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--backbone", default="mobilenet_v2", help="a classifier of torchvision.models (default: mobilenet_v2)")
     add("--weights", type=Path, help="a file with its state_dict (default: torchvision's, downloaded once)")
     add("--size", type=int, default=200, help="side of the input in pixels (default: 200)")
-    add("--images", type=int, default=40, help="test images for deletion and insertion, and pairs of photos, at most")
+    add("--images", type=int, default=80, help="test images for deletion and insertion, and pairs of photos, at most")
     add("--limit", type=int, default=100, help="training images per class (default: 100)")
     add("--epochs", type=int, default=150, help="the most epochs; the best is taken (default: 150)")
     add("--score-channels", type=int, default=16, help="channels that Score-CAM masks with (default: 16)")
@@ -168,7 +169,10 @@ class Problem:
         mean = (
             "mean"
             if kind == "pooled"
-            else torch.from_numpy(self.features["training"].rows.astype(np.float32).mean(0)).to(self.options.device)
+            else torch
+            .from_numpy(self.features["training"].rows.mean(0, dtype=np.float64))
+            .float()
+            .to(self.options.device)
         )
         found = {}
         for name, (kind, settings) in METHODS.items():
@@ -189,10 +193,12 @@ class Problem:
 
         of_kind = {
             "dense": {
-                "faithfulness": partial(evaluation.faithfulness, fractions=FRACTIONS, images=options.images),
-                "sensitivity": partial(evaluation.sensitivity, refitted=refitted, images=-(-options.images // 2)),
+                "faithfulness": partial(
+                    evaluation.faithfulness, fractions=FRACTIONS, rivals=RIVALS, images=options.images
+                ),
+                "sensitivity": partial(evaluation.sensitivity, refitted=refitted, images=max(3, options.images // 4)),
             },
-            "pooled": {"localisation": partial(evaluation.localisation, images=2 * options.images)},
+            "pooled": {"localisation": partial(evaluation.localisation, rivals=RIVALS, images=2 * options.images)},
         }
         found = {}
         for check, measure in of_kind[kind].items():

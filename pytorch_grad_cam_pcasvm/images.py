@@ -96,7 +96,7 @@ class Images:
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
             raise TypeError(
-                f"an atlas needs rows that can be read by number, but a {type(given).__name__} has none: give a "
+                f"images are read by row number, which a {type(given).__name__} does not have: give a "
                 "map-style data set (with __len__ and __getitem__), a folder, or a Hugging Face Dataset"
             )
         if not len(data):

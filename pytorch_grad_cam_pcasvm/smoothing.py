@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +9,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.features import checked_images
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
-from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import ProbabilityTarget, ScoreTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import Target, fixed
 
 
 def smoothed(
@@ -54,10 +52,10 @@ def smoothed(
     parts = []
     for image in checked_images(x):
         clean = cam.explain(image.unsqueeze(0), targets)
-        fixed = [_fixed(target, clean.output) for target in clean.targets]
+        named = [fixed(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())
         copies = image + spread * torch.randn((samples, *image.shape), generator=generator).to(image)
-        parts.append(_mean(clean, cam.explain(copies, fixed)))
+        parts.append(_mean(clean, cam.explain(copies, named)))
     return SignedMaps.cat(parts)
 
 
@@ -85,22 +83,3 @@ def _mean(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
         standard_errors=maps.std(0, keepdim=True) / len(maps) ** 0.5,
         linear=False,  # every copy has its own derivative by the components
     )
-
-
-def _fixed(target: Any, output: Any) -> Any:
-    """Return a target that means the same class for every copy of an image."""
-    if isinstance(target, ScoreTarget) and target.category is None:
-        return ScoreTarget(int(output.reshape(-1).argmax()))
-    if isinstance(target, ProbabilityTarget) and target.category is None:
-        return replace(target, category=output.labels()[0].item())
-    if not isinstance(target, SVMTarget) or not isinstance(output, HeadOutput) or output.head.classes_ is None:
-        return target
-    labels, voting = output.head.classes_.tolist(), output.head.voting
-    decision: Any = output.decision
-    category, versus = target.category, target.versus
-    if category is None:
-        category = labels[int(voting.predicted(decision)[0])]
-    if versus == "runner-up" and "runner-up" not in labels:
-        order = voting.ranking(decision)[0].argsort(descending=True).tolist()
-        versus = next(labels[index] for index in order if labels[index] != category)
-    return SVMTarget(category, versus, target.sign)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -405,3 +405,30 @@ def every_class(output: Any) -> Sequence[Target]:
         return ()
     classes = output.head.classes_
     return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
+
+
+def fixed(target: Any, output: Any) -> Any:
+    """Return a target that means the same class for every copy of an image.
+
+    Args:
+        target: any target.
+        output: the network's output for the image, a batch of one.
+
+    Returns:
+        The target with the class that is predicted for this image, and its runner-up, by name.
+    """
+    if isinstance(target, ScoreTarget) and target.category is None:
+        return ScoreTarget(int(output.reshape(-1).argmax()))
+    if isinstance(target, ProbabilityTarget) and target.category is None:
+        return replace(target, category=output.labels()[0].item())
+    if not isinstance(target, SVMTarget) or not isinstance(output, HeadOutput) or output.head.classes_ is None:
+        return target
+    labels, voting = output.head.classes_.tolist(), output.head.voting
+    decision: Any = output.decision
+    category, versus = target.category, target.versus
+    if category is None:
+        category = labels[int(voting.predicted(decision)[0])]
+    if versus == "runner-up" and "runner-up" not in labels:
+        order = voting.ranking(decision)[0].argsort(descending=True).tolist()
+        versus = next(labels[index] for index in order if labels[index] != category)
+    return SVMTarget(category, versus, target.sign)

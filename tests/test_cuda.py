@@ -8,7 +8,14 @@ import torch
 from problems import Problem
 from reference import relative
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCATarget, SVMTarget, extract_features
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ContributionCAM,
+    PCATarget,
+    SVMTarget,
+    evaluation,
+    extract_features,
+)
 
 pytestmark = [
     pytest.mark.cuda,
@@ -174,3 +181,26 @@ def test_an_atlas_is_built_on_a_device(tmp_path):
     assert relative(stores[1].maps(slice(None)).maps, stores[0].maps(slice(None)).maps) < 2e-3
     again = atlas.build(cuda.net, list(cpu.x), [cuda.target_layer], tmp_path / "again", batch_size=7, progress=False)
     assert (again.components == stores[1].components).all()
+
+
+@pytest.mark.parametrize("check", ["faithfulness", "localisation", "sensitivity", "completeness", "stability"])
+def test_evaluations_give_the_numbers_of_the_cpu(check):
+    cpu, cuda = pair()
+    cuda.__dict__["head"] = cpu.head
+    labels = cpu.net.predict(cpu.x).tolist()
+    options = {"masks": [[0, 0, 3, 3]] * len(labels)} if check == "localisation" else {}
+    one, two = (
+        getattr(evaluation, check)(
+            p.net,
+            [*zip(p.x.cpu(), labels, strict=True)],
+            [p.target_layer],
+            [ContributionCAM],
+            progress=False,
+            **options,
+        )
+        for p in (cpu, cuda)
+    )
+    for row in one.rows:
+        if not row.measure.startswith("layers"):  # whose random weights come from the device's own generator
+            found = two[row.method, row.measure, row.against].mean
+            assert found == pytest.approx(row.estimate.mean, abs=1e-6, nan_ok=True), row

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.svm import SVR
 from test_evaluation import Corner, problem
+from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, SVMTarget, evaluation
 
@@ -29,26 +30,56 @@ def test_maps_are_those_of_the_method(corner, method):
             np.testing.assert_allclose(found[n, 0], expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_metrics(corner):
+def test_metrics_of_a_linear_network_are_what_they_must_be():
     quantus = pytest.importorskip("quantus")
-    net, x, labels = corner
+    torch.manual_seed(0)
+    net, x, labels = problem(nn.Sequential(nn.Conv2d(1, 3, 1, bias=False), nn.Flatten()), kernel="linear")
     inputs, targets = x[:4].numpy(), labels[:4]
-    explain = evaluation.quantus_explainer(ContributionCAM, net, ["features"])
+    explain = evaluation.quantus_explainer(ContributionCAM, net, ["0"])
     quiet = {"disable_warnings": True, "display_progressbar": False}
-    metrics = {
-        "faithfulness": quantus.FaithfulnessCorrelation(nr_runs=10, subset_size=20, perturb_baseline="black", **quiet),
-        "pixels": quantus.PixelFlipping(features_in_step=24, perturb_baseline="black", **quiet),
-        "sensitivity": quantus.MaxSensitivity(nr_samples=3, **quiet),
-        "sparseness": quantus.Sparseness(**quiet),
-        "completeness": quantus.Completeness(abs=False, **quiet),
-        "randomisation": quantus.MPRT(**quiet),
-    }
-    for name, metric in metrics.items():
+
+    def measured(metric):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = metric(model=net, x_batch=inputs, y_batch=targets, explain_func=explain, device="cpu")
-        numbers = list(found.values()) if isinstance(found, dict) else found
-        assert np.isfinite(np.array(numbers, float)).all(), name
+            return metric(model=net, x_batch=inputs, y_batch=targets, explain_func=explain, device="cpu", softmax=False)
+
+    maps = explain(net, inputs, targets)[:, 0].reshape(4, -1)
+    values = net(x[:4]).margins.detach().numpy()[np.arange(4), targets]
+    # Each pixel of a map is what the margin loses with that pixel.
+    correlations = quantus.FaithfulnessCorrelation(
+        nr_runs=20, subset_size=20, perturb_baseline=0.0, return_aggregate=False, **quiet
+    )
+    np.testing.assert_allclose(measured(correlations), 1, atol=1e-9)
+    curves = measured(quantus.PixelFlipping(features_in_step=24, perturb_baseline=0.0, **quiet))
+    expected = values[:, None] + np.cumsum(np.sort(-maps, 1), 1)[:, 23::24]
+    np.testing.assert_allclose(curves, expected, atol=1e-4)
+    gaps = []
+    measured(
+        quantus.Completeness(  # it asks for equality to the last bit, which rounding rarely grants
+            abs=False, normalise=False, perturb_baseline=0.0, output_func=lambda gap: gaps.append(gap) or gap, **quiet
+        )
+    )
+    np.testing.assert_allclose(gaps[0], maps.sum(1), atol=1e-5)
+    ordered = np.sort(np.abs(maps), 1)
+    gini = ordered @ (2 * np.arange(1, 145) - 145) / (144 * ordered.sum(1))
+    np.testing.assert_allclose(measured(quantus.Sparseness(**quiet)), gini, atol=1e-4)
+
+
+def test_metrics_of_a_nonlinear_network(corner):
+    quantus = pytest.importorskip("quantus")
+    net, x, labels = corner
+    given = {"model": net, "x_batch": x[:4].numpy(), "y_batch": labels[:4], "device": "cpu"}
+    given["explain_func"] = evaluation.quantus_explainer(ContributionCAM, net, ["features"])
+    quiet = {"disable_warnings": True, "display_progressbar": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        unstable, more = (
+            quantus.MaxSensitivity(nr_samples=3, lower_bound=bound, **quiet)(**given) for bound in (0.02, 0.5)
+        )
+        kept = quantus.MPRT(**quiet)(**given)
+    assert 0 < np.mean(unstable) < np.mean(more)
+    np.testing.assert_allclose(kept.pop("original"), 1)
+    assert np.max(list(kept.values())) < 0.99  # the only layer was random, the head as it is
     assert net.training is False
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
+from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, seeded, signed, upsampled
 from pytorch_grad_cam_pcasvm.modules import evaluating
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
-RANDOM, ANOTHER, BLIND, HEAD = "random maps", "another image's map", "the blind map", "a randomised head's map"
 KINDS = ("deletion", "insertion")
 
 
@@ -31,6 +31,7 @@ def faithfulness(
     fractions: Sequence[float] = (0.25, 0.5, 0.75),
     fill: str = "blur",
     arcc: bool = False,
+    rivals: Sequence[str] = RIVALS,
     images: int | None = 200,
     batch_size: int = 16,
     seed: int = 0,
@@ -55,21 +56,24 @@ def faithfulness(
             of the image; ``"road"``, ROAD's noisy linear imputation (from pytorch-grad-cam).
         arcc: also compute ARCC, pytorch-grad-cam's mean of coherency, simplicity and ROAD, from 0 to 1 (grad-cam 1.5.7
             or newer; slow). It is meant for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
+        rivals: the maps to compare with, some of ``"random maps"``, ``"another image's map"``, ``"the blind map"``,
+            ``"a randomised head's map"``.
         images: how many, chosen at random; None: all.
         batch_size: number of images at a time.
-        seed: random seed of the choice, the random maps and the random head.
+        seed: random seed of the choice, the random maps and the random heads.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        A row for each method, kind and rival: random maps of the same resolution, the map of another image, the blind
-        map (the sum of the activations), and the map of a head whose components are rotated at random. Blank maps are
-        counted, and left out of the means.
+        A row for each method, kind and rival: random maps of the same resolution, the map of another image for the same
+        target, the blind map (the sum of the activations), and the map of a head whose components are rotated at
+        random. Every image has its own random map and rotation. Where a map is flat, the random map ranks its pixels.
+        Blank maps are counted, and left out of the means.
 
     Raises:
         TypeError: an argument has the wrong type.
         ImportError: ``arcc`` with a version of grad-cam that does not have it.
-        ValueError: too few images, an unknown method or fill, fractions outside 0 to 1, or nothing to explain.
+        ValueError: too few images, an unknown method, rival or fill, fractions outside 0 to 1, or nothing to explain.
     """
     if fill not in FILLS:
         raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
@@ -79,61 +83,54 @@ def faithfulness(
         net, data, target_layers, methods, target,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
     )  # fmt: skip
-    random = np.random.default_rng(seed + 1)
-    other = subject.randomised()
-    rivals = [RANDOM, ANOTHER, BLIND, *([HEAD] if other is not None else [])]
+    against = Rivals(subject, rivals)
     change: dict[Any, list[np.ndarray]] = {}
     values: list[np.ndarray] = []
-    seen: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
     of_host: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
     for x, _, images_of in subject.batches("faithfulness"):
         targets = subject.targets(x)
         value = subject.values(x, targets)
         values.append(value)
         size = x.shape[2:]
-        heat: dict[Any, np.ndarray] = {BLIND: upsampled(subject.blind(x), size)}
+        shared = {name: upsampled(maps, size) for name, maps in against.next(x, targets, images_of).items()}
+        heat: dict[Any, np.ndarray] = {name: maps for name, maps in shared.items() if name in against.names}
         found = {method: subject.explained(method, x, targets) for method in subject.methods}
         for method, maps in found.items():
-            seen[method].append(subject.seen(method, maps))
-            coarse = signed(maps)
-            heat[method, ""] = upsampled(coarse, size)
-            heat[method, ANOTHER] = np.roll(heat[method, ""], 1, 0)
-            if other is not None:
-                heat[method, HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
-        heat[RANDOM] = upsampled(torch.from_numpy(random.random(coarse.shape)), size)
+            heat[method, ""] = upsampled(signed(maps), size)
+            for rival, theirs in against.of(method).items():
+                heat[method, rival] = upsampled(signed(theirs), size)
         filled = FILLS[fill](x)
         for source, each in heat.items():
-            order = ranks(each, random)
+            order = ranks(each, shared[RANDOM])
+            seen = each.reshape(len(each), -1).any(1, keepdims=True)
             for kind in KINDS:
                 after = [subject.values(without(filled, order, kind, f), targets) for f in fractions]
-                change.setdefault((source, kind), []).append(np.stack(after, 1) - value[:, None])
+                changed = np.stack(after, 1) - value[:, None]
+                change.setdefault((source, kind), []).append(np.where(seen, changed, np.nan))
         for method, maps in found.items():
+            subject.seen(method, maps)
             stays, falls = (change[(method, ""), kind][-1].mean(1) for kind in ("deletion", "insertion"))
-            subject.worst[method].add(np.where(seen[method][-1], stays - falls, np.nan), images_of, x, maps)
+            subject.worst[method].add(stays - falls, images_of, x, maps)
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
     spread = float(np.concatenate(values).std())
-    if not spread > 0:
+    if not spread > SAME * np.abs(np.concatenate(values)).max():
         raise ValueError("the target has the same value for all images: there is nothing that could fall")
     mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
     rows = []
     for method in subject.methods:
-        drawn = np.concatenate(seen[method])
+        own = {kind: mean[(method, ""), kind].mean(1) for kind in KINDS}
         for kind in KINDS:
             sign = -1 if kind == "deletion" else 1
-            own = mean[(method, ""), kind].mean(1)
-            for rival in rivals:
-                theirs = mean[rival if rival in (RANDOM, BLIND) else (method, rival), kind].mean(1)
-                gain = np.where(drawn, sign * (own - theirs), np.nan)
-                estimate = Estimate.of(gain)
-                rows.append(Row(method, kind, rival, estimate, estimate.above(0)))
+            for rival in against.names:
+                theirs = mean[rival if rival in heat else (method, rival), kind].mean(1)
+                rows.append(Row(method, kind, rival, Estimate.of(sign * (own[kind] - theirs)), 0.0))
         if arcc:
-            rows.append(Row(method, "ARCC", "", Estimate.of(np.where(drawn, np.concatenate(of_host[method]), np.nan))))
+            measured = np.where(np.isnan(own["deletion"]), np.nan, np.concatenate(of_host[method]))
+            rows.append(Row(method, "ARCC", "", Estimate.of(measured)))
+    sources = [*((method, (method, "")) for method in subject.methods), *((r, r) for r in (RANDOM, BLIND) if r in heat)]
     curves = {
-        kind: {
-            name: mean[source, kind].mean(0).tolist()
-            for name, source in (*((m, (m, "")) for m in subject.methods), (RANDOM, RANDOM), (BLIND, BLIND))
-        }
+        kind: {name: [Estimate.of(column).mean for column in mean[source, kind].T] for name, source in sources}
         for kind in KINDS
     }
     return subject.result(
@@ -153,16 +150,17 @@ def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> n
         from pytorch_grad_cam.metrics.arcc import ARCC
     except ImportError as error:
         raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or use arcc=False") from error
-    cam = subject.cam(method)
-    with seeded(subject.seed), evaluating(subject.net):  # ROAD's noise comes from torch's own generator
-        measured = ARCC(cam)(x, cam(x, targets=list(targets)), list(targets), subject.net)
-    return np.asarray(measured, np.float64)
+    cam, found = subject.cam(method), []
+    for image, target in zip(x.split(1), targets, strict=True):
+        with seeded(subject.seed), evaluating(subject.net):  # ROAD's noise comes from torch's own generator
+            found.append(ARCC(cam)(image, cam(image, targets=[target]), [target], subject.net)[0])
+    return np.asarray(found, np.float64)
 
 
-def ranks(maps: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Return the ranks of the pixels of each map, from 0, the least relevant; equal ones in random order."""
+def ranks(maps: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """Return the ranks of the pixels of each map, from 0, the least relevant; equal ones as other maps rank them."""
     flat = maps.reshape(len(maps), -1)
-    order = np.lexsort((random.random(flat.shape), flat), axis=1)
+    order = np.lexsort((ties.reshape(flat.shape), flat), axis=1)
     found = np.empty_like(order)
     np.put_along_axis(found, order, np.arange(flat.shape[1])[None], 1)
     return found.reshape(maps.shape)
@@ -214,8 +212,11 @@ def _road(x: Tensor) -> Filled:
     imputer, images = NoisyLinearImputer(), x.cpu()
 
     def filled(keep: Tensor) -> Tensor:
-        with seeded(0):  # its noise comes from torch's own generator
-            return torch.stack([imputer(image, kept.float()) for image, kept in zip(images, keep, strict=True)]).to(x)
+        done = []
+        for image, kept in zip(images, keep, strict=True):
+            with seeded(0):  # its noise comes from torch's own generator, and is the same in batches of any size
+                done.append(imputer(image, kept.float()))
+        return torch.stack(done).to(x)
 
     return filled
 

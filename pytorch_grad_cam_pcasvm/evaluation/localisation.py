@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.evaluation.faithfulness import ANOTHER, BLIND, HEAD, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, generator, signed, upsampled
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
-SHARE, POINT = "share of positive evidence", "pointing game"
+SHARE, POINT, NONE = "share of positive evidence", "pointing game", "maps without positive evidence"
 _OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
 
 
@@ -27,6 +27,7 @@ def localisation(
     *,
     tiles: int = 2,
     masks: Any = None,
+    rivals: Sequence[str] = RIVALS,
     images: int | None = 200,
     batch_size: int = 16,
     seed: int = 0,
@@ -49,20 +50,21 @@ def localisation(
         tiles: 2 or 4.
         masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
             (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
+        rivals: the maps to compare with, as for :func:`faithfulness`.
         images: how many, chosen at random; None: all.
         batch_size: number of images at a time.
-        seed: random seed of the choice, the random maps and the random head.
+        seed: random seed of the choice, the scenes, the random maps and the random heads.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
         Both measures for each method: against chance, random maps, another scene's map, the blind map and
-        a randomised head's map.
+        a randomised head's map; and the share of maps without positive evidence, which have no measure.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: no labels, only one class, too few correctly classified images, tiles that the network does not
-            take, or masks of another size.
+            take, masks of another size, or boxes that are not in pixels.
     """
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
@@ -72,48 +74,38 @@ def localisation(
     )  # fmt: skip
     if net.head.classes_ is None:
         raise ValueError("localisation needs a head with classes: for a regressor measure faithfulness instead")
-    random = np.random.default_rng(seed + 1)
-    other = subject.randomised()
-    rivals = [RANDOM, ANOTHER, BLIND, *([HEAD] if other is not None else [])]
+    against = Rivals(subject, rivals)
     found: dict[tuple[str, str, str], list[np.ndarray]] = {}
     chances: list[np.ndarray] = []
-    scenes = _tiled(subject, tiles, random) if masks is None else _masked(subject, masks)
+    scenes = _tiled(subject, tiles) if masks is None else _masked(subject, masks)
     for x, labels, where, images_of in scenes:
         targets = [SVMTarget(label) for label in labels]
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
-        blind = upsampled(subject.blind(x), size)
-        for measure, of in ((SHARE, _shares), (POINT, _points)):
-            found.setdefault((BLIND, measure, ""), []).append(of(blind, where))
+        shared = {name: upsampled(maps, size) for name, maps in against.next(x, targets, images_of).items()}
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
-            seen = subject.seen(method, maps)
-            heat = {"": upsampled(signed(maps), size), BLIND: blind}
-            # Of a scene that is alone there is no other one.
-            heat[ANOTHER] = np.roll(heat[""], 1, 0) if len(x) > 1 else np.full_like(heat[""], np.nan)
-            heat[RANDOM] = upsampled(torch.from_numpy(random.normal(size=signed(maps).shape)), size)
-            if other is not None:
-                heat[HEAD] = upsampled(signed(subject.explained(method, x, targets, other)), size)
-            subject.worst[method].add(np.where(seen, -_shares(heat[""], where), np.nan), images_of, x, maps)
+            subject.seen(method, maps)
+            heat = {"": upsampled(signed(maps), size), **shared}
+            heat |= {rival: upsampled(signed(theirs), size) for rival, theirs in against.of(method).items()}
             for source, values in heat.items():
                 for measure, numbers in ((SHARE, _shares(values, where)), (POINT, _points(values, where))):
-                    found.setdefault((method, measure, source), []).append(np.where(seen, numbers, np.nan))
+                    found.setdefault((method, measure, source), []).append(numbers)
+            subject.worst[method].add(-found[method, SHARE, ""][-1], images_of, x, maps)
     if not chances:
-        raise ValueError("no image is classified correctly: there is nothing to find")
+        raise ValueError("there is nothing to find: every mask is empty")
     chance = np.concatenate(chances)
+    numbers_of = {key: np.concatenate(parts) for key, parts in found.items()}
     rows = []
     for method in subject.methods:
         for measure in (SHARE, POINT):
-            own = np.concatenate(found[method, measure, ""])
+            own = numbers_of[method, measure, ""]
             rows.append(Row(method, measure, "", Estimate.of(own)))
-            estimate = Estimate.of(own - chance)
-            rows.append(Row(method, measure, "chance", estimate, estimate.above(0)))
-            for rival in rivals:
-                estimate = Estimate.of(own - np.concatenate(found[method, measure, rival]))
-                rows.append(Row(method, measure, rival, estimate, estimate.above(0)))
-    rows += [
-        Row(BLIND, measure, "", Estimate.of(np.concatenate(found[BLIND, measure, ""]))) for measure in (SHARE, POINT)
-    ]
+            rows.append(Row(method, measure, "chance", Estimate.of(own - chance), 0.0))
+            for rival in against.names:
+                rows.append(Row(method, measure, rival, Estimate.of(own - numbers_of[method, measure, rival]), 0.0))
+        rows.append(Row(method, NONE, "", Estimate.of(np.isnan(own))))
+    rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
     return subject.result(
         "localisation",
         "does the positive evidence for a class lie on the image of that class"
@@ -125,40 +117,41 @@ def localisation(
     )
 
 
-def _tiled(subject: Subject, tiles: int, random: np.random.Generator) -> Any:
-    """Yield scenes: images (N, ...), the class that is explained of each, where it is, (N, H, W), and its row."""
+def _tiled(subject: Subject, tiles: int) -> Any:
+    """Yield scenes: images (N, ...), the class explained in each, where it is, (N, H, W), and its row."""
     classes = subject.net.head.classes_
     assert classes is not None
-    waiting: dict[Any, list[tuple[int, Tensor]]] = {label: [] for label in classes.tolist()}
+    waiting: dict[Any, list[int]] = {label: [] for label in classes.tolist()}
     seen: set[Any] = set()
-    found = False
-    for x, labels, rows in subject.batches("localisation"):
+    for x, labels, rows in subject.batches("localisation: which images are classified correctly?"):
         if x.dim() != 4:
             raise ValueError(_OF_VOLUMES)
         known = _labels_of(subject, labels)
-        for row, image, label, predicted in zip(rows, x, known, subject.net.predict(x).tolist(), strict=True):
-            seen.add(label)
+        seen |= set(known)
+        for row, label, predicted in zip(rows, known, subject.net.predict(x).tolist(), strict=True):
             if label == predicted:
-                waiting[label].append((row, image.clone()))  # not a view, which would keep its batch
-        scenes = []
-        while sum(map(bool, waiting.values())) >= min(tiles, len(waiting)) > 1:
-            chosen = _chosen({label: len(found_of) for label, found_of in waiting.items()}, tiles, random)
-            if not chosen:
-                break
-            numbers, pictures = zip(*(waiting[label].pop() for label in chosen), strict=True)
-            places = random.permutation(tiles)
-            scene = _scene([pictures[n] for n in places], tiles)
-            scenes.append((scene, chosen[0], int(np.argwhere(places == 0)[0, 0]), numbers[0]))
-        if scenes:
-            found = True
-            images, explained, places_of, explained_rows = zip(*scenes, strict=True)
-            stacked = torch.stack(images)
-            _check_size(subject.net, stacked, tiles)
-            yield stacked, explained, _tile_masks(stacked.shape[2:], tiles, places_of), explained_rows
+                waiting[label].append(row)
     if len(seen) < 2:
         raise ValueError(f"images of {len(seen)} class cannot be put beside another class: give several classes")
-    if not found:
+    random = generator(subject.seed, 2, 0)
+    scenes = []
+    found = {label: rows for label, rows in waiting.items() if rows}
+    while chosen := _chosen({label: len(rows) for label, rows in found.items()}, tiles, random):
+        places = random.permutation(tiles)  # which of the chosen is in each tile
+        scenes.append(([found[label].pop() for label in chosen], chosen[0], places))
+    if not scenes:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
+    checked = False
+    for part in subject.parts(scenes, "localisation", "scene"):
+        pictures = [subject.read(rows)[0] for rows, _, _ in part]
+        stacked = torch.stack([
+            _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
+        ])
+        if not checked:
+            _check_size(subject.net, stacked, tiles)
+            checked = True
+        where = _tile_masks(stacked.shape[2:], tiles, [int(np.argmin(places)) for _, _, places in part])
+        yield stacked, [label for _, label, _ in part], where, [rows[0] for rows, _, _ in part]
 
 
 def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator) -> list[Any]:
@@ -168,6 +161,8 @@ def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator) ->
     pass. With fewer classes than tiles the others come again.
     """
     order = sorted((label for label in waiting if waiting[label]), key=lambda label: -waiting[label])[:tiles]
+    if len(order) < min(tiles, len(waiting)) or len(order) < 2:
+        return []
     for first in random.permutation(len(order)).tolist():
         others = order[:first] + order[first + 1 :]
         chosen = [order[first], *(others[n % len(others)] for n in range(tiles - 1))]
@@ -198,7 +193,12 @@ def _scene(pictures: list[Tensor], tiles: int) -> Tensor:
     """Return two images side by side, or four at half their size."""
     if tiles == 2:
         return torch.cat(pictures, -1)
-    small = [F.interpolate(p[None], scale_factor=0.5, mode="bilinear", antialias=True)[0] for p in pictures]
+    height, width = pictures[0].shape[1:]
+    halves = [(h, w) for h in (height // 2, height - height // 2) for w in (width // 2, width - width // 2)]
+    small = [
+        F.interpolate(picture[None], size, mode="bilinear", antialias=True)[0]
+        for picture, size in zip(pictures, halves, strict=True)
+    ]
     return torch.cat([torch.cat(small[:2], -1), torch.cat(small[2:], -1)], -2)
 
 
@@ -232,22 +232,43 @@ def _masked(subject: Subject, masks: Any) -> Any:
     given = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
     if len(given) != len(subject.data):
         raise ValueError(f"{len(given)} masks for {len(subject.data)} images: give one for each, in order")
+    boxes = given.ndim == 2 and given.shape[1] == 4
+    if boxes:
+        _check_boxes(given)
+    empty = [
+        row for row in subject.rows if not ((given[row, 2:] > given[row, :2]).all() if boxes else given[row].any())
+    ]
+    subject.rows = subject.rows[~np.isin(subject.rows, empty)]
     for x, _, rows in subject.batches("localisation"):
         size = tuple(x.shape[2:])
-        if given.ndim == 2 and given.shape[1] == 4:
-            if x.dim() != 4:
-                raise ValueError(_OF_VOLUMES)
-            where = np.zeros((len(x), *size), bool)
-            for mask, (x0, y0, x1, y1) in zip(where, given[rows].astype(int), strict=True):
-                mask[y0:y1, x0:x1] = True
-        elif given.shape[1:] == size:
-            where = given[rows].astype(bool)
-        else:
+        if boxes and len(size) != 2:
+            raise ValueError(_OF_VOLUMES)
+        if boxes and (given[:, 2].max() > size[1] or given[:, 3].max() > size[0]):
+            raise ValueError(
+                f"boxes reach x = {given[:, 2].max():g} and y = {given[:, 3].max():g}, beyond the input of {size[1]} x "
+                f"{size[0]} pixels: scale them as the transform scales the images"
+            )
+        if not boxes and given.shape[1:] != size:
             raise ValueError(f"masks of {given.shape[1:]} for images of {size}: bring them to the size of the input")
-        kept = where.reshape(len(where), -1).any(1)
-        if kept.any():
-            labels = subject.net.predict(x)[kept].tolist()
-            yield x[torch.from_numpy(kept).to(x.device)], labels, where[kept], np.array(rows)[kept].tolist()
+        where = _of_boxes(given[rows].astype(int), size) if boxes else given[rows].astype(bool)
+        yield x, subject.net.predict(x).tolist(), where, rows
+
+
+def _check_boxes(boxes: np.ndarray) -> None:
+    if 0 < boxes.max() <= 1:
+        raise ValueError("boxes must be in pixels, but none goes beyond 1: multiply x by the width and y by the height")
+    if (boxes < 0).any():
+        raise ValueError("boxes must lie in the image, but some begin below 0: clip them")
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        raise ValueError("boxes must be x0, y0, x1, y1, from one corner to the other: are yours x, y, width, height?")
+
+
+def _of_boxes(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Return masks (N, H, W) of boxes."""
+    masks = np.zeros((len(boxes), *size), bool)
+    for mask, (x0, y0, x1, y1) in zip(masks, boxes, strict=True):
+        mask[y0:y1, x0:x1] = True
+    return masks
 
 
 def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import json
+import os
 import string
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +17,15 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, TOO_FEW, UNDECIDED, Result, Row, number
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
 from pytorch_grad_cam_pcasvm.figures import plot_maps
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import Target
 
-FORMAT = "pytorch_grad_cam_pcasvm evaluation 1"
+FORMAT = "pytorch_grad_cam_pcasvm evaluation 2"
 CHECKS: dict[str, Callable[..., Result]] = {
     "faithfulness": faithfulness,
     "localisation": localisation,
@@ -31,8 +33,7 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "completeness": completeness,
     "stability": stability,
 }
-
-
+NOT_PASSED = (FAILED, UNDECIDED, TOO_FEW)
 IF_IT_FAILS = {
     "faithfulness": "the pixels marked as important matter no more than those of the other map. Against random maps: "
     "do not use this method here. Against the blind map only: the object fills the picture, and "
@@ -53,6 +54,7 @@ def report(
     methods: Methods = DEFAULT,
     *,
     out: str | Path,
+    target: Target | None = None,
     checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS),
     images: int | None = 200,
     batch_size: int = 16,
@@ -68,6 +70,7 @@ def report(
         target_layers: one layer.
         methods: classes, ``(class, options)``, or a dict of these by name.
         out: the folder to write to.
+        target: what to explain in all checks but localisation; None: the class predicted for each image.
         checks: names of the checks, or a dict from these to their options, such as
             ``{"localisation": {"tiles": 4}}``.
         images: how many, chosen at random; None: all.
@@ -95,32 +98,42 @@ def report(
         "progress": progress,
         "transform": transform,
     }
-    subject = Subject(net, data, target_layers, methods, **common)  # refuses what no check could take
+    subject = Subject(net, data, target_layers, methods, target, **common)
+    one, _ = subject.read(subject.rows[:1].tolist())
+    subject.values(one, subject.targets(one))  # what no check could take is refused once
     results: dict[str, Any] = {}
     pictures: dict[str, dict[str, str]] = {}
+    entries = {
+        "format": FORMAT,
+        "network": type(net.backbone).__name__,
+        "layer": str(subject.layer),
+        "methods": list(subject.methods),
+        "results": results,
+        "pictures": pictures,
+    }
+    file = Path(out) / "report.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     for name, of_check in options.items():
         try:
-            result = CHECKS[name](net, data, target_layers, methods, **{**common, **of_check})
+            explained = {} if name == "localisation" else {"target": target}
+            result = CHECKS[name](net, data, target_layers, methods, **{**common, **explained, **of_check})
         except (ValueError, RuntimeError) as error:  # such as an image that cannot be read
             results[name] = {"reason": str(error)}
             warnings.warn(f"the check {name!r} was not made: {error}", stacklevel=2)
         else:
             results[name] = result.to_dict()
+            _write(file, entries)  # what was found stays, whatever comes next
             pictures[name] = _pictures(result)
     if all("reason" in result for result in results.values()):
         raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
-    entries = {
-        "format": FORMAT,
-        "network": type(net.backbone).__name__,
-        "layer": str(target_layers[0]) if isinstance(target_layers[0], str) else type(target_layers[0]).__name__,
-        "methods": list(subject.methods),
-        "results": results,
-        "pictures": pictures,
-    }
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(entries, indent=1, allow_nan=False), encoding="utf-8")
-    return page(folder / "report.json")
+    _write(file, entries)
+    return page(file)
+
+
+def _write(file: Path, entries: Mapping[str, Any]) -> None:
+    beside = file.with_suffix(".new")
+    beside.write_text(json.dumps(entries, indent=1, allow_nan=False), encoding="utf-8")
+    os.replace(beside, file)
 
 
 def page(written: str | Path) -> Path:
@@ -157,25 +170,27 @@ def page(written: str | Path) -> Path:
 
 
 def _verdicts(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
-    """Return a line for each method and check, in words; a failure is never left out."""
+    """Return a line for each method and check, in words; what did not pass is never left out."""
     lines = []
     for method in methods:
         for name, result in results.items():
             if isinstance(result, str):
                 continue
             rows = [row for row in result.rows if row.method == method and row.verdict]
-            failed = [row for row in rows if row.verdict == "NOT passed"]
-            few = sum(row.verdict.startswith("too few") for row in rows)
+            told = {
+                verdict: [f"{row.measure} against {row.against}" if row.against else row.measure for row in rows_of]
+                for verdict in NOT_PASSED
+                if (rows_of := [row for row in rows if row.verdict == verdict])
+            }
+            counts = [f"{len(found)} {verdict}" for verdict, found in told.items()]
+            what = f"{', '.join(counts)} (of {len(rows)})" if told else "passed" if rows else "nothing to pass"
+            mark = "failed" if FAILED in told else "passed" if rows and not told else "note"
             blank = result.blank.get(method, 0.0)
-            what = f"{len(failed)} of {len(rows)} failed" if failed else "passed" if rows else "nothing to pass"
-            if few:
-                what = "too few images to say" if few == len(rows) else f"{what}, {few} with too few images to say"
-            told = "; ".join(f"{row.measure}{f' against {row.against}' if row.against else ''}" for row in failed)
             also = f", {blank:.0%} of the maps are blank" if blank else ""
-            mark = "failed" if failed else "passed" if rows and not few else "note"
+            list_of = ". ".join(f"{verdict.capitalize()}: {'; '.join(found)}" for verdict, found in told.items())
             lines.append(
                 f'<tr><th scope="row">{html.escape(method)}</th><td>{name}</td><td class="{mark}">{what}{also}</td>'
-                f"<td>{html.escape(told)}</td></tr>"
+                f"<td>{html.escape(list_of)}</td></tr>"
             )
     for name, result in results.items():
         if isinstance(result, str):
@@ -207,8 +222,8 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
 
 
 def _row(row: Row) -> str:
-    mark = {"passed": "passed", "NOT passed": "failed"}.get(row.verdict, "note")
-    cells = (row.method, row.measure, row.against, str(row.estimate), str(row.estimate.n))
+    mark = {PASSED: PASSED, FAILED: "failed"}.get(row.verdict, "note")
+    cells = (row.method, row.measure, row.against, number(row), str(row.estimate.n))
     return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark}'>{row.verdict}</td></tr>"
 
 
@@ -232,11 +247,11 @@ def _curves(result: Result) -> str:
 
 
 def _pictures(result: Result) -> dict[str, str]:
-    """Return the worst images of each method with their maps, as PNG; volumes are not drawn."""
+    """Return the worst images of each method with their maps, as PNG; volumes and spectra are not drawn."""
     return {
         method: _png(plot_maps(found.images, found.maps, signed=True, rows=[Path(name).name for name in found.names]))
         for method, found in result.pictures.items()
-        if found.images.dim() == 4
+        if found.images.dim() == 4 and found.images.shape[1] in (1, 3)
     }
 
 

@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 
 FEW = 10  # images, below which a standard error says little
+PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"
 
 
 @dataclass(frozen=True)
@@ -20,25 +21,40 @@ class Row:
     Attributes:
         method: the method whose maps were measured.
         measure: what was measured, such as ``"deletion"``.
-        against: what it was compared with, such as ``"random map"``; empty: the number stands alone.
+        against: what it was compared with, such as ``"random maps"``; empty: the number stands alone.
         estimate: mean, standard error, n.
-        passed: whether the check is passed; None: there is nothing to pass.
+        limit: what the mean has to exceed by two standard errors; None: there is nothing to pass.
+        below: the mean has to stay below the limit instead.
     """
 
     method: str
     measure: str
     against: str
     estimate: Estimate
-    passed: bool | None = None
+    limit: float | None = None
+    below: bool = False
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the mean is on the right side of the limit by two standard errors; None without a limit."""
+        if self.limit is None:
+            return None
+        return self.estimate.below(self.limit) if self.below else self.estimate.above(self.limit)
 
     @property
     def verdict(self) -> str:
-        """``"passed"``, ``"NOT passed"``, ``"too few images to say"``, or nothing where there is nothing to pass."""
-        if self.passed is None:
+        """``"passed"``; ``"failed"``: on the wrong side by two standard errors; ``"undecided"``: on neither.
+
+        ``"too few images to say"`` with fewer than ten images; empty where there is nothing to pass.
+        """
+        if self.limit is None:
             return ""
         if self.estimate.n < FEW:
-            return "too few images to say"
-        return "passed" if self.passed else "NOT passed"
+            return TOO_FEW
+        if self.passed:
+            return PASSED
+        wrong = self.estimate.above(self.limit) if self.below else self.estimate.below(self.limit)
+        return FAILED if wrong else UNDECIDED
 
 
 @dataclass
@@ -95,7 +111,9 @@ class Result:
         def plain(value: Any) -> Any:
             if isinstance(value, float):
                 return value if math.isfinite(value) else None
-            if isinstance(value, Estimate | Row):
+            if isinstance(value, Row):
+                return plain(vars(value) | {"verdict": value.verdict})
+            if isinstance(value, Estimate):
                 return plain(vars(value))
             if isinstance(value, Mapping):
                 return {str(key): plain(each) for key, each in value.items()}
@@ -107,13 +125,14 @@ class Result:
     def from_dict(entries: Mapping[str, Any]) -> "Result":
         """Return the result that :meth:`to_dict` wrote."""
 
-        def number(value: Any) -> float:
+        def real(value: Any) -> float:
             return float("nan") if value is None else float(value)
 
         def row(given: Mapping[str, Any]) -> Row:
             found = given["estimate"]
-            estimate = Estimate(number(found["mean"]), number(found["standard_error"]), int(found["n"]))
-            return Row(**{**given, "estimate": estimate})
+            estimate = Estimate(real(found["mean"]), real(found["standard_error"]), int(found["n"]))
+            known = {key: entry for key, entry in given.items() if key != "verdict"}  # which follows from the others
+            return Row(**{**known, "estimate": estimate})
 
         return Result(**{**entries, "rows": [row(each) for each in entries["rows"]]})
 
@@ -127,4 +146,11 @@ def sentence(row: Row) -> str:
     """Return a row in words."""
     against = f" against {row.against}" if row.against else ""
     end = f" ({row.verdict})" if row.verdict else ""
-    return f"{row.method}, {row.measure}{against}: {row.estimate}, n = {row.estimate.n}{end}"
+    return f"{row.method}, {row.measure}{against}: {number(row)}, n = {row.estimate.n}{end}"
+
+
+def number(row: Row) -> str:
+    """Return the number of a row; a small limit needs more than two digits."""
+    if row.limit and row.limit < 0.01 and row.estimate.n > 1:
+        return f"{row.estimate.mean:.1g} ± {row.estimate.standard_error:.1g}"
+    return str(row.estimate)

@@ -1,23 +1,26 @@
 """Sensitivity: do maps change when what was learned is taken away?"""
 
 import copy
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from pytorch_grad_cam_pcasvm.evaluation.faithfulness import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, seeded, signed, with_head
-from pytorch_grad_cam_pcasvm.modules import layer_name
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, HEAD, Rivals
+from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, generator, seeded, signed, with_head
+from pytorch_grad_cam_pcasvm.modules import evaluating
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import Target
+from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget, Target
 
 COMPONENTS, LABELS = "components rotated", "labels permuted, head refitted"
 LIKENESS = "likeness"
-ENOUGH = 0.5  # a map that keeps more of its order than this looks the same to the eye
+DRAWS = 10  # of random weights and permuted labels; each image has one of them
 
 
 def sensitivity(
@@ -48,18 +51,21 @@ def sensitivity(
         target: what to explain; None: the class predicted for the whole image.
         refitted: a function from a seed to a head refitted on permuted labels, such as
             ``lambda seed: clone(pipeline).fit(features, np.random.default_rng(seed).permutation(labels))``; None: skip
-            this check.
-        layers: number of layers with weights to randomise, from the top of the backbone down, one after the other (by
-            their ``reset_parameters``), each in addition to those before.
+            this check. It is called with ten seeds.
+        layers: number of layers with weights to randomise, from the last that runs to the first, one after the other
+            (by their ``reset_parameters``), each in addition to those before. Norms and parametrised layers stay.
         images: how many, chosen at random; None: all.
         batch_size: number of images at a time.
-        seed: random seed of the choice and the randomisation.
+        seed: random seed of the choice and of all randomisations.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        A row for each method and randomisation, and for the blind map; passed if the correlation is below 0.5. Also how
-        similar each method's maps are to the blind map, without a pass mark: near 1 the target hardly matters.
+        A row for each method and randomisation, and for the blind map; passed if the correlation is below 0.5. Every
+        image has its own rotated components, and one of ten draws of layers and of labels. Maps of components have
+        nothing to pass when labels are permuted, of which a PCA knows nothing. Also how similar each method's maps are
+        to random maps, to another image's and to the blind map: this is how alike unrelated maps are anyway, and near 1
+        to the blind map the target hardly matters.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -69,75 +75,98 @@ def sensitivity(
         net, data, target_layers, methods, target,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
     )  # fmt: skip
-    rotated = subject.randomised()
-    others: dict[str, PCASVMNet] = {} if rotated is None else {COMPONENTS: rotated}
-    if refitted is not None:
-        others[LABELS] = with_head(net, refitted(seed))
-    target_layer = str(layer_name(net.feature_source()[0], target_layers[0]))
-    others |= _cascade(net, layers, seed)
-    found: dict[tuple[str, str], list[np.ndarray]] = {}
-    subject.layer = target_layer
-    subjects = {name: copy.copy(subject) for name in others}
-    for name, other in others.items():
-        subjects[name].net, subjects[name]._cams = other, {}
+    against = Rivals(subject)
+    refits = [] if refitted is None else [with_head(net, refitted(seed + draw)) for draw in range(DRAWS)]
+    cascade = Cascade(subject, layers)
+    kept: dict[tuple[str, str, str], list[np.ndarray]] = {}  # by method, measure, rival
+    draws: list[int] = []
     for x, _, images_of in subject.batches("sensitivity"):
-        targets, blind = subject.targets(x), subject.blind(x).cpu().numpy()
+        targets = subject.targets(x)
+        shared = against.next(x, targets, images_of)
+        maps = {method: subject.explained(method, x, targets) for method in subject.methods}
+        before = {method: signed(of_method) for method, of_method in maps.items()} | {BLIND: shared[BLIND]}
+        after: dict[tuple[str, str, str], Tensor] = {}
         for method in subject.methods:
-            maps = subject.explained(method, x, targets)
-            seen = subject.seen(method, maps)
-            before = signed(maps).cpu().numpy()
-            alike = {name: signed(subjects[name].explained(method, x, targets)).cpu().numpy() for name in others}
-            alike[BLIND] = blind
-            kept = {name: np.abs(rank_correlations(before, after)) for name, after in alike.items()}
-            for name, each in kept.items():
-                found.setdefault((method, name), []).append(np.where(seen, each, np.nan))
-            changed = [kept[name] for name in others] or [np.full(len(x), np.nan)]
-            subject.worst[method].add(np.where(seen, np.mean(changed, 0), np.nan), images_of, x, maps)
-        before = blind
-        for name in others:
-            after = subjects[name].blind(x).cpu().numpy()
-            found.setdefault((BLIND, name), []).append(np.abs(rank_correlations(before, after)))
+            theirs = {rival: signed(of_rival) for rival, of_rival in against.of(method).items()}
+            if against.rotated is not None:
+                after[method, COMPONENTS, ""] = theirs.pop(HEAD)
+            after |= {(method, LIKENESS, rival): found for rival, found in (theirs | shared).items()}
+        if against.rotated is not None:
+            after[BLIND, COMPONENTS, ""] = subject.blind(x, against.rotated)
+        draw_of = np.arange(len(draws), len(draws) + len(x)) % DRAWS
+        draws += draw_of.tolist()
+        for draw in np.unique(draw_of).tolist():
+            places = np.flatnonzero(draw_of == draw).tolist()
+            some, wanted = x[places], [targets[n] for n in places]
+            others = [(LABELS, refits[draw])] if refits else []
+            for what, other in itertools.chain(others, cascade.draw(draw)):
+                for name, first in before.items():
+                    blind = name == BLIND
+                    found = (
+                        subject.blind(some, other) if blind else signed(subject.explained(name, some, wanted, other))
+                    )
+                    after.setdefault((name, what, ""), torch.empty_like(first))[places] = found
+        for key, found in after.items():
+            correlations = rank_correlations(*(each.cpu().numpy() for each in (before[key[0]], found)))
+            kept.setdefault(key, []).append(np.abs(correlations))
+        for method, of_method in maps.items():
+            subject.seen(method, of_method)
+            changed = [parts[-1] for (name, what, _), parts in kept.items() if name == method and what != LIKENESS]
+            subject.worst[method].add(np.mean(changed or [np.full(len(x), np.nan)], 0), images_of, x, of_method)
     rows = []
-    for (method, name), parts in found.items():
-        estimate = Estimate.of(np.concatenate(parts))
-        if name == BLIND:
-            rows.append(Row(method, LIKENESS, BLIND, estimate))
-            continue
-        passed = estimate.n > 1 and estimate.mean + 2 * estimate.standard_error < ENOUGH
-        rows.append(Row(method, name, "", estimate, None if method == BLIND else passed))
+    for (name, what, rival), parts in sorted(kept.items(), key=lambda item: [*before].index(item[0][0])):
+        estimate = Estimate.of(np.concatenate(parts), None if what in (COMPONENTS, LIKENESS) else draws)
+        unlabelled = what == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
+        limit = None if name == BLIND or what == LIKENESS or unlabelled else ALIKE
+        rows.append(Row(name, what, rival, estimate, limit, below=True))
     return subject.result(
         "sensitivity",
         "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and after; "
         "near 1 the map does not show what was learned)",
         rows,
-        target_layer=target_layer,
+        target_layer=subject.layer,
     )
 
 
-def _cascade(net: PCASVMNet, count: int, seed: int) -> dict[str, PCASVMNet]:
-    """Return networks in which one more layer is random each, from the top of what runs down."""
-    backbone, source = net.feature_source()
-    names = [name for name, module in backbone.named_modules() if _has_weights(module)]
-    if source.layer is not None:  # what follows it does not run
-        inside = [name for name in names if name == source.layer or name.startswith(f"{source.layer}.")]
-        last = names.index(inside[-1]) if inside else None
-        order = [name for name, _ in backbone.named_modules()]
-        names = (
-            names[: last + 1]
-            if last is not None
-            else [name for name in names if order.index(name) < order.index(source.layer)]
-        )
-    found: dict[str, PCASVMNet] = {}
-    random = copy.deepcopy(net)
-    for number, name in enumerate(reversed(names)):
-        if number == count:
-            break
-        with seeded(7919 + seed + number):  # not 0, from which many networks begin
-            random.feature_source()[0].get_submodule(name).reset_parameters()  # type: ignore[operator]
-        found[f"layers from {name} up random"] = copy.deepcopy(random)
-    return found
+class Cascade:
+    """A copy of a network in which one more layer at a time is random, from the last that runs to the first.
+
+    Args:
+        subject: what is measured.
+        count: the most layers.
+    """
+
+    def __init__(self, subject: Subject, count: int) -> None:
+        self._given, self._seed = subject.net.feature_source()[0], subject.seed
+        self._random = copy.deepcopy(subject.net)
+        copied = self._random.feature_source()[0]
+        ran: dict[str, None] = {}  # in the order in which they ran
+        hooks = [
+            module.register_forward_hook(lambda *_, name=name: ran.pop(name, None) or ran.setdefault(name))
+            for name, module in copied.named_modules()
+            if _has_weights(module)
+        ]
+        with evaluating(self._random), torch.no_grad():
+            self._random(subject.read(subject.rows[:1].tolist())[0])
+        for hook in hooks:
+            hook.remove()
+        self._names = [*ran][::-1][:count]
+
+    def draw(self, number: int) -> Iterator[tuple[str, PCASVMNet]]:
+        """Yield what is random and the network, with one more random layer each, in one of the draws."""
+        copied = self._random.feature_source()[0]
+        layers = {name: copied.get_submodule(name) for name in self._names}
+        with torch.no_grad():
+            for name, layer in layers.items():
+                for mine, given in zip(layer.parameters(), self._given.get_submodule(name).parameters(), strict=True):
+                    mine.copy_(given)
+        for name, layer in layers.items():
+            with seeded(int(generator(self._seed, 4, number).integers(2**31)) + self._names.index(name)):
+                layer.reset_parameters()  # type: ignore[operator]
+            yield f"layers from {name} up random", self._random
 
 
 def _has_weights(module: nn.Module) -> bool:
     norm = isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm)
-    return not norm and callable(getattr(module, "reset_parameters", None)) and bool(list(module.parameters(False)))
+    resets = callable(getattr(module, "reset_parameters", None)) and bool(list(module.parameters(False)))
+    return resets and not norm and not is_parametrized(module)  # whose own parameters are others

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.rivals import Rivals
+from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
+from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, generator, signed, upsampled
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
 NOISE, SHIFT = "the image with noise", "the image shifted"
-ANOTHER = "another image's map"
 
 
 def stability(
@@ -47,12 +47,13 @@ def stability(
         shift: shift along the last axis, as a fraction of the width.
         images: how many, chosen at random; None: all.
         batch_size: number of images at a time.
-        seed: random seed of the choice and the noise.
+        seed: random seed of the choice, the noise, the random maps and the random heads.
         progress: show a progress bar.
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        The correlation for each method and change, and how far it exceeds that with the map of another image.
+        The correlation for each method and change, passed above 0.5, and how far it exceeds the correlation of each
+        rival with the changed image's map: random maps, another image's map, the blind map and a randomised head's map.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -64,38 +65,42 @@ def stability(
         net, data, target_layers, methods, target,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed + 1)
-    found: dict[tuple[str, str], list[np.ndarray]] = {}
-    for x, _, rows_of in subject.batches("stability"):
+    against = Rivals(subject)
+    found: dict[tuple[str, str, str], list[np.ndarray]] = {}
+    for x, _, images_of in subject.batches("stability"):
         targets, size = subject.targets(x), x.shape[2:]
+        shared = {name: upsampled(maps, size) for name, maps in against.next(x, targets, images_of).items()}
         pixels = max(1, round(shift * size[-1])) if shift else 0
+        if pixels >= size[-1]:
+            raise ValueError(f"a shift of {shift} leaves nothing of images {size[-1]} pixels wide")
         spread = x.flatten(1).std(1).reshape(-1, *[1] * (x.dim() - 1))
+        random = np.stack([generator(seed, 3, row).normal(size=x.shape[1:]) for row in images_of])
         changed = {
-            NOISE: x + noise * spread * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device),
+            NOISE: x + noise * spread * torch.from_numpy(random).to(x),
             SHIFT: torch.cat([x[..., :1].expand(*x.shape[:-1], pixels), x[..., : size[-1] - pixels]], -1),
         }
         for method in subject.methods:
             maps = subject.explained(method, x, targets)
-            seen = subject.seen(method, maps)
-            before = upsampled(signed(maps), size)
-            lost = np.zeros(len(x))
-            for change, images_of in changed.items():
-                after = upsampled(signed(subject.explained(method, images_of, targets)), size)
-                first, second = before, after
-                if change == SHIFT:  # what both of them have
-                    first, second = before[..., : size[-1] - pixels], after[..., pixels:]
-                for source, other in (("", first), (ANOTHER, np.roll(first, 1, 0))):
-                    correlations = rank_correlations(other, second)
-                    lost -= correlations if not source else 0
-                    found.setdefault((method, change + source), []).append(np.where(seen, correlations, np.nan))
-            subject.worst[method].add(np.where(seen, lost, np.nan), rows_of, x, maps)
+            subject.seen(method, maps)
+            before = {"": upsampled(signed(maps), size), **shared}
+            before |= {rival: upsampled(signed(theirs), size) for rival, theirs in against.of(method).items()}
+            for change, moved in changed.items():
+                after = upsampled(signed(subject.explained(method, moved, targets)), size)
+                for source, first in before.items():
+                    second = after
+                    if change == SHIFT:  # what both of them have
+                        first, second = first[..., : size[-1] - pixels], after[..., pixels:]
+                    found.setdefault((method, change, source), []).append(rank_correlations(first, second))
+            kept = found[method, NOISE, ""][-1] + found[method, SHIFT, ""][-1]
+            subject.worst[method].add(-kept, images_of, x, maps)
+    numbers = {key: np.concatenate(parts) for key, parts in found.items()}
     rows = []
     for method in subject.methods:
         for change in (NOISE, SHIFT):
-            own, other = (np.concatenate(found[method, change + source]) for source in ("", ANOTHER))
-            rows.append(Row(method, change, "", Estimate.of(own)))
-            estimate = Estimate.of(own - other)
-            rows.append(Row(method, change, ANOTHER, estimate, estimate.above(0)))
+            own = numbers[method, change, ""]
+            rows.append(Row(method, change, "", Estimate.of(own), ALIKE))
+            for rival in against.names:
+                rows.append(Row(method, change, rival, Estimate.of(own - numbers[method, change, rival]), 0.0))
     return subject.result(
         "stability",
         "does the map stay the same under noise, and move with the image? (rank correlation)",

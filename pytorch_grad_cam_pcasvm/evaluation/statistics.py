@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+SAME = 1e-6  # of the largest value: values that differ by less are the same but for rounding
+ALIKE = 0.5  # the rank correlation above which two maps look the same to the eye
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -13,6 +16,7 @@ class Estimate:
     Attributes:
         mean: the mean; NaN without images.
         standard_error: standard deviation of the images' numbers divided by the root of ``n``; NaN below two images.
+            Where several images share a random draw, that of the draws' means.
         n: number of images.
     """
 
@@ -21,16 +25,37 @@ class Estimate:
     n: int
 
     @staticmethod
-    def of(values: Any) -> "Estimate":
-        """Return the mean of numbers, one for each image; NaN marks an image without one."""
+    def of(values: Any, draws: Any = None) -> "Estimate":
+        """Return the mean of numbers, one for each image; NaN marks an image without one.
+
+        Args:
+            values: the numbers, shape (N,).
+            draws: which random draw each image belongs to, shape (N,); None: each has its own.
+
+        Returns:
+            The mean, with the standard error of a mean over clusters if images share draws.
+        """
         found = np.asarray(values, np.float64)
-        found = found[~np.isnan(found)]
-        error = float(found.std(ddof=1) / np.sqrt(len(found))) if len(found) > 1 else float("nan")
-        return Estimate(float(found.mean()) if len(found) else float("nan"), error, len(found))
+        known = ~np.isnan(found)
+        found = found[known]
+        if not len(found):
+            return Estimate(float("nan"), float("nan"), 0)
+        mean = found.mean()
+        _, cluster = np.unique(
+            np.arange(len(found)) if draws is None else np.asarray(draws)[known], return_inverse=True
+        )
+        sums = np.bincount(cluster, found - mean)
+        count = len(sums)
+        error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(found) if count > 1 else float("nan")
+        return Estimate(float(mean), float(error), len(found))
 
     def above(self, value: float) -> bool:
         """Return whether the mean is above a value by more than two standard errors."""
         return self.n > 1 and self.mean - 2 * self.standard_error > value
+
+    def below(self, value: float) -> bool:
+        """Return whether the mean is below a value by more than two standard errors."""
+        return self.n > 1 and self.mean + 2 * self.standard_error < value
 
     def __str__(self) -> str:
         if self.n < 2:
@@ -39,11 +64,14 @@ class Estimate:
 
 
 def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return Spearman's correlation of two maps for each image, (N, ...) and (N, ...); NaN if one is constant."""
+    """Return Spearman's correlation of two maps for each image, (N, ...) and (N, ...).
+
+    It is NaN where the first is constant, and 0 where only the second is: nothing of the first is left in it.
+    """
     a, b = (_ranks(maps.reshape(len(maps), -1)) for maps in (first, second))
     a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
     size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return np.divide((a * b).sum(1), size, out=np.full(len(a), np.nan), where=size > 0)
+    return np.divide((a * b).sum(1), size, out=np.where(a.any(1), 0.0, np.nan), where=size > 0)
 
 
 def _ranks(rows: np.ndarray) -> np.ndarray:

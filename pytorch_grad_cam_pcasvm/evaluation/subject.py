@@ -1,10 +1,11 @@
 """The subject of a measurement: a network, images, one target for each, and the methods that explain it."""
 
-import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,12 @@ from tqdm.auto import tqdm
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
-from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.images import Images
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
-from pytorch_grad_cam_pcasvm.modules import device_of, evaluating
+from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import ProbabilityTarget, QuadraticTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, fixed
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
@@ -68,12 +68,12 @@ class Subject:
             raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
         if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
             raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
-        for name, number in (("images", images), ("batch_size", batch_size)):
-            if not (number is None and name == "images") and (not isinstance(number, int) or number < 1):
-                raise ValueError(f"{name} must be a positive integer, got {number!r}")
+        for name, number, least in (("images", images, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
+            if not (number is None and name == "images") and (not isinstance(number, Integral) or number < least):
+                raise ValueError(f"{name} must be an integer from {least}, got {number!r}")
         if target is None and net.head.decision_position is None:
             raise ValueError("the head has no SVM, so there is no decision to explain: pass target=PCATarget(0)")
-        self.net, self.layer = net, target_layers[0]
+        self.net, self.layer = net, layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
         self.methods = named(methods)
         self.target: Any = SVMTarget() if target is None else target
         self.batch_size, self.seed, self.progress = batch_size, seed, progress
@@ -85,38 +85,38 @@ class Subject:
         self.worst = {method: Worst() for method in self.methods}
         self._channels_last = True
         self._seen: dict[str, list[bool]] = {method: [] for method in self.methods}
+        self.missing: dict[str, str] = {}  # what cannot be measured, and why
 
     def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
-        """Yield images (N, ...), their labels and rows, at least two at a time, so that each has another one."""
-        count = max(2, min(self.batch_size, len(self.rows) // 4))  # so that the progress of few images is seen, too
-        bar = tqdm(total=len(self.rows), desc=what, unit="image", disable=not self.progress)
-        for rows in np.array_split(self.rows, max(1, len(self.rows) // count)):
-            batch = self.data.read(rows.tolist())
-            if batch.bad:
-                row, why = next(iter(batch.bad.items()))
-                raise RuntimeError(f"image {row} ({self.data.id(row)}) cannot be read: {why}")
-            yield batch.images.to(device_of(self.net)), batch.labels, batch.rows
-            bar.update(len(rows))
-        bar.close()
+        """Yield images (N, ...), their labels and rows, at least two at a time."""
+        for rows in self.parts(self.rows.tolist(), what, "image"):
+            yield *self.read(rows), rows
+
+    def parts(self, items: list[Any], what: str, unit: str) -> Iterator[list[Any]]:
+        """Yield items, such as rows, a batch at a time, with a progress bar; at least two at a time if possible."""
+        count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few images is seen, too
+        ends = np.linspace(0, len(items), -(-len(items) // count) + 1).round().astype(int)
+        with tqdm(total=len(items), desc=what, unit=unit, disable=not self.progress) as bar:
+            for start, end in itertools.pairwise(ends):
+                yield items[start:end]
+                bar.update(end - start)
+
+    def read(self, rows: list[int]) -> tuple[Tensor, list[Any]]:
+        """Return images (N, ...) on the network's device, and their labels."""
+        batch = self.data.read(rows)
+        if batch.bad:
+            row, why = next(iter(batch.bad.items()))
+            raise RuntimeError(f"image {row} ({self.data.id(row)}) cannot be read: {why}")
+        return batch.images.to(device_of(self.net)), batch.labels
 
     def targets(self, x: Tensor) -> list[Any]:
         """Return the target of each image; by default the predicted class, by its name."""
-        target, classes = self.target, self.net.head.classes_
-        if not isinstance(target, SVMTarget | ProbabilityTarget) or target.category is not None or classes is None:
-            return [target] * len(x)
         with evaluating(self.net), torch.no_grad():
             output = self.net(x)
-        labels = output.labels().tolist()
-        if isinstance(target, ProbabilityTarget) or target.versus is None:
-            return [replace(target, category=label) for label in labels]
-        against = [target.versus] * len(labels)
-        if target.versus == "runner-up" and "runner-up" not in classes.tolist():
-            margins = output.margins.detach().clone()
-            margins[torch.arange(len(labels)), [self.net.head.class_index(label) for label in labels]] = -torch.inf
-            against = classes[margins.argmax(1).cpu().numpy()].tolist()
-        elif target.versus in labels:
-            raise ValueError(f"some images are predicted as {target.versus!r} themselves: name the category as well")
-        return [replace(target, category=a, versus=b) for a, b in zip(labels, against, strict=True)]
+        try:
+            return [fixed(self.target, output.rows([n])) for n in range(len(x))]
+        except ValueError as error:  # the class to compare with is the predicted one of some image
+            raise ValueError(f"{error}: name the category as well") from error
 
     def values(self, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
         """Return the value of each image's own target, shape (N,)."""
@@ -147,6 +147,7 @@ class Subject:
             for target in dict.fromkeys(targets):
                 places = [n for n, other in enumerate(targets) if other == target]
                 maps = cam.explain(x[places], [target])
+                check_finite(maps.maps)  # explain does not wait for a device to see it
                 found |= {n: maps[place] for place, n in enumerate(places)}
         return [found[n] for n in range(len(x))]
 
@@ -161,7 +162,9 @@ class Subject:
     ) -> Result:
         """Return what a check found, with the share of blank maps and the worst images of each method."""
         blank = {method: 1 - sum(found) / len(found) if found else 0.0 for method, found in self._seen.items()}
-        common = {"images": len(self.rows), "seed": self.seed, "target": repr(self.target)}
+        common: dict[str, Any] = {"images": len(self.rows), "seed": self.seed, "target": repr(self.target)}
+        if self.missing:
+            common["not measured"] = "; ".join(f"{what}: {why}" for what, why in self.missing.items())
         worst = {method: found for method, found in self.worst.items() if found.rows}
         return Result(
             check, question, rows, blank, common | settings, curves,
@@ -176,30 +179,12 @@ class Subject:
             },
         )  # fmt: skip
 
-    def blind(self, x: Tensor) -> Tensor:
+    def blind(self, x: Tensor, net: PCASVMNet | None = None) -> Tensor:
         """Return the sums of the activations of the target layer, (N, h, w), which know nothing about the target."""
-        cam = self.cam(next(iter(self.methods)), self.net)
+        cam = self.cam(next(iter(self.methods)), net)
         with cam._running(x) as modules:
-            return cam._run(x, modules).activations(0).sum(1)
-
-    def randomised(self) -> PCASVMNet | None:
-        """Return the same backbone with a head whose components are rotated at random and whose machine is unchanged.
-
-        The machine then looks at other directions than it was fitted on, as if it had learned nothing. None if that
-        would change nothing, or there is no linear reduction.
-        """
-        head = copy.deepcopy(self.net.head)
-        stage = head.stages[head.component_position - 1] if head.component_position else None
-        if not isinstance(stage, Projection) or isinstance(self.target, QuadraticTarget):
-            return None
-        count = len(stage.components)
-        if count < 2:
-            return None
-        random = torch.randn(count, count, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
-        rotation = torch.linalg.qr(random)[0].to(stage.components)
-        divisor = stage.divisor.unsqueeze(1)  # of a PCA that whitens: the whitened components are rotated
-        stage.components.copy_(rotation @ (stage.components / divisor) * divisor)
-        return with_head(self.net, head)
+            found = cam._run(x, modules).activations(0)
+        return found.sum(1, dtype=torch.float64 if found.dtype == torch.float64 else torch.float32)
 
     def cam(self, method: str, net: PCASVMNet | None = None) -> ClosedFormCAM:
         """Return a method's cam for the network, or for another; each is created once."""
@@ -223,6 +208,11 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+
+def generator(seed: int, what: int, row: int) -> np.random.Generator:
+    """Return the generator of one image, so that its numbers depend on no other image, batch or method."""
+    return np.random.default_rng([seed, what, row])
 
 
 class Worst:
@@ -287,11 +277,11 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> np.ndarray:
 
 
 def _data_set(data: Any) -> Any:
-    """Return tensors (images), or (images, labels), as a data set; anything else as it is."""
-    if isinstance(data, Tensor):
-        return TensorDataset(data)
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor) and data[0].dim() > 3:
+    """Return tensors or arrays (images), or (images, labels), as a data set; anything else as it is."""
+    if isinstance(data, Tensor | np.ndarray):
+        return TensorDataset(torch.as_tensor(data))
+    if isinstance(data, tuple | list) and len(data) == 2 and getattr(data[0], "ndim", 0) > 3:
         if len(data[0]) != len(data[1]):
             raise ValueError(f"{len(data[0])} images and {len(data[1])} labels: give one label for every image")
-        return list(zip(*data, strict=True))
+        return list(zip(torch.as_tensor(data[0]), data[1], strict=True))
     return data

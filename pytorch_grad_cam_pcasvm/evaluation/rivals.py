@@ -1,0 +1,127 @@
+"""Rivals: maps that know nothing of the image, of the target, or of what the head has learned."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, with_head
+from pytorch_grad_cam_pcasvm.head.stages import Projection
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import QuadraticTarget
+
+RANDOM, ANOTHER, BLIND, HEAD = "random maps", "another image's map", "the blind map", "a randomised head's map"
+RIVALS = (RANDOM, ANOTHER, BLIND, HEAD)
+
+
+class Rivals:
+    """The rivals of a subject's maps, batch by batch.
+
+    Every image has draws of its own, which do not depend on the size of the batches.
+
+    Args:
+        subject: what is measured.
+        chosen: some of ``RIVALS``.
+
+    Attributes:
+        names: the rivals that there are. A head whose components cannot be rotated has no randomised one.
+        rotated: the network with the randomised head; None if there is none.
+
+    Raises:
+        ValueError: there is no such rival, or none that this head has.
+    """
+
+    def __init__(self, subject: Subject, chosen: Sequence[str] = RIVALS) -> None:
+        unknown = [name for name in chosen if name not in RIVALS]
+        if unknown:
+            raise ValueError(f"there is no rival {unknown[0]!r}: choose from {list(RIVALS)}")
+        self._subject = subject
+        why = _why_not(subject)
+        if why and HEAD in chosen:
+            subject.missing[HEAD] = why
+        self.names = [name for name in chosen if name != HEAD or not why]
+        if not self.names:
+            raise ValueError(f"there is no rival to compare with: {why}" if why else "rivals must not be empty")
+        rotates = HEAD in self.names
+        self.rotated = with_head(subject.net, copy.deepcopy(subject.net.head)) if rotates else None
+        self._before: Tensor | None = None
+
+    def next(self, x: Tensor, targets: Sequence[Any], rows: Sequence[int]) -> dict[str, Tensor]:
+        """Take the next images, and return the maps that are rivals of every method.
+
+        Args:
+            x: images, shape (N, ...).
+            targets: the target of each.
+            rows: their numbers in the data set.
+
+        Returns:
+            Random maps, and the blind map, each of shape (N, h, w).
+
+        Raises:
+            ValueError: the images are not as large as those before.
+        """
+        before = x[:2][-1:] if self._before is None else self._before  # of the first, the image after it
+        if before.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"images have the shapes {tuple(before.shape[1:])} and {tuple(x.shape[1:])}: bring all to one size in "
+                "the transform, for example with torchvision.transforms.Resize((224, 224))"
+            )
+        self._x, self._targets, self._rows = x, targets, rows
+        self._other, self._before = torch.cat([before, x[:-1]]), x[-1:].clone()
+        blind = self._subject.blind(x)
+        random = [generator(self._subject.seed, 0, row).normal(size=blind.shape[1:]) for row in rows]
+        return {RANDOM: torch.stack([torch.from_numpy(each) for each in random]).to(blind), BLIND: blind}
+
+    def of(self, method: str) -> dict[str, list[SignedMaps]]:
+        """Return a method's own rivals for these images.
+
+        They are the maps of the same targets of the images before them, and of heads whose components are rotated at
+        random and whose machine is unchanged: it looks at other directions than it was fitted on, as if it had learned
+        nothing.
+        """
+        found = {}
+        if ANOTHER in self.names:
+            found[ANOTHER] = self._subject.explained(method, self._other, self._targets)
+        if self.rotated is not None:
+            found[HEAD] = []
+            for n, row in enumerate(self._rows):
+                self._rotate(row)
+                found[HEAD] += self._subject.explained(
+                    method, self._x[n : n + 1], self._targets[n : n + 1], self.rotated
+                )
+        return found
+
+    def _rotate(self, row: int) -> None:
+        """Rotate the components of the randomised head by the rotation drawn for a row, uniform over all of them."""
+        given, stage = (_projection(net) for net in (self._subject.net, self.rotated))
+        assert given is not None
+        assert stage is not None
+        count = len(given.components)
+        random = torch.from_numpy(generator(self._subject.seed, 1, row).normal(size=(count, count)))
+        q, r = torch.linalg.qr(random)
+        rotation = (q * r.diagonal().sign()).to(given.components)  # q alone is not uniform: LAPACK fixes its signs
+        divisor = given.divisor.unsqueeze(1)  # of a PCA that whitens: the whitened components are rotated
+        stage.components.copy_(rotation @ (given.components / divisor) * divisor)
+
+
+def _why_not(subject: Subject) -> str:
+    """Return why the components of a head cannot be rotated, or that it would change nothing; empty if they can."""
+    stage = _projection(subject.net)
+    if stage is None:
+        return "the head has no linear reduction whose components could be rotated"
+    if len(stage.components) < 2:
+        return "the head has one component only, which cannot be rotated"
+    if isinstance(subject.target, QuadraticTarget):
+        return f"{type(subject.target).__name__} does not change if components are rotated"
+    return ""
+
+
+def _projection(net: PCASVMNet | None) -> Projection | None:
+    """Return the linear reduction of a head, or None."""
+    assert net is not None
+    head = net.head
+    stage = head.stages[head.component_position - 1] if head.component_position else None
+    return stage if isinstance(stage, Projection) else None
