@@ -221,8 +221,8 @@ class Chance:
     ("data", "error", "match"),
     [
         ([], ValueError, "empty"),
-        (object(), TypeError, "by number"),
-        (type("Stream", (IterableDataset,), {"__iter__": lambda self: iter([])})(), TypeError, "by number"),
+        (object(), TypeError, "by row number"),
+        (type("Stream", (IterableDataset,), {"__iter__": lambda self: iter([])})(), TypeError, "by row number"),
         ([torch.zeros(3, 12, 12, dtype=torch.uint8)], RuntimeError, "floating-point"),
         ([torch.zeros(3, 12, 12), torch.zeros(3, 10, 12)], ValueError, "shapes"),
         ([torch.zeros(3, 12, 12)] * 16 + [torch.zeros(3, 10, 12)], ValueError, "image 16 has the shape"),
@@ -584,7 +584,7 @@ def test_the_head_is_kept_to_the_last_bit(built):
 
 
 def test_a_loader_is_no_data_set(tmp_path):
-    with pytest.raises(TypeError, match="by number"):
+    with pytest.raises(TypeError, match="by row number"):
         build(tmp_path / "atlas", data=DataLoader(problem()[1], 8))
-    with pytest.raises(TypeError, match="by number"):
+    with pytest.raises(TypeError, match="by row number"):
         build(tmp_path / "atlas", data=itertools.repeat(torch.zeros(3, 12, 12)))

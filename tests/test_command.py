@@ -2,10 +2,9 @@
 
 import json
 import re
+import runpy
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, extract_features
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.command import main
 
 
@@ -59,7 +58,9 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
     assert capsys.readouterr().out.startswith("open file://")
 
 
-def test_photos_are_evaluated(network, head, tmp_path, capsys):
+def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
+    # The other checks are tested on smaller networks.
+    monkeypatch.setitem(evaluation.report.__kwdefaults__, "checks", ("completeness",))
     options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM"]
     assert main(["evaluate", *network, "--head", str(head), *options]) == 0
     assert capsys.readouterr().out.startswith("open file://")
@@ -145,8 +146,8 @@ def test_help_shows_an_example(command, capsys):
     assert f"python -m pytorch_grad_cam_pcasvm {command or 'atlas'} " in capsys.readouterr().out.split("example:")[1]
 
 
-def test_the_module_is_run():
-    command = [sys.executable, "-m", "pytorch_grad_cam_pcasvm", "explore", "nowhere"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: there is no atlas in nowhere")
+def test_the_module_is_run(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pytorch_grad_cam_pcasvm", "explore", "nowhere"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("pytorch_grad_cam_pcasvm", run_name="__main__")
+    assert capsys.readouterr().err.startswith("error: there is no atlas in nowhere")

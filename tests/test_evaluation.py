@@ -347,7 +347,7 @@ def test_numbers_depend_neither_on_the_batch_size_nor_on_other_methods(corner):
                 (x, labels),
                 ["features"],
                 methods,
-                images=24,
+                images=14,
                 batch_size=size,
                 **(options.get(check, {}) | more),
                 **QUIET,

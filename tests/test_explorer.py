@@ -756,7 +756,7 @@ def test_methods_that_are_not_linear_show_components_alone(browser: Browser, tmp
     store = built(tmp_path / "atlas", 3, ClosedFormLayerCAM)
     page = write_page(store, tmp_path / "page")
     browser.open(page.as_uri())
-    browser.wait("document.getElementById('parts-note').textContent.includes('not linear')")
+    browser.wait("document.getElementById('parts-note').textContent.includes('not a sum of component maps')")
     # Both signs have a map of their own.
     browser.wait("document.querySelectorAll('#components canvas').length === 8")
     assert browser.run("document.querySelectorAll('#large canvas').length") == 1

@@ -888,7 +888,7 @@ def test_of_many_classes_the_farthest_are_drawn(many):
     drawn = {int(label.get_text()) for label in strip_of(figure).get_yticklabels()}
     distance = np.abs(p[:, 0].reshape(15, 2).mean(1) - p[:, 0].mean())
     assert drawn == set(np.argsort(-distance)[:12].tolist())
-    assert any("Of 15 classes" in text.replace("\n", " ") for text in texts_of(figure))
+    assert any("12 of 15 classes" in text.replace("\n", " ") for text in texts_of(figure))
 
 
 def test_components_that_cannot_be_drawn_are_refused(many):

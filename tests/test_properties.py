@@ -112,7 +112,7 @@ def rounding(pipeline, head, all_seeds, query):
     return of_values, of_gradients
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(parts=heads, classes=st.integers(2, 4), seed=st.integers(0, 5))
 def test_no_head_is_found_that_differs(parts, classes, seed):
     rng = np.random.default_rng(seed)
