@@ -52,7 +52,13 @@ def built(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch_size": 5}, {"batch_size": 90}, {"workers": 2, "batch_size": 33}, {"processes": 2}, {"thumbnails": True}],
+    [
+        {"batch_size": 5},
+        {"batch_size": 90},
+        {"workers": 2, "batch_size": 33},
+        pytest.param({"processes": 2}, marks=pytest.mark.slow),
+        {"thumbnails": True},
+    ],
     ids=str,
 )
 def test_who_builds_it_does_not_matter(built, tmp_path, options):
@@ -475,10 +481,6 @@ def test_bad_images(tmp_path):
     data = Pictures(problem()[1], (3, 40, *range(64, 90)))
     with pytest.raises(RuntimeError, match=r"image 3 \(3\) cannot be explained: FileNotFoundError: no file for 3"):
         build(tmp_path / "stopped", data=data)
-    later = Pictures(problem()[1], (70,))
-    with pytest.raises(RuntimeError, match="image 70"):
-        build(tmp_path / "later", data=later, processes=2)
-    assert len(list((tmp_path / "later").glob("part-*"))) == 2  # what was finished is kept
     store = build(tmp_path / "atlas", data=data, skip_bad_images=True)
     assert store.rows.tolist() == [row for row in range(64) if row not in (3, 40)]
     assert list(store.manifest["bad"]) == ["3", "40", *map(str, range(64, 90))]
@@ -487,6 +489,13 @@ def test_bad_images(tmp_path):
         build(tmp_path / "atlas", data=data)
     with pytest.raises(RuntimeError, match="none of the 90 images can be read; the first, 0: FileNotFoundError"):
         build(tmp_path / "none", data=Pictures(problem()[1], tuple(range(90))), skip_bad_images=True)
+
+
+@pytest.mark.slow
+def test_a_bad_image_in_another_process(tmp_path):
+    with pytest.raises(RuntimeError, match="image 70"):
+        build(tmp_path / "atlas", data=Pictures(problem()[1], (70,)), processes=2)
+    assert len(list((tmp_path / "atlas").glob("part-*"))) == 2  # what was finished is kept
 
 
 class Slow(Pictures):

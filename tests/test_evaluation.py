@@ -546,7 +546,7 @@ def test_heads_without_classes(corner):
 
 def test_a_report_is_one_page(corner, tmp_path):
     net, x, _ = corner
-    methods = {"<b>turned</b>": Turned, "contributions": ContributionCAM}
+    methods = {"<b>turned</b>": Turned}
     with pytest.warns(UserWarning, match="'localisation' was not made: localisation needs labels"):
         found = evaluation.report(net, x, ["features"], methods, out=tmp_path / "new" / "report", images=12, **QUIET)
     text = found.read_text()
@@ -560,7 +560,7 @@ def test_a_report_is_one_page(corner, tmp_path):
     assert "<b>" not in text
     assert "&lt;b&gt;turned&lt;/b&gt;" in text
     assert "http" not in text.replace("http-equiv", "")
-    assert text.count("data:image/png;base64,") == 1 + 4 * 2  # curves, and the worst of four checks and two methods
+    assert text.count("data:image/png;base64,") == 1 + 4  # curves, and the worst of four checks
     turned = Result.from_dict(entries["results"]["faithfulness"])
     verdicts = [row.verdict for row in turned.rows]
     assert verdicts.count("failed") > 0

@@ -396,6 +396,7 @@ def test_estimators_fitted_on_tensors():
 
 
 @pytest.mark.skipif(Version(sklearn.__version__) < Version("1.8"), reason="StandardScaler takes tensors since 1.8")
+@pytest.mark.slow
 def test_recipe_for_fitting_on_the_device(tmp_path):
     """As in the README. In a process of its own: scipy reads SCIPY_ARRAY_API when it is imported."""
     script = tmp_path / "recipe.py"

@@ -713,6 +713,7 @@ def tensors() -> int:
     return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_leak_nothing() -> None:
     p = explained("pooled", "rbf", 2, rectified=True, n=1)
     cams = [ours(name, p.net, [p.layer]) for name in EVERY]

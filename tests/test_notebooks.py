@@ -60,6 +60,7 @@ def margins_by_scikit_learn(pipeline: Any, features: np.ndarray) -> np.ndarray:
     return margins
 
 
+@pytest.mark.slow
 def test_from_features_to_maps(monkeypatch, capsys):
     found, figures = run("from-features-to-maps", monkeypatch)
     assert len(figures) == kept_pictures("from-features-to-maps") == 4
@@ -77,6 +78,7 @@ def test_from_features_to_maps(monkeypatch, capsys):
     assert found["true"] != found["wrong"]
 
 
+@pytest.mark.slow
 def test_what_a_component_means(monkeypatch):
     found, figures = run("what-does-a-component-mean", monkeypatch)
     assert len(figures) == kept_pictures("what-does-a-component-mean") == 5

@@ -10,14 +10,21 @@ import inspect
 import re
 import types
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 import pytorch_grad_cam
 import torch
 import torchvision
+from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
 from torchvision.transforms.functional import to_pil_image
 
 import pytorch_grad_cam_pcasvm as package
@@ -120,6 +127,7 @@ def test_classes_and_attributes_on_a_page_exist(page):
         assert sorted(set(found) - members(kind) - {"py", "png", "safetensors"}) == [], name
 
 
+@pytest.mark.slow
 def test_every_estimator_that_is_converted_is_in_the_table(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     found = set(re.findall(r"`(\w+)`", importlib.import_module("tables").estimators()))
@@ -216,10 +224,21 @@ def started(tmp_path_factory):
         return run(START, given)
 
 
+def small():
+    """Return a network and images for a page that evaluates, which a ResNet takes too long for."""
+    x, labels = torch.randn(12, 3, 16, 16), np.array(["cat", "dog", "elk"] * 4)
+    layers = OrderedDict(layer4=nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.ReLU()), pool=nn.AdaptiveAvgPool2d(1))
+    backbone = nn.Sequential(layers).append(nn.Flatten())
+    features = backbone(x).detach().numpy()
+    head = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, labels)
+    net = package.PCASVMNet(backbone, head).eval()
+    return {"net": net, "dataset": [*zip(x, labels, strict=True)], "head": head, "features": features, "labels": labels}
+
+
 @pytest.mark.parametrize("page", SNIPPETS)
 def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatch):
     monkeypatch.chdir(started["folder"])
-    names = dict(started) if page == START else run(page, dict(started))
+    names = dict(started) if page == START else run(page, started | (small() if page.endswith("evaluating.md") else {}))
     maps = names["maps"]
     assert isinstance(maps, package.SignedMaps)
     assert bool(maps.maps.isfinite().all())

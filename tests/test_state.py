@@ -137,7 +137,7 @@ def live_tensors():
     return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
 
 
-@pytest.mark.parametrize("jacobian", ["closed_form", "autograd"])
+@pytest.mark.parametrize("jacobian", ["closed_form", pytest.param("autograd", marks=pytest.mark.slow)])
 def test_a_thousand_calls_leak_nothing(jacobian):
     problem = Problem(n=1)
     cam = ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian)

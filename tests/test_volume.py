@@ -288,6 +288,7 @@ def test_the_example_writes_nifti_in_the_geometry_of_the_input(tmp_path, capsys)
 
 
 @pytest.mark.usefixtures("_same_threads")
+@pytest.mark.slow
 def test_the_example_without_nibabel_says_so_and_gives_the_same_numbers_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "nibabel", None)
     example.main([*FEW, "--out", str(tmp_path / "a.png"), "--row", "0"])

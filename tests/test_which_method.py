@@ -39,6 +39,7 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_a_run_leaves_tables_numbers_and_a_figure_and_goes_on_from_what_it_kept(
     data, weights, tmp_path, capsys, monkeypatch
 ):
