@@ -254,6 +254,38 @@ def test_grad_cam_plus_plus_knows_the_size_that_was_taken_out() -> None:
     assert relative(plus.opposite, layer.opposite * POSITIONS["plane"] / 2) < 1e-12
 
 
+FAR = ("HiResCAM", "XGradCAM", "LayerCAM", "GradCAMElementWise", "ShapleyCAM")
+
+
+@pytest.mark.parametrize("name", [*(f"ClosedForm{name}" for name in FAR), "ContributionCAM", "LIFTCAM", "RelevanceCAM"])
+def test_far_away_a_map_is_that_of_near_by_times_what_was_taken_out(name: str) -> None:
+    # Nothing lies along the last component: with its support vectors moved along it, the machine is exp(-900) times it.
+    p = explained("relu", "rbf", 2, n=2, rectified=True)
+    head = make_pipeline(StandardScaler(), PCA(4), SVC(C=2.0, gamma=1.0)).fit(
+        p.backbone(p.images(60, seed=4)).numpy(), np.array(p.labels)[np.arange(60) % 2]
+    )
+    head[1].components_[3], head[-1].support_vectors_[:, 3] = 0.0, 0.0
+    near = ours(name, PCASVMNet(p.backbone, head), [p.layer]).explain(p.x, [SVMTarget("bee")])
+    head[-1].support_vectors_[:, 3] = 30.0
+    far = ours(name, PCASVMNet(p.backbone, head), [p.layer]).explain(p.x, [SVMTarget("bee")])
+    assert (far.log_scale < -745).all()
+    factor = (far.log_scale + 900 - near.log_scale).exp()
+    assert relative(far.maps * factor[..., None, None], near.maps) < 1e-9
+    assert relative(far.weights * factor[..., None], near.weights) < 1e-9
+    if near.opposite is not None:
+        assert relative(far.opposite * factor[..., None, None], near.opposite) < 1e-9
+
+
+@pytest.mark.parametrize("case", ["gelu", "pooled"])
+def test_weights_of_positions_are_told_as_their_sums(case: str) -> None:
+    p, targets = explained(case, "rbf", size="small"), [PCATarget(0), SVMTarget("bee")]
+    for name, part in (("LayerCAM", torch.relu), ("GradCAMElementWise", torch.as_tensor)):
+        weights = ours(f"ClosedForm{name}", p.net, [p.layer]).explain(p.x, targets).weights
+        for k, target in enumerate(targets):
+            _, d, _ = gradient_and_hessian_product(p.net, p.layer, p.x, target)
+            assert relative(weights[:, k], part(d).flatten(2).sum(-1)) < 1e-10
+
+
 @pytest.mark.parametrize("size", ["plane", "volume"])
 def test_grad_hires_and_xgrad_cam_coincide_behind_a_mean(size: str) -> None:
     p = explained("pooled", "rbf", size=size)

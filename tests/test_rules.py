@@ -311,7 +311,11 @@ FUNCTIONS = {
         x.amax((2, 3), keepdim=True) * x.amin(-1, keepdim=True) + torch.amax(x, dim=1, keepdim=True)
     ),
     "amax, equal ones": lambda x: (
-        x.relu().amin(2) + x.clamp(-0.1, 0.1).amax((1, 2)).unsqueeze(1) + x.amax() + x.mean(2)
+        x.relu().amin(2)
+        + x.clamp(-0.1, 0.1).amax((1, 2)).unsqueeze(1)
+        + x.amax()
+        + x.mean(2)
+        + torch.cat([x, x], 2).amax(2)
     ),
     "max, min": lambda x: (
         x.max(1)[0] * torch.min(x, dim=1).values + x.max(-1, keepdim=True).values[:, 0] * x.max() + x.min()
@@ -374,7 +378,7 @@ FUNCTIONS = {
     "unfold of a tensor": lambda x: x.unfold(2, 3, 2) * x.unfold(-2, 3, 2),
     "interpolate, nearest": lambda x: F.interpolate(x, (9, 3)) + F.interpolate(x, (9, 3), mode="nearest-exact"),
     "interpolate, bilinear": lambda x: (
-        F.interpolate(x, scale_factor=(1.7, 0.7), mode="bilinear")
+        F.interpolate(x, scale_factor=[1.7, 0.7], mode="bilinear")
         + F.interpolate(x, (10, 3), mode="bilinear", align_corners=True)
     ),
     "interpolate, bicubic": lambda x: (
@@ -414,7 +418,7 @@ FUNCTIONS = {
     "setitem on a constant": lambda x: written_into_zeros(x),
     "copy_, fill_, zero_": lambda x: copied(x),
     "index_add": lambda x: (
-        x.index_add(1, INDEX, x[:, :3].tanh(), alpha=2) + torch.index_add(x.detach(), 1, INDEX, x[:, 1:])
+        x.index_add(1, INDEX, x[:, :3].tanh(), alpha=2) + torch.index_add(x.detach(), -3, INDEX, x[:, 1:])
     ),
     "masked_fill by a value on the path": lambda x: x.masked_fill(OTHER > 0, x.mean()),
     "sin, cos, atan": lambda x: x.sin() * torch.cos(x) + x.atan() + torch.arctan(x),

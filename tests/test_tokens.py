@@ -464,6 +464,8 @@ class Following(nn.Module):
 def test_the_short_way_is_the_whole_pullback(behind, pool, skips, tokens):
     torch.manual_seed(0)
     net = Following(BEHIND[behind](), skips).double().eval()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter)
     pools = {
         "cls": lambda t: t[:, 0],
         "mean": lambda t: t[:, 5:].mean(1),
