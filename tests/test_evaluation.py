@@ -27,6 +27,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
 )
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
+from pytorch_grad_cam_pcasvm.evaluation.completeness import ERROR
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
 from pytorch_grad_cam_pcasvm.evaluation.localisation import NONE, POINT, SHARE, _chosen, _scene, _tile_masks
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
@@ -110,6 +111,87 @@ def test_contributions_are_faithful_and_turned_ones_are_not(corner):
         assert found["turned", kind, RANDOM].mean < -0.5 * found["contributions", kind, RANDOM].mean
     assert all(row.passed is not None for row in found.rows)
     assert len(found.worst["turned"]) == 10
+
+
+@pytest.fixture(scope="module")
+def smooth():
+    """A network without ReLU, whose maps have no two equal numbers."""
+    return problem(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten()))
+
+
+def values_of(net, x, labels):
+    with torch.no_grad():
+        return np.array([float(net(image[None]).margins[0, label]) for image, label in zip(x, labels, strict=True)])
+
+
+def test_faithfulness_written_out(smooth):
+    net, x, _ = smooth
+    options = {"fill": "mean", "fractions": (0.25, 0.5), "rivals": [BLIND, ANOTHER], "images": None}
+    found = E.faithfulness(net, x, ["0"], [ContributionCAM], **options, **QUIET)
+    rows, labels = np.random.default_rng(0).permutation(60), net.predict(x).tolist()
+    value = values_of(net, x, labels)
+    before = {row: rows[n - 1] if n else rows[1] for n, row in enumerate(rows)}
+    changes = {}
+    with ContributionCAM(net, ["0"]) as cam:
+        for row in rows:
+            own, other = (cam.explain(x[[k]], [SVMTarget(labels[row])]).maps[0, 0] for k in (row, before[row]))
+            blind = net.backbone[0](x[[row]])[0].sum(0).detach()
+            for source, heat in (("", own), (ANOTHER, other), (BLIND, blind)):
+                order = heat.flatten().argsort(descending=True)
+                for kind in ("deletion", "insertion"):
+                    for count in (36, 72):
+                        image = x[row].flatten().clone()
+                        image[order[:count] if kind == "deletion" else order[count:]] = x[row].mean()
+                        after = values_of(net, image.reshape(1, 1, 12, 12), [labels[row]])[0]
+                        changes.setdefault((source, kind), []).append((after - value[row]) / value.std())
+    mean = {key: np.array(numbers).reshape(60, 2) for key, numbers in changes.items()}
+    for kind, sign in (("deletion", -1), ("insertion", 1)):
+        own = mean["", kind].mean(1)
+        for rival in (BLIND, ANOTHER):
+            gain = sign * (own - mean[rival, kind].mean(1))
+            expected = Estimate(gain.mean(), gain.std(ddof=1) / 60**0.5, 60)
+            actual = found["ContributionCAM", kind, rival]
+            assert (actual.mean, actual.standard_error) == pytest.approx(
+                (expected.mean, expected.standard_error), rel=1e-4
+            )
+        assert found.curves[kind]["ContributionCAM"] == pytest.approx(mean["", kind].mean(0).tolist(), rel=1e-4)
+    bad = mean["", "deletion"].mean(1) - mean["", "insertion"].mean(1)
+    assert found.worst["ContributionCAM"] == rows[np.argsort(-bad)[:10]].tolist()
+
+
+def test_completeness_written_out(smooth):
+    net, x, _ = smooth
+    found = E.completeness(net, x, ["0"], [ContributionCAM, ClosedFormGradCAM], images=None, **QUIET)
+    rows, labels = np.random.default_rng(0).permutation(60), net.predict(x).tolist()
+    value = values_of(net, x, labels)
+    for method in (ContributionCAM, ClosedFormGradCAM):
+        distances = {"": [], ANOTHER: []}
+        with method(net, ["0"]) as cam:
+            for n, row in enumerate(rows):
+                for source, image in (("", row), (ANOTHER, rows[n - 1] if n else rows[1])):
+                    maps = cam.explain(x[[image]], [SVMTarget(labels[row])])
+                    start = 0.0 if maps.baseline_values is None else float(maps.baseline_values)
+                    distances[source].append(abs(float(maps.maps.sum()) + start - value[row]) / value.std())
+        own, other = (np.array(numbers) for numbers in distances.values())
+        assert found[method.__name__, ERROR].mean == pytest.approx(own.mean(), rel=1e-3, abs=1e-5)
+        assert found[method.__name__, ERROR, ANOTHER].mean == pytest.approx((other - own).mean(), rel=1e-3)
+
+
+class Scaled(ContributionCAM):
+    """Contributions with a factor taken out, and with a part that is on no map."""
+
+    def _maps(self, run, layer, targets):
+        made = super()._maps(run, layer, targets)
+        made.remainder = made.maps[..., :3].sum((2, 3)) * torch.e**5
+        made.maps[..., :3], made.log_scale = 0.0, made.log_scale - 5
+        made.maps *= torch.e**5
+        return made
+
+
+def test_factors_and_remainders_belong_to_sums(smooth):
+    net, x, _ = smooth
+    found = E.completeness(net, x, ["0"], [Scaled], images=12, **QUIET)
+    assert found["Scaled", ERROR].mean < 1e-5
 
 
 def test_noise_is_not_told_from_random_maps(corner):
@@ -303,6 +385,16 @@ def test_fractions_are_exact(fill, kind):
         blurred = FILLS[fill](x)(torch.zeros(3, 10, 10, dtype=torch.bool))
         expected = cv2.GaussianBlur(x[0].permute(1, 2, 0).numpy(), (0, 0), 1.0)
         np.testing.assert_allclose(blurred[0].permute(1, 2, 0), expected, atol=2e-3)
+
+
+def test_the_blur_is_a_tenth_of_each_side():
+    cv2 = pytest.importorskip("cv2")
+    x = torch.rand(1, 1, 40, 20)
+    blurred = FILLS["blur"](x)(torch.zeros(1, 40, 20, dtype=torch.bool))
+    np.testing.assert_allclose(blurred[0, 0], cv2.GaussianBlur(x[0, 0].numpy(), (0, 0), 2.0, sigmaY=4.0), atol=2e-3)
+    tiny = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])  # the kernel is wider than the image
+    mixed = FILLS["blur"](tiny)(torch.zeros(1, 2, 2, dtype=torch.bool))
+    assert 0 < mixed.min() < mixed.max() < 3
 
 
 def test_road_leaves_the_users_generator_alone(corner):
