@@ -226,6 +226,9 @@ def test_evidence_in_the_only_corner_that_matters(corner):
     share = [each[:6, :6].sum() / each.sum() for each in np.maximum(blind, 0)]
     seen = ~np.isnan(share)
     assert found[BLIND, SHARE].mean == pytest.approx(np.mean(np.array(share)[seen]), rel=1e-4)
+    for measure in (SHARE, POINT):
+        assert found["ContributionCAM", measure, "chance"].mean == pytest.approx(3 / 4)
+    assert found["ContributionCAM", SHARE, BLIND].mean == pytest.approx(1 - np.mean(np.array(share)[seen]), rel=1e-4)
 
 
 def test_two_images_side_by_side():
@@ -826,6 +829,13 @@ def test_the_worst_ten_of_every_check_are_those_with_the_worst_numbers(corner):
     found = E.stability(*call[:3], [ContributionCAM], images=None, noise=0, shift=1 / 12, **QUIET)
     kept = [stats.spearmanr(a[:, :-1].ravel(), b[:, 1:].ravel())[0] for a, b in zip(own, moved, strict=True)]
     assert found.worst["ContributionCAM"] == np.argsort(kept)[:10].tolist()
+    blind = net.backbone.features(x).sum(1).detach().numpy()
+    others = [stats.spearmanr(a[:, :-1].ravel(), b[:, 1:].ravel())[0] for a, b in zip(blind, moved, strict=True)]
+    assert found["ContributionCAM", SHIFT].mean == pytest.approx(np.mean(kept), rel=1e-4)
+    assert found["ContributionCAM", SHIFT, BLIND].mean == pytest.approx(np.mean(np.subtract(kept, others)), rel=1e-4)
+    found = E.sensitivity(*call[:3], [ContributionCAM], images=None, layers=0, **QUIET)
+    alike = [abs(stats.spearmanr(a.ravel(), b.ravel())[0]) for a, b in zip(own, blind, strict=True)]
+    assert found["ContributionCAM", LIKENESS, BLIND].mean == pytest.approx(np.mean(alike), rel=1e-4)
 
 
 def _own_maps(net, x, labels):
