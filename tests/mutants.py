@@ -50,17 +50,6 @@ TESTS = {
     "rules/shapes.py": "rules path",
     "rules/softmaxes.py": "rules secants_path path",
     "rules/writes.py": "rules secants_path path",
-    "path/relevance.py": "contributions baselines methods",
-    "path/secants.py": "secants_path contributions",
-    "methods.py": "methods contributions baselines maps",
-    "reduction.py": "methods contributions",
-    "evaluation/completeness.py": "evaluation",
-    "evaluation/faithfulness.py": "evaluation",
-    "evaluation/localisation.py": "evaluation",
-    "evaluation/rivals.py": "evaluation",
-    "evaluation/sensitivity.py": "evaluation",
-    "evaluation/stability.py": "evaluation",
-    "evaluation/statistics.py": "evaluation",
     "head/calibration.py": "estimators head",
     "head/decisions.py": "secants_head head estimators",
     "head/head.py": "secants_head seeds targets head",
@@ -87,6 +76,7 @@ FASTER = "the same sum by another way, chosen for speed"
 MASK_IS_GIVEN = "torch takes is_causal with a mask alone, which is causal then"
 NOT_ABOVE = "no score is above the last point, where it was clamped"
 ZERO = "of an ordinary network's output nothing is factored out"
+EYE = "torch.eye(input.shape[axis], dtype=grad.dtype, device=grad.device)"
 ROUNDING = "logsumexp takes the largest out itself: rounding alone depends on it"
 SIGN = "it is 1 or -1"
 KINK = "which side's slope a kink has differs between versions of torch"
@@ -136,6 +126,7 @@ EQUIVALENT: dict[str, str] = {
     "rules/extremes.py _with_index.rule: sign > 0 -> sign >= 0": SIGN,
     "rules/extremes.py _with_index.rule: sign > 0 -> sign >= 0 #2": SIGN,
     "rules/extremes.py _pulled: sign * (y - y0) >= 0 -> sign * (y - y0) > 0": "of no change each share is 0",
+    f"rules/interpolation.py interpolate: {EYE}.unsqueeze(0) -> {EYE}.unsqueeze(1)": "channels or images: each row is alone",
     "rules/norms.py normalised: s > eps -> s >= eps": KINK,
     "rules/norms.py normalised: s0 > eps -> s0 >= eps": KINK,
     "rules/norms.py vector_norm: d - input.dim() -> d": "of the input itself, either counts the same axis",
