@@ -126,7 +126,7 @@ EQUIVALENT: dict[str, str] = {
     "rules/extremes.py _with_index.rule: sign > 0 -> sign >= 0": SIGN,
     "rules/extremes.py _with_index.rule: sign > 0 -> sign >= 0 #2": SIGN,
     "rules/extremes.py _pulled: sign * (y - y0) >= 0 -> sign * (y - y0) > 0": "of no change each share is 0",
-    f"rules/interpolation.py interpolate: {EYE}.unsqueeze(0) -> {EYE}.unsqueeze(1)": "channels or images: each row is alone",
+    f"rules/interpolation.py interpolate: {EYE}.unsqueeze(0) -> {EYE}.unsqueeze(1)": "each row is alone",
     "rules/norms.py normalised: s > eps -> s >= eps": KINK,
     "rules/norms.py normalised: s0 > eps -> s0 >= eps": KINK,
     "rules/norms.py vector_norm: d - input.dim() -> d": "of the input itself, either counts the same axis",
