@@ -57,6 +57,7 @@ TESTS = {
     "head/stages.py": "secants_head seeds head estimators",
     "head/voting.py": "targets head estimators",
     "cam.py": "maps cam",
+    "methods.py": "methods contributions baselines maps",
     "maps.py": "maps",
     "seeds.py": "seeds targets outputs cam",
     "targets.py": "targets anomalies seeds head outputs cam",
@@ -77,6 +78,8 @@ MASK_IS_GIVEN = "torch takes is_causal with a mask alone, which is causal then"
 NOT_ABOVE = "no score is above the last point, where it was clamped"
 ZERO = "of an ordinary network's output nothing is factored out"
 EYE = "torch.eye(input.shape[axis], dtype=grad.dtype, device=grad.device)"
+BAR = "the length of a progress bar"
+FLAT = "a flat channel is 0 divided by whatever there is"
 ROUNDING = "logsumexp takes the largest out itself: rounding alone depends on it"
 SIGN = "it is 1 or -1"
 KINK = "which side's slope a kink has differs between versions of torch"
@@ -118,6 +121,19 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest < _REPRESENTABLE -> largest <= _REPRESENTABLE": "a limit chosen by feel",
+    "methods.py ClosedFormGradCAMPlusPlus._maps: seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1) -> "
+    "seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-2)": "both axes have one element",
+    "methods.py ClosedFormGradCAMPlusPlus._maps.weights: signed > 0 -> signed >= 0": "a gradient of 0 weighs nothing",
+    "methods.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> len(run)": BAR,
+    "methods.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> "
+    "-(-count // self.batch_size)": BAR,
+    "methods.py ClosedFormScoreCAM._explained: -(-count // self.batch_size) -> -count // self.batch_size": BAR,
+    "methods.py ClosedFormScoreCAM._explained: -count // self.batch_size -> -count": BAR,
+    "methods.py ClosedFormScoreCAM._explained: -count -> count": BAR,
+    "methods.py ClosedFormScoreCAM._explained: steps > 20 -> not steps > 20": BAR,
+    "methods.py ClosedFormScoreCAM._explained: steps > 20 -> steps >= 20": BAR,
+    "methods.py _masks: span > 0 -> span >= 0": FLAT,
+    "methods.py _masks: span > 0 -> span >= 0 #2": FLAT,
     "maps.py SignedMaps._part: sign > 0 -> sign >= 0": SIGN,
     "maps.py SignedMaps._part: sign > 0 -> sign >= 0 #2": SIGN,
     "rules/extremes.py _extreme: sign > 0 -> sign >= 0": SIGN,

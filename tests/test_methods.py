@@ -16,6 +16,7 @@ from pytorch_grad_cam.utils.model_targets import (
     ClassifierOutputSoftmaxTarget,
     ClassifierOutputTarget,
 )
+from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from reference import (
     activations_of,
     gradient_and_hessian_product,
@@ -688,6 +689,18 @@ def test_what_autograd_cannot_do_is_said(name: str) -> None:
     p = explained("relu", "rbf")
     with pytest.raises(package.NoClosedFormError, match="needs the closed form"):
         ours(name, p.net, [p.layer], jacobian="autograd").explain(p.x)
+
+
+def test_eigen_smoothing_of_contributions() -> None:
+    p = explained("pooled", "rbf")
+    f, size = activations_of(p.net, p.layer, p.x), p.x.shape[:1:-1]
+    start = torch.rand(f.shape[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cam = ContributionCAM(p.net, [p.layer], baseline=start)
+    secant = cam.explain(p.x, [SVMTarget("bee")]).weights[:, 0] / f[0, 0].numel()  # the same at all positions
+    terms = (secant[..., None, None] * (f - start)).numpy()
+    expected = scale_cam_image(np.maximum(get_2d_projection(terms), 0), size)
+    found = cam(p.x, [SVMTarget("bee")] * len(p.x), eigen_smooth=True)
+    assert np.abs(found - scale_cam_image(expected)).max() < 1e-5
 
 
 def test_eigen_smoothing_of_positions_is_refused() -> None:
