@@ -75,7 +75,15 @@ def test_the_size_of_shards_does_not_matter(built, tmp_path):
         assert store.thumbnails(slice(None)) == built.thumbnails(slice(None))
 
 
-def test_ray_writes_the_same(built, tmp_path):
+@pytest.fixture
+def alone(tmp_path_factory):
+    """Let one process at a time have a Ray cluster on this machine: of two, one may take the other down."""
+    filelock = pytest.importorskip("filelock")
+    with filelock.FileLock(tmp_path_factory.getbasetemp().parent / "ray.lock"):
+        yield
+
+
+def test_ray_writes_the_same(built, tmp_path, alone):
     pytest.importorskip("ray")
     for size in (32, 64):
         store = build(tmp_path / f"ray{size}", shard_size=size, engine="ray", processes=2)
@@ -87,7 +95,7 @@ def test_ray_writes_the_same(built, tmp_path):
         build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
 
 
-def test_ray_finds_what_is_named_from_here(tmp_path, monkeypatch):
+def test_ray_finds_what_is_named_from_here(alone, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     folder(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
