@@ -379,6 +379,7 @@ FUNCTIONS = {
     "interpolate, nearest": lambda x: F.interpolate(x, (9, 3)) + F.interpolate(x, (9, 3), mode="nearest-exact"),
     "interpolate, bilinear": lambda x: (
         F.interpolate(x, scale_factor=[1.7, 0.7], mode="bilinear")
+        + F.interpolate(x, scale_factor=(1.7, 0.7), mode="nearest")
         + F.interpolate(x, (10, 3), mode="bilinear", align_corners=True)
     ),
     "interpolate, bicubic": lambda x: (
