@@ -202,7 +202,7 @@ class Problem:
         }
         found = {}
         for check, measure in of_kind[kind].items():
-            settings = [options.images, options.score_channels, every, FRACTIONS, repr(METHODS), __version__]
+            settings = [options.images, options.score_channels, every, FRACTIONS, RIVALS, repr(METHODS), __version__]
             key = digest(self.key, kind, title, settings)
             file = options.cache / f"{self.name}-{check}-{key}.json"
             if not file.exists():

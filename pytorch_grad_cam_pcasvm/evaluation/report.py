@@ -183,8 +183,8 @@ def _verdicts(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
                 if (rows_of := [row for row in rows if row.verdict == verdict])
             }
             counts = [f"{len(found)} {verdict}" for verdict, found in told.items()]
-            what = f"{', '.join(counts)} (of {len(rows)})" if told else "passed" if rows else "nothing to pass"
-            mark = "failed" if FAILED in told else "passed" if rows and not told else "note"
+            what = f"{', '.join(counts)} (of {len(rows)})" if told else PASSED if rows else "nothing to pass"
+            mark = FAILED if FAILED in told else PASSED if rows and not told else "note"
             blank = result.blank.get(method, 0.0)
             also = f", {blank:.0%} of the maps are blank" if blank else ""
             list_of = ". ".join(f"{verdict.capitalize()}: {'; '.join(found)}" for verdict, found in told.items())
@@ -222,7 +222,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
 
 
 def _row(row: Row) -> str:
-    mark = {PASSED: PASSED, FAILED: "failed"}.get(row.verdict, "note")
+    mark = row.verdict if row.verdict in (PASSED, FAILED) else "note"
     cells = (row.method, row.measure, row.against, number(row), str(row.estimate.n))
     return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark}'>{row.verdict}</td></tr>"
 
