@@ -1,7 +1,5 @@
 """One run of a network, and what a method may ask of it."""
 
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
+from pytorch_grad_cam_pcasvm.duals import dual_numbers
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.features import flatten
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
@@ -21,8 +19,6 @@ from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import Baseline, Pass
 from pytorch_grad_cam_pcasvm.path.sums import multiplied
 from pytorch_grad_cam_pcasvm.seeds import Seeds, seeds_of
-
-_dual = threading.RLock()
 
 
 @dataclass
@@ -170,9 +166,7 @@ class Run:
         """
         if torch.is_autocast_enabled(self.images.device.type):
             raise NoClosedFormError("second derivatives do not support autocast", "call it outside torch.autocast")
-        # Of attention only this kernel has a forward derivative; and there is one dual level in all threads.
-        with _dual, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
+        with dual_numbers():
             activations = forward_ad.make_dual(self.passed.activations[layer], direction)
             passed = self.passed.moved(activations, layer)
             yield Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from reference import features_by_hook, path_by_autograd, relative
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 from torchvision import models
 
@@ -15,6 +16,7 @@ from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Path, pullback
 from pytorch_grad_cam_pcasvm.path.sums import through_sums
 from pytorch_grad_cam_pcasvm.rules import registry
+from pytorch_grad_cam_pcasvm.rules.dense import by_weight
 
 # Family: builder, output of the last block, layers users take features from (None: the logits).
 FAMILIES = {
@@ -150,6 +152,31 @@ def test_sums_through_a_dense_weight(rows, targets, images, channels, active, dt
         grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
         expected = torch.einsum("knd,dtp->knt", grad, weight.double().reshape(rows, channels, positions))
         assert (through_sums(grad, weight, channels) - expected).abs().max() <= 1e-11 * expected.abs().max()
+
+
+@pytest.mark.parametrize("active", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("shape", [(2, 3), (40, 8), (40, 1, 4)], ids=str)
+@pytest.mark.parametrize("rows", [4, 1200])
+def test_gradients_through_a_weight(rows, shape, active):
+    """Small and large weights, few and many gradients in any order, rows that do not count, dual numbers."""
+    generator = torch.Generator().manual_seed(rows)
+    weight, grad, change = (
+        torch.randn(*size, rows, generator=generator, dtype=torch.float64) for size in ((1000,), shape, shape)
+    )
+    weight = weight.T
+    grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
+    change[1:] = 0  # one target only has a derivative of its gradient
+    for given in (grad, grad.transpose(0, 1).contiguous().transpose(0, 1)):
+        expected = torch.einsum("...d,de->...e", grad, weight)
+        assert (by_weight(given, weight) - expected).abs().max() <= 1e-11 * max(1, expected.abs().max())
+        with torch.no_grad(), forward_ad.dual_level():
+            found, moved = forward_ad.unpack_dual(by_weight(forward_ad.make_dual(given, change), weight))
+            _, by_both = forward_ad.unpack_dual(
+                by_weight(forward_ad.make_dual(given, change), forward_ad.make_dual(weight, weight))
+            )
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(moved, torch.einsum("...d,de->...e", change, weight))
+        torch.testing.assert_close(by_both, torch.einsum("...d,de->...e", change + grad, weight))
 
 
 class Skip(nn.Module):

@@ -69,7 +69,7 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         )  # each factor gets its part
     now = {index: tape.values[index].to(share.dtype) for index in inputs}
     given = [{index: x.clamp(min=0) for index, x in now.items()}]
-    if step.function in _WEIGHTED:
+    if step.function in _WEIGHTED and any(bool((x < 0).any()) for x in now.values()):
         given.append({index: x.clamp(max=0) for index, x in now.items()})
     calls = []
     for sign, changed in zip((1, -1), given, strict=False):
@@ -77,7 +77,7 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         if step.function in _WEIGHTED:
             if isinstance(args[1], Ref):
                 raise _no_rule(step)
-            resolved[1] = (resolved[1] * sign).clamp(min=0) * sign
+            resolved[1] = resolved[1].clamp(min=0) if sign > 0 else resolved[1].clamp(max=0)
             resolved[2:3] = [None]  # a bias takes no share
         calls.append((changed, resolved))
     named = {name: precise(item, share.dtype) for name, item in tape.resolved(kwargs).items()}

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pytorch_grad_cam_pcasvm.rules.dense import by_weight
+
 _FEW = 8  # targets: up to here the pulled gradient itself costs no more than what saves it
 _LARGE = 1 << 20  # elements: below this nothing is worth a thought
 _BLOCK = 32  # rows that stay in the cache between being gathered and being summed
@@ -26,19 +28,21 @@ def through_sums(grad: Tensor, weight: Tensor, channels: int) -> Tensor:
         ``sum_p (grad W)[..., t, p]``, shape (K, N, T).
     """
     weight = weight.detach()
+    primal, tangent = forward_ad.unpack_dual(grad)
+    if tangent is not None:  # both at once, since the weight is what takes time
+        return forward_ad.make_dual(*through_sums(torch.cat([primal, tangent]), weight, channels).chunk(2))
     if weight.shape[1] == channels:
-        return grad @ weight.to(grad.dtype)
+        return by_weight(grad, weight.to(grad.dtype))
     if grad.shape[:-1].numel() == 1:  # the weight is read once either way
         return (grad @ weight.to(grad.dtype)).unflatten(-1, (channels, -1)).sum(-1)
     if weight.numel() < _LARGE or weight.device.type != "cpu" or weight.dtype != grad.dtype:
-        return grad @ weight.unflatten(1, (channels, -1)).sum(-1, dtype=grad.dtype)
-    if forward_ad.unpack_dual(grad).tangent is not None:  # which need not be 0 where the gradient is
-        return grad @ weight.unflatten(1, (channels, -1)).sum(-1)
+        return by_weight(grad, weight.unflatten(1, (channels, -1)).sum(-1, dtype=grad.dtype))
     active = grad.flatten(0, 1).any(0).nonzero()[:, 0]
     if len(active) > 0.8 * len(weight):
-        return grad @ _summed(weight, channels)
+        return by_weight(grad, _summed(weight, channels))
     # Behind a ReLU half of the rows do not count for one image: they need not be read.
-    return grad[..., active] @ torch.cat([_summed(weight[rows], channels) for rows in active.split(_BLOCK)])
+    summed = torch.cat([_summed(weight[rows], channels) for rows in active.split(_BLOCK)])
+    return by_weight(grad[..., active], summed)
 
 
 def _summed(weight: Tensor, channels: int) -> Tensor:

@@ -5,20 +5,42 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.rules.registry import Base, by_rows, functions, mid, register_jacobian, unbroadcast
+
+_LARGE = 1 << 20  # elements of a weight, and rows of a gradient, from which on a copy of some of its rows
+_MANY = 128  # takes less than products with all of them
 
 
 @register_jacobian(F.linear, secant="linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor) -> Any:
     """``y = x W^T + b``."""
     return (
-        lambda: grad @ weight,
+        lambda: by_weight(grad, weight),
         lambda: torch.einsum("k...o,...i->koi", grad, input),
         lambda: grad.flatten(1, -2).sum(1) if grad.dim() > 2 else grad,
     )
+
+
+def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return ``grad @ weight``, without the rows of a large weight that no gradient reaches, as behind a ReLU."""
+    if forward_ad.unpack_dual(weight).tangent is not None:
+        return grad @ weight
+    primal, tangent = forward_ad.unpack_dual(grad)
+    if tangent is not None:
+        moving = tangent.flatten(1).any(1)  # most targets are linear: their tangents are zeros
+        moved = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
+        moved[moving] = by_weight(tangent[moving], weight)
+        return forward_ad.make_dual(by_weight(primal, weight), moved)
+    rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
+    if weight.numel() >= _LARGE and len(rows) >= _MANY and weight.device.type == "cpu":
+        active = rows.any(0).nonzero()[:, 0]
+        if len(active) < 0.8 * len(weight):
+            rows, weight = rows[:, active], weight[active]
+    return (rows @ weight).reshape(*grad.shape[:-1], weight.shape[-1])
 
 
 @register_jacobian(*functions("matmul", "bmm", "mm", "mv", "dot", "inner"), torch.Tensor.__matmul__, secant="linear")

@@ -1,0 +1,62 @@
+"""Dual numbers: values and derivatives are those of torch.func.jvp, which shares nothing with the package."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.duals import dual_numbers
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, OTHER = random(2, 3), random(3, seed=1) + 3
+WEIGHT, BIAS = random(5, 3, seed=2), random(5, seed=3)
+SIGNAL, KERNEL = random(2, 4, 7, seed=4), random(6, 2, 3, seed=5)
+IMAGE, KERNEL2 = random(2, 3, 5, 5, seed=6), random(5, 3, 3, 3, seed=7)
+VOLUME, KERNEL3 = random(2, 3, 4, 4, 4, seed=8), random(5, 3, 2, 2, 2, seed=9)
+FUNCTIONS = {
+    "a number": (X, lambda x: 2 * (1 - x / 3) + 1 / x),
+    "a tensor": (X, lambda x: (x - OTHER) / OTHER * OTHER + OTHER / x),
+    "an expanded tensor": (X, lambda x: x * OTHER[:1].expand(2, 3) - OTHER.expand(2, 3)),
+    "integers": (X, lambda x: x * torch.arange(3) + torch.tensor(2)),
+    "a mask": (X, lambda x: x * (x > 0)),
+    "another precision": (X, lambda x: x * OTHER.float()),
+    "alpha": (X, lambda x: torch.add(x, OTHER, alpha=2).sub(x, alpha=3)),
+    "names": (X, lambda x: torch.mul(input=x, other=OTHER)),
+    "in place": (X, lambda x: x.clone().mul_(OTHER).add_(1)),
+    "itself": (X, lambda x: x * x - x / (x + 5)),
+    "dense": (X, lambda x: F.linear(x, WEIGHT, BIAS)),
+    "dense, no bias": (X, lambda x: F.linear(x, WEIGHT)),
+    "dense, named bias": (X, lambda x: F.linear(x, WEIGHT, bias=BIAS)),
+    "dense, names": (X, lambda x: F.linear(x, weight=WEIGHT, bias=BIAS)),
+    "dense, weight of x": (X, lambda x: F.linear(x, x[:1] * WEIGHT, BIAS)),
+    "dense, bias of x": (X, lambda x: F.linear(x, WEIGHT, bias=x.sum() * BIAS)),
+    "dense, only its weight of x": (X, lambda x: F.linear(OTHER, x)),
+    "conv1d": (SIGNAL, lambda x: F.conv1d(x, KERNEL, BIAS[:1].expand(6), 2, 1, 1, 2)),
+    "conv2d": (IMAGE, lambda x: F.conv2d(x, KERNEL2, BIAS, stride=2, padding=1)),
+    "conv3d": (VOLUME, lambda x: torch.conv3d(x, KERNEL3, bias=BIAS, dilation=2)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_derivatives(name: str) -> None:
+    x, function = FUNCTIONS[name]
+    direction = random(*x.shape, seed=10)
+    y, derivative = torch.func.jvp(function, (x,), (direction,))
+    with torch.no_grad(), dual_numbers():
+        found = forward_ad.unpack_dual(function(forward_ad.make_dual(x, direction)))
+    assert found.primal.dtype == y.dtype
+    torch.testing.assert_close(found.primal, y, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(found.tangent, derivative, rtol=1e-13, atol=1e-13)
+
+
+def test_constants_stay_constants() -> None:
+    with torch.no_grad(), dual_numbers():
+        x = forward_ad.make_dual(X, X)
+        _ = x * OTHER
+        assert forward_ad.unpack_dual(OTHER).tangent is None
+        assert forward_ad.unpack_dual(OTHER * OTHER).tangent is None
+    assert forward_ad.unpack_dual(x).tangent is None  # outside there are none
