@@ -120,8 +120,8 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
         size = seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1)
 
         def weights(signed: Tensor) -> Tensor:
-            alpha = 1 / (2 + signed * size * total)
-            return torch.where(signed > 0, alpha * signed, 0.0).sum(-1) * same
+            rising = signed.relu()
+            return (rising / (rising * size).mul_(total).add_(2)).sum(-1) * same
 
         of_target, of_opposite = weights(grads), weights(-grads)
         maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))

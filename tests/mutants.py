@@ -123,7 +123,6 @@ EQUIVALENT: dict[str, str] = {
     "head/kernels.py _times_exp: largest < _REPRESENTABLE -> largest <= _REPRESENTABLE": "a limit chosen by feel",
     "methods.py ClosedFormGradCAMPlusPlus._maps: seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1) -> "
     "seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-2)": "both axes have one element",
-    "methods.py ClosedFormGradCAMPlusPlus._maps.weights: signed > 0 -> signed >= 0": "a gradient of 0 weighs nothing",
     "methods.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> len(run)": BAR,
     "methods.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,
