@@ -35,7 +35,9 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 # File: the tests that belong to it, the quickest first.
 TESTS = {
     "path/pullback.py": "rules path",
-    "path/sums.py": "path",
+    "path/relevance.py": "contributions anomalies baselines",
+    "path/secants.py": "secants_path path",
+    "path/sums.py": "path secants_path",
     "rules/registry.py": "rules path",
     "rules/arithmetic.py": "rules path",
     "rules/attention.py": "rules path",
@@ -56,6 +58,8 @@ TESTS = {
     "head/kernels.py": "secants_head kernels head",
     "head/stages.py": "secants_head seeds head estimators",
     "head/voting.py": "targets head estimators",
+    "duals.py": "duals",
+    "reduction.py": "methods anomalies tokens",
     "cam.py": "maps cam",
     "methods.py": "methods contributions baselines maps",
     "maps.py": "maps",
