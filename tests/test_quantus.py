@@ -99,6 +99,7 @@ def test_the_model_that_is_given_is_explained(corner):
         (lambda net: (torch.nn.ReLU, net, ["features"]), TypeError, "class of the package"),
         (lambda net: (ContributionCAM, net.backbone, ["features"]), TypeError, "PCASVMNet"),
         (lambda net: (ContributionCAM, net, "features"), ValueError, "list of one layer"),
+        (lambda net: (ContributionCAM, net, [net.backbone]), ValueError, "backbone itself"),
         (
             lambda net: (ContributionCAM, PCASVMNet(net.backbone, SVR().fit(np.eye(6), range(6))), ["features"]),
             ValueError,

@@ -37,7 +37,7 @@ def quantus_explainer(
 
     Raises:
         TypeError: the method is not a class of the package, or the network is not a PCASVMNet.
-        ValueError: not one target layer, or a head without classes.
+        ValueError: not one target layer, or the backbone itself as one; or a head without classes.
     """
     if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
         raise TypeError(f"method must be a class of the package, such as ContributionCAM, got {method!r:.80}")
@@ -47,7 +47,9 @@ def quantus_explainer(
         raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
     if net.head.classes_ is None:
         raise ValueError("Quantus explains classes, but the head has none")
-    name = str(layer_name(net.feature_source()[0], target_layers[0]))
+    name = layer_name(net.feature_source()[0], target_layers[0])
+    if name is None:
+        raise ValueError("the target layer is the backbone itself: choose one of its layers")
 
     def explain(model: PCASVMNet, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
         parameter = next(model.parameters())

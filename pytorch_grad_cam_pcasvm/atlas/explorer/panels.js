@@ -95,7 +95,8 @@
       const log = parts ? found.logScale : atlas.data.logScale ? atlas.data.logScale[row * about.components + b] : 0;
       const drawn = atlas.maps.canvases(picture, shown, 108, title);
       const scaleLine = nu === 0 ? "blank (nu 0)" : (parts ? "nu of g·P " : "nu ") + number(nu, log);
-      const from = p0 ? ["from " + number(p0[b]) + " at the baseline"] : [];
+      const start = p0 && Math.abs(p0[b]) > 1e-6 * Math.abs(p[b]) ? p0[b] : 0; // at the mean it is 0 but for rounding
+      const from = p0 ? ["from " + number(start) + " at the baseline"] : [];
       return tile(drawn, [title, ...from, scaleLine], title + ", " + scaleLine + ": show its two ends",
         () => atlas.view.set({ component: b }));
     });
