@@ -15,7 +15,6 @@ from reference import (
     margins_by_formula,
     pairwise_by_formula,
     relative,
-    relevance_of_dense,
     values_of_rows,
     with_activations,
 )
@@ -24,7 +23,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
@@ -32,7 +30,6 @@ from pytorch_grad_cam_pcasvm import (
     ContributionCAM,
     PCASVMNet,
     PCATarget,
-    RelevanceCAM,
     ShapCAM,
     SVMTarget,
     mean_activations,
@@ -334,50 +331,3 @@ def test_where_the_gradient_fades_contributions_do_not() -> None:
     assert grad.nu * grad.log_scale.exp() < 1e-6
     assert contribution.nu > 0.05
     assert relative(contribution.maps.sum((2, 3)) + contribution.baseline_values, contribution.values) < 1e-8
-
-
-# --- relevance --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rectified", [True, False], ids=["rectified", "negative activations"])
-@pytest.mark.parametrize("head", ["linear", "rbf"])
-def test_relevance_is_shared_out_by_the_z_plus_rule(head: str, rectified: bool) -> None:
-    p = explained("relu", head, rectified=rectified)
-    f = activations_of(p.net, p.layer, p.x)
-    features = p.backbone(p.x)
-    at_zeros = with_activations(p.backbone, p.layer, p.x, torch.zeros_like(f))
-    share = integrated_gradient(lambda q: margins_by_formula(p.fitted, q)[:, 1], at_zeros, features, nodes=100)
-    tail = list(p.backbone.tail)
-    expected = torch.stack([relevance_of_dense(tail, *image) for image in zip(f, share, strict=True)])
-    maps = RelevanceCAM(p.net, [p.layer]).explain(p.x, [SVMTarget("bee")])
-    assert relative(maps.weights[:, 0], expected.sum((2, 3))) < 1e-9
-    assert relative(maps.maps[:, 0], torch.einsum("nt,nthw->nhw", expected.sum((2, 3)), f)) < 1e-9
-
-
-def test_relevance_moves_with_the_largest_and_passes_a_batch_norm_unchanged() -> None:
-    torch.manual_seed(0)
-    norm = nn.BatchNorm2d(4)
-    nn.init.normal_(norm.running_mean)
-    nn.init.uniform_(norm.running_var, 0.5, 2)
-    tail = nn.Sequential(norm, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    backbone = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), *tail).double().eval()
-    x = torch.randn(40, 2, 6, 6, dtype=torch.float64)
-    with torch.no_grad():
-        f = backbone[0](x[:5])
-        features, at_zeros = backbone(x), tail(torch.zeros_like(f))
-        _, places = F.max_pool2d(tail[:2](f), 2, return_indices=True)
-    head = SVC(kernel="linear").fit(features.numpy(), np.arange(40) % 2)
-    share = torch.from_numpy(head.coef_) * (features[:5] - at_zeros)
-    expected = F.max_unpool2d(share.reshape(5, 4, 3, 3), places, 2).sum((2, 3))
-    maps = RelevanceCAM(PCASVMNet(backbone, head), ["0"]).explain(x[:5], [SVMTarget(1)])
-    assert relative(maps.weights[:, 0], expected) < 1e-9
-
-
-def test_relevance_is_kept_on_its_way() -> None:
-    # The z+ rule has nothing to share out to where no input speaks for an output: here all do.
-    p = explained("relu", "linear", rectified=True, n=2)
-    f = activations_of(p.net, p.layer, p.x)
-    at_zeros = with_activations(p.backbone, p.layer, p.x, torch.zeros_like(f))
-    share = integrated_gradient(lambda q: margins_by_formula(p.fitted, q)[:, 1], at_zeros, p.backbone(p.x), nodes=2)
-    weights = RelevanceCAM(p.net, [p.layer]).explain(p.x, [SVMTarget("bee")]).weights[:, 0]
-    assert relative(weights.sum(1), share.sum(1)) < 1e-9

@@ -35,6 +35,7 @@ FUNCTIONS = {
     "dense, weight of x": (X, lambda x: F.linear(x, x[:1] * WEIGHT, BIAS)),
     "dense, bias of x": (X, lambda x: F.linear(x, WEIGHT, bias=x.sum() * BIAS)),
     "dense, only its weight of x": (X, lambda x: F.linear(OTHER, x)),
+    "dense, of constants": (X, lambda x: x + F.linear(OTHER[None], WEIGHT[:3])),
     "conv1d": (SIGNAL, lambda x: F.conv1d(x, KERNEL, BIAS[:1].expand(6), 2, 1, 1, 2)),
     "conv2d": (IMAGE, lambda x: F.conv2d(x, KERNEL2, BIAS, stride=2, padding=1)),
     "conv3d": (VOLUME, lambda x: torch.conv3d(x, KERNEL3, bias=BIAS, dilation=2)),

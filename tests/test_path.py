@@ -152,6 +152,11 @@ def test_sums_through_a_dense_weight(rows, targets, images, channels, active, dt
         grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
         expected = torch.einsum("knd,dtp->knt", grad, weight.double().reshape(rows, channels, positions))
         assert (through_sums(grad, weight, channels) - expected).abs().max() <= 1e-11 * expected.abs().max()
+        with torch.no_grad(), forward_ad.dual_level():
+            found = forward_ad.unpack_dual(through_sums(forward_ad.make_dual(grad, grad + 1), weight, channels))
+        moved = torch.einsum("knd,dtp->knt", grad + 1, weight.double().reshape(rows, channels, positions))
+        assert (found.primal - expected).abs().max() <= 1e-11 * moved.abs().max()
+        assert (found.tangent - moved).abs().max() <= 1e-11 * moved.abs().max()
 
 
 @pytest.mark.parametrize("active", [1.0, 0.5, 0.0])

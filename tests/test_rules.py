@@ -349,6 +349,8 @@ FUNCTIONS = {
     "einsum of a list": lambda x: (
         torch.einsum("nchw,nchv->nwv", [x, x.sigmoid()]) + torch.einsum(x, [0, 1, 2, 3], [0]).mean()
     ),
+    "einsum of a tuple": lambda x: torch.einsum("nchw,nchv->nwv", (x, x.tanh())),
+    "einsum, an ellipsis of nothing": lambda x: torch.einsum("...hw,...wv->...hv", x[..., :5], WEIGHT.T),
     "einsum, a sum on its own": lambda x: torch.einsum("nchw,nd->nd", x, x[:, :, 0, 0]),
     "vectors": lambda x: (
         x @ x[0, 0, 0] + (x[0, 0, :, 0] @ x)[..., :1] + torch.mv(x[0, 0], x[1, 1, 2]) + x[0, 0, 0].dot(x[1, 0, 0])

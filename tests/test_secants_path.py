@@ -297,6 +297,24 @@ def test_comparisons_are_made_again_at_the_baseline(statements):
     assert relative(passed.pullback([seeds], 0), expected) < 1e-12
 
 
+def test_an_index_that_is_the_same_at_the_baseline():
+    with torch.no_grad():
+        passed = recorded(lambda x: x.flatten(1).gather(1, x.flatten(1).argsort(1)).tanh(), random(2, 3, 4, 4))
+        adds_up(passed, passed.activations[0] / 2)
+
+
+def test_a_mask_of_what_is_in_front_of_the_layer():
+    module = nn.Sequential(nn.Tanh(), nn.Softplus())
+    module.forward = lambda x: torch.where((first := module[0](x)) > 0, module[1](first), first)
+    x, x0 = random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
+    with torch.no_grad():
+        passed = Path(module, None, ["0", "1"]).run(x)
+        base, seeds = passed.baseline(x0, 1), random(2, 2, 3, 4, 4)
+        pulled = passed.pullback([seeds], 1, base)
+    change = (pulled * (passed.activations[1] - x0)).flatten(1).sum(1)
+    assert relative(change, (seeds * (passed.output - base.output)).flatten(1).sum(1)) < 1e-12
+
+
 def views_of_a_mask(x):
     mask = x > 0
     y = mask.flatten(1)
