@@ -89,6 +89,7 @@ ROUNDING = "logsumexp takes the largest out itself: rounding alone depends on it
 SIGN = "it is 1 or -1"
 UNREACHED = "nothing pulls from what does not depend on the root"
 NOTHING = "zeros take no share"
+NO_VALUE = "of what has a rule of relevance, only arguments that are no values get None"
 KINK = "which side's slope a kink has differs between versions of torch"
 
 # Functions, and what is in the conditions by which they choose the quicker of two ways: their mutants may survive.
@@ -96,6 +97,7 @@ FASTER = {
     "path/sums.py through_products": ("_FEW", "0.8"),
     "path/sums.py through_sums": ("numel() == 1", "_LARGE", "cpu", "0.8"),
     "path/sums.py _products": ("_BLOCK",),
+    "path/walk.py Walk.pull": ("rule.secant == 'linear'", "without isinstance(grad, Tensor)"),
     "rules/dense.py by_weight": ("_LARGE", "_MANY", "cpu", "0.8"),
 }
 # Mutant: why no test can kill it.
@@ -108,6 +110,12 @@ EQUIVALENT: dict[str, str] = {
     "path/sums.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,
     "path/sums.py multiplied: without size == 1": "of one position the sum is what it is",
     "rules/dense.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it stands for nothing",
+    "path/relevance.py _pairs: without part is not None": NO_VALUE,
+    "path/relevance.py _pairs: without part is not None #2": NO_VALUE,
+    "path/walk.py Walk._apart.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
+    "path/secants.py through_secant: max((torch.finfo(each).eps for each in floats)) -> min((torch.finfo(each).eps for "
+    "each in floats))": "an elementwise step has numbers of one dtype",
+    "path/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
     "path/secants.py through_secant: without i is not None": "None is in no set of positions",
     "path/secants.py _pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
     "rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",

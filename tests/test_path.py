@@ -184,6 +184,17 @@ def test_gradients_through_a_weight(rows, shape, active):
         torch.testing.assert_close(by_both, torch.einsum("...d,de->...e", change + grad, weight))
 
 
+def test_an_output_that_does_not_depend_on_the_layer():
+    net = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+    net.forward = lambda x: {"other": x.exp(), "asked": net[1](net[0](x))}
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(net, None, ["0"]).run(x)
+    assert not passed.pullback([torch.ones(2, 2, 3, 4, dtype=x.dtype), None], 0).any()
+    assert not passed.pullback([None, torch.zeros(2, 2, 3, 4, dtype=x.dtype)], 0).any()
+    assert passed.pullback([None, torch.ones(2, 2, 3, 4, dtype=x.dtype)], 0).all()
+
+
 class Skip(nn.Module):
     def __init__(self):
         super().__init__()
