@@ -3,57 +3,82 @@
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 _lock = threading.RLock()  # there is one dual level in all threads
-_ARITHMETIC = frozenset(getattr(of, name) for of in (torch, Tensor) for name in ("add", "sub", "mul", "div"))
-_WEIGHTED = frozenset((F.linear, torch.conv1d, torch.conv2d, torch.conv3d))
+_ADD, _SUB, _MUL, _DIV = ({getattr(torch, name), getattr(Tensor, name)} for name in ("add", "sub", "mul", "div"))
+_WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
+_AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED
 
 
 @contextmanager
 def dual_numbers() -> Iterator[None]:
-    """Let tensors carry derivatives (``forward_ad.make_dual``), in one thread at a time."""
+    """Let tensors carry derivatives (``forward_ad.make_dual``), in one thread at a time, also in inference mode."""
     kernel = sdpa_kernel(SDPBackend.MATH)  # of attention only this one has a forward derivative
-    with _lock, warnings.catch_warnings(), kernel, forward_ad.dual_level(), _Constants():
+    # In inference mode derivatives get lost without a word.
+    modes = torch.inference_mode(False), torch.no_grad(), forward_ad.dual_level(), _Constants()
+    with _lock, warnings.catch_warnings(), kernel, ExitStack() as stack:
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
+        for mode in modes:
+            stack.enter_context(mode)
         yield
 
 
 class _Constants(TorchFunctionMode):
-    """Gives constants a derivative of zeros in arithmetic, where torch takes 50 times as long without one.
+    """Finds the derivative of what is affine in its one dual number by the same function, without its constants.
 
-    Products with a constant weight are made for values and derivatives apart: torch would write out zeros as large as
-    the weight.
+    torch itself computes with the zeros that are a constant's derivative: in arithmetic this takes 50 times as long,
+    and for a weight the zeros are as large as it is.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in _ARITHMETIC and (like := next(filter(_is_dual, args), None)) is not None:
-            args = [x if _is_dual(x) else _constant(x, like) for x in args]
-        elif function in _WEIGHTED and len(args) > 1:
-            of_input, *of_others = map(_is_dual, (*args, *kwargs.values()))
-            if of_input and not any(of_others):
-                x, change = forward_ad.unpack_dual(args[0])
-                unbiased = {name: item for name, item in kwargs.items() if name != "bias"}
-                changed = function(change, args[1], None, *args[3:], **unbiased)
-                return forward_ad.make_dual(function(x, *args[1:], **kwargs), changed)
+        # Under a graph are targets alone; they are small, and may count what is called, as checkpoints do.
+        if function in _AFFINE and not torch.is_grad_enabled():
+            place = _place_of_dual(args, kwargs)
+            if place is not None:
+                x, change = forward_ad.unpack_dual(args[place])
+                y = function(*_with(args, place, x), **kwargs)
+                changed = _linear(function, _with(args, place, change), place, kwargs)
+                if changed is not None:
+                    return forward_ad.make_dual(y, changed.to(y.dtype).expand_as(y))
         return function(*args, **kwargs)
 
 
-def _is_dual(x: Any) -> bool:
-    return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
+def _place_of_dual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Return the position of the one argument that is a dual number; None if there is another number of them."""
+    given = [*args, *kwargs.values()]
+    if any(isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter) for x in given):
+        return None  # of a class of its own, which may not know how to be asked
+    try:
+        found = [forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) else None for x in given]
+    except RuntimeError:  # in torch.func.vmap no tensor can be asked
+        return None
+    places = [place for place, tangent in enumerate(found) if tangent is not None]
+    return places[0] if len(places) == 1 and places[0] < len(args) else None
 
 
-def _constant(x: Any, like: Tensor) -> Any:
-    """Return a number or tensor as a dual number whose derivative is 0."""
-    x = x if isinstance(x, Tensor) else torch.full((), x, dtype=like.dtype, device=like.device)
-    x = x.contiguous() if 0 in x.stride() else x  # an expanded tensor takes no derivative
-    return forward_ad.make_dual(x, torch.zeros_like(x)) if x.is_floating_point() else x
+def _with(args: tuple[Any, ...], place: int, x: Tensor) -> list[Any]:
+    return [*args[:place], x, *args[place + 1 :]]
+
+
+def _linear(function: Any, args: list[Any], place: int, kwargs: dict[str, Any]) -> Tensor | None:
+    """Return what a function makes of the change of one argument; None if it is not affine in that, or not known."""
+    if function in _WEIGHTED and place == 0 and len(args) > 1:
+        args[2:3] = [None]  # a bias changes nothing
+        return function(*args, **{name: item for name, item in kwargs.items() if name != "bias"})
+    if len(args) != 2 or kwargs:
+        return None
+    if function in _MUL or (function in _DIV and place == 0):
+        return function(*args)
+    if function in _ADD or function in _SUB:
+        return -args[1] if function in _SUB and place == 1 else args[place]
+    return None

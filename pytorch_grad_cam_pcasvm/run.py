@@ -167,7 +167,8 @@ class Run:
         if torch.is_autocast_enabled(self.images.device.type):
             raise NoClosedFormError("second derivatives do not support autocast", "call it outside torch.autocast")
         with dual_numbers():
-            activations = forward_ad.make_dual(self.passed.activations[layer], direction)
+            # A copy, as what was made in inference mode takes no derivative.
+            activations = forward_ad.make_dual(self.passed.activations[layer].clone(), direction)
             passed = self.passed.moved(activations, layer)
             yield Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
 

@@ -223,3 +223,32 @@ def test_mean_activations_of_batches_that_are_dicts():
     assert torch.equal(mean_activations(net, dicts, "b", progress=False), expected)
     with pytest.raises(ValueError, match=r"no image among \['scan'\]"):
         mean_activations(net, [{"scan": x}], "b", progress=False)
+
+
+class Mixed(nn.Module):
+    """Casts a part of itself to half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.mixed = nn.Conv2d(3, 6, 3, 2), True
+        self.tail = nn.Sequential(nn.GELU(), nn.Flatten(), nn.Linear(54, 10), nn.Tanh(), nn.Linear(10, 8))
+
+    def forward(self, x):
+        x = self.start(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.mixed):
+            return self.tail(x).float()
+
+
+@pytest.mark.parametrize(
+    "method", [ContributionCAM, LIFTCAM, ClosedFormShapleyCAM, ClosedFormAblationCAM, RelevanceCAM]
+)
+def test_autocast_inside_the_network(method):
+    torch.manual_seed(0)
+    backbone, x = Mixed().eval(), torch.randn(20, 3, 8, 8)
+    head = SVC().fit(backbone(x).detach().numpy(), np.arange(20) % 2)
+    cam = method(PCASVMNet(backbone, head), ["start"])
+    half = cam.explain(x[:3], [SVMTarget(0)])
+    backbone.mixed = False
+    whole = cam.explain(x[:3], [SVMTarget(0)])
+    for one, other in zip(half.maps.flatten(0, 1), whole.maps.flatten(0, 1), strict=True):
+        assert 0 < relative(one, other) < 0.1

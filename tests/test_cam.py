@@ -225,6 +225,23 @@ def test_auto_falls_back_to_autograd_with_one_warning():
     assert cam.jacobian == "auto"
 
 
+class Filtered(nn.Module):
+    def forward(self, x):
+        return torch.fft.ifft2(2 * torch.fft.fft2(x)).real
+
+
+def test_auto_on_a_path_of_complex_numbers():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 3, 2), Filtered(), nn.GELU(), nn.Flatten()).double().eval()
+    x = torch.randn(12, 3, 8, 8, dtype=torch.float64)
+    net = PCASVMNet(backbone, SVC().fit(backbone(x).detach().numpy(), np.arange(12) % 2))
+    cam = ClosedFormGradCAM(net, ["0"], jacobian="auto")
+    with pytest.warns(AutogradFallbackWarning, match="fft|real"):
+        maps = cam.explain(x[:3], SVMTarget(1))
+    expected = jacobian_by_autograd(net, backbone[0], x[:3], lambda out: out.margins[:, 1:]).sum((3, 4))
+    assert relative(maps.weights, expected) < 1e-10
+
+
 def test_no_gradient_at_all_is_said():
     problem = Problem(kernel="rbf")
     dead = Backbone().double()

@@ -1,7 +1,10 @@
 """Dual numbers: values and derivatives are those of torch.func.jvp, which shares nothing with the package."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
@@ -26,6 +29,11 @@ FUNCTIONS = {
     "another precision": (X, lambda x: x * OTHER.float()),
     "alpha": (X, lambda x: torch.add(x, OTHER, alpha=2).sub(x, alpha=3)),
     "names": (X, lambda x: torch.mul(input=x, other=OTHER)),
+    "masked by -inf": (X, lambda x: (x.masked_fill(x > 0.5, -torch.inf) * 2 / OTHER - 1).softmax(1)),
+    "from an infinite constant": (X, lambda x: torch.minimum(x, x + 1e39).float() * 2),
+    "a view of a product": (X, lambda x: (x * OTHER[:2, None].expand(2, 3)).view(6)),
+    "a view of a sum": (X, lambda x: (x + torch.ones(4, 1, 1)).view(24)),
+    "vmap": (X, torch.func.vmap(lambda row: 2 * row / 3 + F.linear(row, WEIGHT[:3]))),
     "in place": (X, lambda x: x.clone().mul_(OTHER).add_(1)),
     "itself": (X, lambda x: x * x - x / (x + 5)),
     "dense": (X, lambda x: F.linear(x, WEIGHT, BIAS)),
@@ -52,6 +60,33 @@ def test_values_and_derivatives(name: str) -> None:
     assert found.primal.dtype == y.dtype
     torch.testing.assert_close(found.primal, y, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(found.tangent, derivative, rtol=1e-13, atol=1e-13)
+
+
+def test_numbers_are_not_rounded_to_half_precision() -> None:
+    x = X.half()
+    with torch.no_grad(), dual_numbers():
+        found = forward_ad.unpack_dual(forward_ad.make_dual(x, x) * 1e3 / 1e5)
+    for part in found:
+        torch.testing.assert_close(part.double(), x.double() / 100, rtol=2e-3, atol=1e-5)
+
+
+def test_a_class_that_knows_only_some_functions() -> None:
+    class Few(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert "dual" not in function.__name__
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    with torch.no_grad(), dual_numbers():
+        found = forward_ad.make_dual(X, X) * OTHER.as_subclass(Few)
+        torch.testing.assert_close(forward_ad.unpack_dual(found.as_subclass(Tensor)).tangent, X * OTHER)
+
+
+def test_in_inference_mode() -> None:
+    with torch.inference_mode(), dual_numbers():
+        found = forward_ad.unpack_dual(forward_ad.make_dual(X, X) * OTHER)
+    torch.testing.assert_close(found.tangent, X * OTHER)
+    assert not torch.is_inference_mode_enabled()
 
 
 def test_constants_stay_constants() -> None:

@@ -224,6 +224,21 @@ def test_the_paper_of_a_target_that_is_not_linear(name: str, target: str, kind: 
     assert relative(maps.maps, maps_of_paper(name, net, p.layer, p.x, [CALLABLES[target]])) < 1e-10
 
 
+@pytest.mark.parametrize("where", ["outside", "in forward"])
+def test_shapley_cam_in_inference_mode(where: str) -> None:
+    p = explained("gelu", "rbf")
+    cam = ClosedFormShapleyCAM(p.net, [p.layer])
+    expected = cam.explain(p.x, p.targets)
+    if where == "outside":
+        with torch.inference_mode():
+            actual = cam.explain(p.x, p.targets)
+    else:
+        p.backbone.forward = torch.inference_mode()(p.backbone.forward)
+        actual = cam.explain(p.x, p.targets)
+    assert relative(actual.maps, expected.maps) < 1e-12
+    assert relative(actual.maps, ours("ClosedFormGradCAM", p.net, [p.layer]).explain(p.x, p.targets).maps) > 1e-3
+
+
 def test_shapley_cam_of_a_probability() -> None:
     p = explained("sigmoid", "calibrated", n=2)
     targets = [ProbabilityTarget("bee")]

@@ -141,3 +141,5 @@ def test_steps_without_a_rule_are_refused() -> None:
         relevance_of(Steps(lambda x: x / (1 + x.abs())), ones(2, 3, 4))
     with pytest.raises(NoClosedFormError, match="has no rule of relevance"):
         relevance_of(Steps(lambda x: F.linear(x, x[0, 0].expand(5, 4))), ones(2, 3, 5))
+    with pytest.raises(NoClosedFormError, match="has no rule of relevance"):  # x is but a bias
+        relevance_of(Steps(lambda x: F.linear(ones(4)[0], ones(2, 4)[0], x[0, 0, :2])), ones(2))

@@ -186,7 +186,8 @@ class Path:
         eps = max(torch.finfo(dtype).eps for dtype in floats)
         if tensors[0].device.type != "cpu" and torch.float32 in floats:
             eps = max(eps, 2.0**-10)  # TensorFloat-32
-        dtype = torch.promote_types(max(floats, key=lambda d: torch.finfo(d).bits), torch.float32)
+        real = {dtype for dtype in floats if dtype.is_floating_point} | {torch.float32}
+        dtype = max(real, key=lambda each: torch.finfo(each).bits)
         seeds = [
             torch.randn((2, *tensor.shape), generator=generator, dtype=torch.float64).to(tensor.device, dtype)
             if tensor.is_floating_point()

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.hooks import hooked
 from pytorch_grad_cam_pcasvm.path.modes import Regions
-from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape, has_gradient, mapped, version_of
+from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape, autocast_dtype, has_gradient, mapped, version_of
 from pytorch_grad_cam_pcasvm.rules.registry import CONSTANTS, has_layers, layer_kind
 
 _SWITCH, _SMOOTH = 1, 2  # how something depends on a target layer
@@ -256,8 +256,9 @@ class Recorder(TorchFunctionMode):
             for tensor in tensors
         )
         where = self._modules[-1] if self._modules else None
+        cast = autocast_dtype(self._alive[inputs[0]].device.type)
         self.tape.steps.append(
-            Step(function, args, kwargs, inputs, outputs, single, written is not None, where, several)
+            Step(function, args, kwargs, inputs, outputs, single, written is not None, where, several, cast)
         )
 
     def _value(self, tensor: Tensor, *, smooth: bool) -> int:

@@ -63,6 +63,8 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         return [(index, part() if callable(part) else part) for index, part in moved if index in values]
     if rule.secant != "linear" or isinstance(step.function, type):
         raise _no_rule(step)
+    if step.function in _WEIGHTED and not (isinstance(args[0], Ref) and args[0].index in values):
+        raise _no_rule(step)  # a weight or bias that depends on the layer
     if rule.pull in (arithmetic.mul, dense.matmul):
         share = share / sum(
             isinstance(item, Ref) and item.index in values for item in args

@@ -1,6 +1,7 @@
 """The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ class Step:
         inplace: whether it wrote into its first argument.
         where: dotted name of the module that called it, if requested.
         several: whether a layer was called with several arguments, which are then in a tuple.
+        autocast: the dtype of autocast, if it ran under that.
     """
 
     function: Any
@@ -45,6 +47,7 @@ class Step:
     inplace: bool
     where: str | None = None
     several: bool = False
+    autocast: torch.dtype | None = None
 
     @property
     def name(self) -> str:
@@ -178,7 +181,8 @@ class Tape:
         values = {root: _like(activations, self.values[root])}
         with torch.no_grad():
             for step in reversed(steps):
-                result = self._called(step, values)
+                with _autocast(step.autocast, activations.device.type):
+                    result = self._called(step, values)
                 for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
                     if output is not None:
                         values[output] = tensor
@@ -238,6 +242,18 @@ class Tape:
             args, kwargs = ((written, *args[1:]), kwargs) if args else (args, kwargs | {"input": written})
         result = step.function(*args, **kwargs)
         return result if written is None else written
+
+
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """Return the dtype of autocast on a kind of device; None if it is off."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _autocast(dtype: torch.dtype | None, kind: str) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is as it was."""
+    if dtype == autocast_dtype(kind):
+        return nullcontext()
+    return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 # The arguments that attention makes its weights of, by position and by name.
