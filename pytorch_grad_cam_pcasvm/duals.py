@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,13 +22,16 @@ _AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED
 @contextmanager
 def dual_numbers() -> Iterator[None]:
     """Let tensors carry derivatives (``forward_ad.make_dual``), in one thread at a time, also in inference mode."""
-    kernel = sdpa_kernel(SDPBackend.MATH)  # of attention only this one has a forward derivative
-    # In inference mode derivatives get lost without a word.
-    modes = torch.inference_mode(False), torch.no_grad(), forward_ad.dual_level(), _Constants()
-    with _lock, warnings.catch_warnings(), kernel, ExitStack() as stack:
+    with (
+        _lock,
+        warnings.catch_warnings(),
+        sdpa_kernel(SDPBackend.MATH),  # of attention only this kernel has a forward derivative
+        torch.inference_mode(False),  # in which derivatives get lost without a word
+        torch.no_grad(),
+        forward_ad.dual_level(),
+        _Constants(),
+    ):
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
-        for mode in modes:
-            stack.enter_context(mode)
         yield
 
 
@@ -46,9 +49,9 @@ class _Constants(TorchFunctionMode):
             place = _place_of_dual(args, kwargs)
             if place is not None:
                 x, change = forward_ad.unpack_dual(args[place])
-                y = function(*_with(args, place, x), **kwargs)
                 changed = _linear(function, _with(args, place, change), place, kwargs)
                 if changed is not None:
+                    y = function(*_with(args, place, x), **kwargs)
                     return forward_ad.make_dual(y, changed.to(y.dtype).expand_as(y))
         return function(*args, **kwargs)
 

@@ -64,7 +64,7 @@ TESTS = {
     "cam.py": "maps cam",
     "methods.py": "methods contributions baselines maps",
     "maps.py": "maps",
-    "seeds.py": "seeds targets outputs cam anomalies",
+    "seeds.py": "seeds targets outputs cam players",
     "targets.py": "targets anomalies seeds head outputs cam",
 }
 # Of some files only these functions are mathematics.
@@ -112,6 +112,10 @@ EQUIVALENT: dict[str, str] = {
     "rules/dense.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it stands for nothing",
     "path/relevance.py _pairs: without part is not None": NO_VALUE,
     "path/relevance.py _pairs: without part is not None #2": NO_VALUE,
+    "path/walk.py Walk._checked: Outer | Part -> Part": "an Outer has the shape that is checked",
+    "path/walk.py Walk.pull_at.placed: without part is None": "of a value of the path no rule gives None",
+    "path/walk.py _leads: without argument.index == index": "it is asked for the indices of the step itself",
+    "path/walk.py _pulled: at_baseline is None -> not at_baseline is None": "which advice an error gives",
     "path/walk.py Walk._apart.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "path/secants.py through_secant: max((torch.finfo(each).eps for each in floats)) -> min((torch.finfo(each).eps for "
     "each in floats))": "an elementwise step has numbers of one dtype",
