@@ -64,7 +64,7 @@ TESTS = {
     "cam.py": "maps cam",
     "methods.py": "methods contributions baselines maps",
     "maps.py": "maps",
-    "seeds.py": "seeds targets outputs cam players",
+    "seeds.py": "seeds targets outputs cam players anomalies",
     "targets.py": "targets anomalies seeds head outputs cam",
 }
 # Of some files only these functions are mathematics.
@@ -94,6 +94,10 @@ KINK = "which side's slope a kink has differs between versions of torch"
 
 # Functions, and what is in the conditions by which they choose the quicker of two ways: their mutants may survive.
 FASTER = {
+    "duals.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
+    "duals.py _linear": ("without function in", "len(args)"),
+    "duals.py _with": ("place + 1",),
+    "duals.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
     "path/sums.py through_products": ("_FEW", "0.8"),
     "path/sums.py through_sums": ("numel() == 1", "_LARGE", "cpu", "0.8"),
     "path/sums.py _products": ("_BLOCK",),
@@ -135,7 +139,6 @@ EQUIVALENT: dict[str, str] = {
     "path/walk.py Walk.back: without index in self.values": UNREACHED,
     "path/walk.py Walk._give: without argument.index in self.values": UNREACHED,
     "path/pullback.py ClosedFormPass.weights: without shape[0] == rows": "shape[0] is rows from the first step on",
-    "duals.py _is_dual: without forward_ad.unpack_dual(x).tangent is not None": "torch's own way, which takes longer",
     # Either is right.
     "rules/elementwise.py softplus: input * beta > threshold -> input * beta >= threshold": KINK,
     "rules/elementwise.py _slope_at_limit: x.clamp(min=0.0) -> x.clamp(max=0.0)": "both limits have the same slope",
