@@ -98,6 +98,7 @@ FASTER = {
     "duals.py _linear": ("without function in", "len(args)"),
     "duals.py _with": ("place + 1",),
     "duals.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
+    "path/relevance.py _shared": ("device.type",),
     "path/sums.py through_products": ("_FEW", "0.8"),
     "path/sums.py through_sums": ("numel() == 1", "_LARGE", "cpu", "0.8"),
     "path/sums.py _products": ("_BLOCK",),
@@ -108,7 +109,6 @@ FASTER = {
 EQUIVALENT: dict[str, str] = {
     # The same numbers by another way.
     "path/relevance.py relevance: without output in values": UNREACHED,
-    "path/relevance.py _shared: without any((bool((x < 0).any()) for x in now.values()))": NOTHING,
     "path/relevance.py _shared: x < 0 -> x <= 0": NOTHING,
     "path/relevance.py _shared: sign > 0 -> sign >= 0": SIGN,
     "path/sums.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,

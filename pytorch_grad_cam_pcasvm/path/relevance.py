@@ -63,22 +63,22 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         return [(index, part() if callable(part) else part) for index, part in moved if index in values]
     if rule.secant != "linear" or isinstance(step.function, type):
         raise _no_rule(step)
-    if step.function in _WEIGHTED and not (isinstance(args[0], Ref) and args[0].index in values):
-        raise _no_rule(step)  # a weight or bias that depends on the layer
+    weighted = step.function in _WEIGHTED
+    if weighted and (isinstance(args[1], Ref) or not (isinstance(args[0], Ref) and args[0].index in values)):
+        raise _no_rule(step)  # it is a weight, or only a bias, that depends on the layer
     if rule.pull in (arithmetic.mul, dense.matmul):
         share = share / sum(
             isinstance(item, Ref) and item.index in values for item in args
         )  # each factor gets its part
     now = {index: tape.values[index].to(share.dtype) for index in inputs}
     given = [{index: x.clamp(min=0) for index, x in now.items()}]
-    if step.function in _WEIGHTED and any(bool((x < 0).any()) for x in now.values()):
+    # Where nothing is negative a second call gives zeros; a GPU is not made to wait for the answer.
+    if weighted and any(x.device.type != "cpu" or bool((x < 0).any()) for x in now.values()):
         given.append({index: x.clamp(max=0) for index, x in now.items()})
     calls = []
     for sign, changed in zip((1, -1), given, strict=False):
         resolved = list(precise(tape.resolved(args, changed), share.dtype))
-        if step.function in _WEIGHTED:
-            if isinstance(args[1], Ref):
-                raise _no_rule(step)
+        if weighted:
             resolved[1] = resolved[1].clamp(min=0) if sign > 0 else resolved[1].clamp(max=0)
             resolved[2:3] = [None]  # a bias takes no share
         calls.append((changed, resolved))

@@ -31,8 +31,9 @@ def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
         return grad @ weight
     primal, tangent = forward_ad.unpack_dual(grad)
     if tangent is not None:
-        moving = tangent.flatten(1).any(1)  # most targets are linear: their tangents are zeros
         moved = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
+        # Most targets are linear, with tangents of zeros; a GPU is not made to wait for which.
+        moving = tangent.flatten(1).any(1) if tangent.device.type == "cpu" else slice(None)
         moved[moving] = by_weight(tangent[moving], weight)
         return forward_ad.make_dual(by_weight(primal, weight), moved)
     rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
