@@ -1,5 +1,7 @@
 """A small network, head and data set for the tests of atlases."""
 
+import os
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,20 @@ class Pictures(Dataset[Any]):
     def __getitem__(self, row: int) -> Any:
         if row in self.missing:
             raise FileNotFoundError(f"no file for {row}")
+        return self.data[row]
+
+
+class Deadly(Pictures):
+    """Images of which the missing ones kill the process that reads them, the first ``lives`` times."""
+
+    def __init__(self, data: TensorDataset, missing: tuple[int, ...], deaths: Path, lives: int) -> None:
+        super().__init__(data, missing)
+        self.deaths, self.lives = deaths, lives
+
+    def __getitem__(self, row: int) -> Any:
+        if row in self.missing and len(list(self.deaths.iterdir())) < self.lives:
+            tempfile.mkstemp(dir=self.deaths)
+            os._exit(1)
         return self.data[row]
 
 

@@ -7,13 +7,14 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from atlases import Pictures, backbone, contents, folder, images, layer, problem
+from atlases import Deadly, Pictures, backbone, contents, folder, images, layer, problem
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
@@ -85,6 +86,7 @@ def alone(tmp_path_factory):
 
 def test_ray_writes_the_same(built, tmp_path, alone):
     pytest.importorskip("ray")
+    before = set(threading.enumerate())
     for size in (32, 64):
         store = build(tmp_path / f"ray{size}", shard_size=size, engine="ray", processes=2)
         np.testing.assert_array_equal(store.components, built.components)
@@ -93,6 +95,37 @@ def test_ray_writes_the_same(built, tmp_path, alone):
             assert contents(store.folder) == contents(built.folder)
     with pytest.raises(RuntimeError, match=r"image 40 .* no file for 40"):
         build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
+    # Ray ends a process in which a thread calls it after its shutdown.
+    assert {thread.name for thread in set(threading.enumerate()) - before} <= {"tqdm_monitor"}
+
+
+def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, alone):
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        for name, lives in (("once", 1), ("always", 100)):
+            deaths = tmp_path / f"deaths {name}"
+            deaths.mkdir()
+            data = Deadly(problem()[1], (40,), deaths, lives)
+            if name == "once":
+                other = ray.remote(threading.Event).options(num_cpus=1).remote()  # leaves room for one actor of two
+                store = build(tmp_path / name, data=data, engine="ray", processes=2)
+                ray.kill(other)
+                assert contents(store.folder) == contents(built.folder)
+            else:
+                with pytest.raises(
+                    RuntimeError, match=r"Ray could not make the shards: .* all finished shards are kept"
+                ):
+                    build(tmp_path / name, data=data, engine="ray", processes=1)
+            assert list(deaths.iterdir())
+            assert ray.is_initialized()
+            deadline = time.monotonic() + 60
+            while ray.available_resources().get("CPU") != 2:  # actors are gone
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        assert contents(build(tmp_path / "always", engine="ray").folder) == contents(built.folder)
+    finally:
+        ray.shutdown()
 
 
 def test_ray_finds_what_is_named_from_here(alone, tmp_path, monkeypatch):

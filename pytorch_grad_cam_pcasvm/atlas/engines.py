@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -186,6 +185,9 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Ite
 def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> Iterator[int]:
     """Make shards on a Ray cluster, or on this machine, with a pool of actors.
 
+    Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call it
+    after :func:`ray.shutdown`.
+
     Yields:
         The number of images of each shard.
 
@@ -196,57 +198,55 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
     """
     try:
         import ray as ray_
-        from ray import data
     except ImportError as error:
         raise ImportError("engine='ray' needs Ray: pip install 'pytorch_grad_cam_pcasvm[ray]'") from error
     started = not ray_.is_initialized()
     if started:
         ray_.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    resources = ray_.cluster_resources()
-    gpus = int(resources.get("GPU", 0)) if device_of(job.explainer.net).type == "cuda" else 0
-    cpus = resources.get("CPU", 1)
-    count = count or gpus or max(1, int(cpus) // 2)
-    # A pool that takes all CPUs starves what feeds it.
-    share = min(1.0, round(cpus / (count + 1), 2))
-    here = (os.getcwd(), list(sys.path))
-    threads = max(1, int(cpus) // count) if not gpus else None
-    shared = ray_.put(job)
-    made = data.from_items([{"shard": number} for number in numbers], override_num_blocks=len(numbers)).map_batches(
-        Actor,
-        batch_size=1,
-        fn_constructor_args=([shared], here, threads, workers),
-        compute=data.ActorPoolStrategy(size=count),
-        num_cpus=share,
-        num_gpus=1 / math.ceil(count / gpus) if gpus else None,
-    )
+    actors: list[Any] = []
     try:
-        with _quiet(data.DataContext.get_current()):
-            for row in made.iter_rows():
-                if row["error"]:
-                    raise _ERRORS[row["kind"]](row["error"])
-                yield int(row["images"])
+        resources = ray_.cluster_resources()
+        gpus = int(resources.get("GPU", 0)) if device_of(job.explainer.net).type == "cuda" else 0
+        cpus = resources.get("CPU", 1)
+        count = min(len(numbers), count or gpus or max(1, int(cpus) // 2))
+        options = {
+            "num_cpus": min(1.0, math.floor(100 * cpus / count) / 100),
+            "num_gpus": 1 / math.ceil(count / gpus) if gpus else 0,
+            "max_restarts": 3,  # not without end: a shard may need more memory than there is
+            "max_task_retries": 3,
+        }
+        here = (os.getcwd(), list(sys.path))
+        threads = max(1, int(cpus) // count) if not gpus else None
+        shared = [ray_.put(job)]  # in a list: each actor unpacks it once
+        make = ray_.remote(Actor).options(**options)
+        actors += [make.remote(here, threads, workers) for _ in range(count)]
+        # What each actor is about; an actor for which there is no room yet gets no shard that another could make.
+        waiting = {actor.begin.remote(): actor for actor in actors}
+        left = list(reversed(numbers))
+        missing = len(numbers)
+        while missing:
+            (done,), _ = ray_.wait(list(waiting))
+            actor = waiting.pop(done)
+            images, wrong, kind = ray_.get(done)
+            if wrong:
+                raise _ERRORS[kind](wrong)
+            if images is not None:
+                missing -= 1
+                yield images
+            if left:
+                waiting[actor.run.remote(shared, left.pop())] = actor
+            else:
+                ray_.kill(actor)  # another, begun again after its death, may be waiting for this one's room
     except ray_.exceptions.RayError as error:
         raise RuntimeError(
             f"Ray could not make the shards: {str(error).strip().splitlines()[-1]}. Modules that the network or the "
             "data set come from must be installed on every machine; all finished shards are kept"
         ) from error
     finally:
+        for actor in actors:
+            ray_.kill(actor)
         if started:
             ray_.shutdown()
-
-
-@contextmanager
-def _quiet(context: Any) -> Iterator[None]:
-    """Leave the progress to the bar of the build."""
-    logger = logging.getLogger("ray.data")
-    bars, level = context.enable_progress_bars, logger.level
-    context.enable_progress_bars = False
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars = bars
-        logger.setLevel(level)
 
 
 _ERRORS: dict[str, type[Exception]] = {"os": OSError, "value": ValueError, "type": TypeError, "other": RuntimeError}
@@ -255,39 +255,38 @@ _ERRORS: dict[str, type[Exception]] = {"os": OSError, "value": ValueError, "type
 class Actor:
     """Makes the shards that Ray hands it."""
 
-    def __init__(self, shared: list[Any], here: tuple[str, list[str]], threads: int | None, workers: int) -> None:
-        import ray as ray_
-
+    def __init__(self, here: tuple[str, list[str]], threads: int | None, workers: int) -> None:
         # As multiprocessing does it: images are found, and what the network is made of is imported, where they were.
         folder, paths = here
         if os.path.isdir(folder):
             os.chdir(folder)
         sys.path += [path for path in paths if path not in sys.path]
-        self.job: Job = ray_.get(shared[0])
+        self.job: Job | None = None
         self.workers = workers
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Make the shards of a batch; return the number of images of each, or what went wrong."""
-        rows: dict[str, list[Any]] = {"images": [], "error": [], "kind": []}
-        for number in batch["shard"]:
-            images, error, kind = 0, "", ""
-            try:
-                if not self.job.folder.is_dir():
-                    raise OSError(
-                        errno.ENOENT,
-                        f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all "
-                        "machines share",
-                    )
-                images = sum(self.job.run([int(number)], self.workers))
-            # Not raised here: Ray would try again, and wrap what it says.
-            except Exception as caught:
-                error = str(caught) or type(caught).__name__
-                kind = next(name for name, each in _ERRORS.items() if isinstance(caught, each) or name == "other")
-            for name, value in (("images", images), ("error", error), ("kind", kind)):
-                rows[name].append(value)
-        return rows
+    def begin(self) -> tuple[None, str, str]:
+        """Say that there is room for this actor."""
+        return None, "", ""
+
+    def run(self, shared: list[Any], number: int) -> tuple[int, str, str]:
+        """Make a shard; return the number of its images, or what went wrong and the kind of it."""
+        import ray as ray_
+
+        self.job = self.job or ray_.get(shared[0])
+        try:
+            if not self.job.folder.is_dir():
+                raise OSError(
+                    errno.ENOENT,
+                    f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all "
+                    "machines share",
+                )
+            return sum(self.job.run([number], self.workers)), "", ""
+        # Not raised here: Ray would wrap what it says.
+        except Exception as caught:
+            kind = next(name for name, each in _ERRORS.items() if isinstance(caught, each) or name == "other")
+            return 0, str(caught) or type(caught).__name__, kind
 
 
 _of_process: tuple[Job, int]
