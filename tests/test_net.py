@@ -190,7 +190,8 @@ def compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("kernel", ["rbf", pytest.param("sigmoid", marks=pytest.mark.slow)])  # distances, products
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["rbf", "sigmoid"])  # distances, products
 def test_a_compiled_net_gives_equal_scores(kernel, compiler):
     problem = Problem(kernel=kernel)
     output = compiler(problem.net)(problem.x)

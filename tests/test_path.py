@@ -47,7 +47,12 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+ALIKE = ("vgg_bn", "resnext", "wide_resnet", "efficientnet_v2")  # large, of the layers of others
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in FAMILIES]
+)
 def test_all_cnn_families_of_torchvision_have_a_closed_form(family):
     build, target, layers = FAMILIES[family]
     options = {"init_weights": False} if build in (models.googlenet, models.inception_v3) else {}
