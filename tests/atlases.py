@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,18 @@ class Pictures(Dataset[Any]):
         if row in self.missing:
             raise FileNotFoundError(f"no file for {row}")
         return self.data[row]
+
+
+class Slow(Pictures):
+    """Images that take their time, in seconds."""
+
+    def __init__(self, data: TensorDataset, seconds: float) -> None:
+        super().__init__(data, ())
+        self.seconds = seconds
+
+    def __getitem__(self, row: int) -> Any:
+        time.sleep(self.seconds)
+        return super().__getitem__(row)
 
 
 class Deadly(Pictures):

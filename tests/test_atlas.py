@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from atlases import Deadly, Pictures, backbone, contents, folder, images, layer, problem
+from atlases import Deadly, Pictures, Slow, backbone, contents, folder, images, layer, problem
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
@@ -111,6 +111,7 @@ def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, a
             data = Deadly(problem()[1], (40,), deaths, lives)
             if name == "once":
                 other = ray.remote(threading.Event).options(num_cpus=1).remote()  # leaves room for one actor of two
+                ray.get(other.is_set.remote())
                 store = build(tmp_path / name, data=data, engine="ray", processes=2)
                 ray.kill(other)
                 assert contents(store.folder) == contents(built.folder)
@@ -119,7 +120,7 @@ def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, a
                     RuntimeError, match=r"Ray could not make the shards: .* all finished shards are kept"
                 ):
                     build(tmp_path / name, data=data, engine="ray", processes=1)
-            assert list(deaths.iterdir())
+            assert len(list(deaths.iterdir())) == min(lives, 4)
             assert ray.is_initialized()
             deadline = time.monotonic() + 60
             while ray.available_resources().get("CPU") != 2:  # actors are gone
@@ -128,6 +129,34 @@ def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, a
         assert contents(build(tmp_path / "always", engine="ray").folder) == contents(built.folder)
     finally:
         ray.shutdown()
+
+
+@pytest.mark.slow
+def test_a_build_outlives_a_machine(built, tmp_path, alone):
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    out = tmp_path / "atlas"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        lost, _ = (cluster.add_node(num_cpus=1) for _ in range(2))
+        lose = threading.Thread(target=_lose, args=(cluster, lost, out))
+        lose.start()
+        store = build(out, data=Slow(problem()[1], 0.1), shard_size=8, engine="ray", processes=2)
+        lose.join()
+        assert lost not in cluster.list_all_nodes()
+        np.testing.assert_array_equal(store.components, built.components)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _lose(cluster, machine, out):
+    """Take a machine away from a cluster as soon as a shard is there."""
+    while not list(out.glob("part-*.parquet")):
+        time.sleep(0.1)
+    cluster.remove_node(machine, allow_graceful=False)
 
 
 def test_ray_finds_what_is_named_from_here(alone, tmp_path, monkeypatch):
@@ -541,12 +570,6 @@ def test_a_bad_image_in_another_process(tmp_path):
     assert len(list((tmp_path / "atlas").glob("part-*"))) == 2  # what was finished is kept
 
 
-class Slow(Pictures):
-    def __getitem__(self, row):
-        time.sleep(0.002)
-        return super().__getitem__(row)
-
-
 def forked(call, *args):
     """Run a call in a process of its own, which shares what was imported."""
     process = multiprocessing.get_context("fork").Process(target=call, args=args)
@@ -555,7 +578,7 @@ def forked(call, *args):
 
 
 def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
-    data = Slow(TensorDataset(*images(400)), ())
+    data = Slow(TensorDataset(*images(400)), 0.002)
     whole = contents(build(tmp_path / "whole", data=data, shard_size=16).folder)
     random = np.random.default_rng()
     out = tmp_path / "killed"

@@ -101,7 +101,7 @@ class Job:
         if batch.bad and not self.skip_bad_images:
             row, reason = next(iter(batch.bad.items()))
             raise RuntimeError(
-                f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All shards before it are kept: "
+                f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All finished shards are kept: "
                 "fix the image and run the same build again, or pass skip_bad_images=True to list it in the manifest"
             )
         if batch.rows and batch.images.shape[1:] != self.shape:
@@ -210,10 +210,10 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
         cpus = resources.get("CPU", 1)
         count = min(len(numbers), count or gpus or max(1, int(cpus) // 2))
         options = {
-            "num_cpus": min(1.0, math.floor(100 * cpus / count) / 100),
+            "num_cpus": 0 if gpus else min(1.0, math.floor(100 * cpus / count) / 100),
             "num_gpus": 1 / math.ceil(count / gpus) if gpus else 0,
             "max_restarts": 3,  # not without end: a shard may need more memory than there is
-            "max_task_retries": 3,
+            "max_task_retries": -1,  # those to a lost machine fail before Ray knows that it is lost
         }
         here = (os.getcwd(), list(sys.path))
         threads = max(1, int(cpus) // count) if not gpus else None
@@ -243,10 +243,12 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
             "data set come from must be installed on every machine; all finished shards are kept"
         ) from error
     finally:
-        for actor in actors:
-            ray_.kill(actor)
-        if started:
-            ray_.shutdown()
+        try:
+            for actor in actors:
+                ray_.kill(actor)
+        finally:
+            if started:
+                ray_.shutdown()
 
 
 _ERRORS: dict[str, type[Exception]] = {"os": OSError, "value": ValueError, "type": TypeError, "other": RuntimeError}

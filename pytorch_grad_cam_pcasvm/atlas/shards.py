@@ -76,7 +76,7 @@ def write(
     except OSError as error:
         raise OSError(
             error.errno,
-            f"the shard {path} cannot be written ({error.strerror or error}): all shards before it are kept; make room "
+            f"the shard {path} cannot be written ({error.strerror or error}): all finished shards are kept; make room "
             "and run the same build again",
         ) from error
     finally:
