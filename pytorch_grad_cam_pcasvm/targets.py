@@ -164,8 +164,9 @@ class ResidualTarget(QuadraticTarget):
     they combine to ``2 r``. Its secant from a baseline has ``r + r0`` in place of ``2 r``.
 
     For reductions with a linear ``inverse_transform``: PCA (also whitened), IncrementalPCA, TruncatedSVD, SparsePCA,
-    FastICA, PLSRegression; raises a ValueError for a head with another reduction or none. Jackson and Mudholkar,
-    Control procedures for residuals associated with principal component analysis, Technometrics 21 (1979).
+    FastICA, PLSRegression; raises a ValueError for a head with another reduction or none. Where the components express
+    an image fully, Q is 0 rather than a rounding error, and its map is blank. Jackson and Mudholkar, Control procedures
+    for residuals associated with principal component analysis, Technometrics 21 (1979).
 
     Args:
         sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
@@ -202,7 +203,13 @@ class ResidualTarget(QuadraticTarget):
                 "the network, cam.explain(x, [ResidualTarget()])"
             )
         restoring = restoring.to(components)
-        return z - reduction.mean.to(components) - components @ restoring, restoring
+        centred, restored = z - reduction.mean.to(components), components @ restoring
+        residual = centred - restored
+        # A map of rounding errors would show anything. Where all dimensions are kept, they are those of the estimator,
+        # which may have been fitted in single precision.
+        precision = torch.finfo(torch.float32 if len(restoring) >= restoring.shape[1] else z.dtype)
+        rounding = 4 * z.shape[-1] ** 0.5 * precision.eps * (z.norm(dim=-1) + restored.norm(dim=-1))
+        return residual * (residual.norm(dim=-1) > rounding).unsqueeze(-1), restoring
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,20 @@ def test_all_components_leave_nothing_and_give_the_mahalanobis_distance() -> Non
     assert ResidualTarget()(output).abs().max() < 1e-20
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rounding_errors_of_what_is_left_over_are_no_evidence(dtype: Any) -> None:
+    output = output_of(Head.of(make_pipeline(StandardScaler(), PCA(10)).fit(X.astype(dtype))), QUERY)
+    assert not ResidualTarget()(output).any()
+    assert not any(seed.any() for seed in ResidualTarget().seeds(output).values())
+    # One direction less, along which images hardly differ: a thousandth of them is evidence, not rounding.
+    narrow = X.copy()
+    narrow[:, 0] = X[:, 1] * 0.5
+    query = np.array(narrow[:3])
+    query[:, 0] += 1e-3
+    found = ResidualTarget()(output_of(Head.of(PCA(9).fit(narrow)), query))
+    assert relative(found, np.full(3, 1e-6 / 1.25)) < 1e-8
+
+
 # --- gradients and secants of the head --------------------------------------------------------------------------------
 
 HARD = {
