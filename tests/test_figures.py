@@ -11,8 +11,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from problems import Problem
 from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -29,9 +31,11 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
     ClosedFormLayerCAM,
     ContributionCAM,
+    HotellingTarget,
     PCASVMNet,
     PCATarget,
     ProbabilityTarget,
+    ResidualTarget,
     SignedMaps,
     SVMTarget,
     extract_features,
@@ -485,9 +489,11 @@ def test_headings_say_what_every_target_is(problem):
     output = problem.net(problem.x)
     targets = [PCATarget(0), SVMTarget(), SVMTarget("ant", versus="bee"), ProbabilityTarget("ant")]
     targets += [ClassifierOutputTarget(1), tumour_score, lambda row: row[0], SimpleTarget(0)]
+    targets += [HotellingTarget(), HotellingTarget("-"), ResidualTarget(), ResidualTarget("-")]
     assert [heading(target, output) for target in targets] == [
         *("$P_{1}$", "margin", "decision", "probability"),
         *("class score", "tumour_score", "custom target", "SimpleTarget"),
+        *("$T^2$", "$-T^2$", "$Q$", "$-Q$"),
     ]
 
 
@@ -554,6 +560,30 @@ def test_half_precision_and_row_titles_that_are_numbers(problem, maps):
     assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["3", "1", "4"]
     half = PCASVMNet(copy.deepcopy(problem.backbone).bfloat16(), problem.head, layer="classifier.4").eval()
     plot_jacobian(half, half.backbone.features[-1], problem.x[0].bfloat16())
+
+
+def test_long_row_titles_stay_beside_their_picture(maps):
+    names = ["ILSVRC2012_val_00000293.JPEG", "cat.10234.jpg", "a dog of no great size"]
+    figure = plot_maps(np.random.default_rng(0).random((3, 20, 40, 3)), maps, rows=names, components=0)
+    axes = [axis for axis in figure.axes if axis.get_ylabel()]
+    assert ["".join(axis.get_ylabel().split()) for axis in axes] == ["".join(name.split()) for name in names]
+    FigureCanvasAgg(figure).draw()  # which puts labels where they belong
+    boxes = [axis.yaxis.label.get_window_extent() for axis in axes]
+    for upper, lower in itertools.pairwise(boxes):
+        assert upper.y0 > lower.y1
+    assert all(box.x0 >= 0 for box in boxes)
+
+
+def test_dollars_are_no_mathematics(problem, maps):
+    name = "$5_$ a_$b"
+    for figure in (
+        plot_maps(PICTURES, {name: maps}, rows=[name] * 3, classes=[name, "$x$", "y"], components=1),
+        plot_feature_space(np.eye(30, 2), np.arange(30) % 3, classes=[name, "$x$", "y"]),
+    ):
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()  # where matplotlib would find mathematics, and not understand it
+        texts = [text.get_text() for text in figure.findobj(Text)]
+        assert any(r"\$x\$" in text or r"\$5_\$" in text for text in texts)
 
 
 def by_method(problem, x=None, targets=None):

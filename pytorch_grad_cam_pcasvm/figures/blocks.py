@@ -14,10 +14,17 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, 
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.figures.style import HEAT, bare, draw_bar, draw_signed, number
+from pytorch_grad_cam_pcasvm.figures.style import HEAT, bare, draw_bar, draw_signed, literal, number
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import PCATarget, ProbabilityTarget, ScoreTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets import (
+    HotellingTarget,
+    PCATarget,
+    ProbabilityTarget,
+    QuadraticTarget,
+    ScoreTarget,
+    SVMTarget,
+)
 
 GAP = 0.07  # between pictures, in inches
 IMAGE_WEIGHT = 0.45
@@ -130,8 +137,10 @@ def heading(target: Any, output: Any) -> str:
         return "probability"
     if isinstance(target, ScoreTarget | ClassifierOutputTarget):
         return "class score"
+    if isinstance(target, QuadraticTarget):
+        return f"${'-' if target.sign == '-' else ''}{'T^2' if isinstance(target, HotellingTarget) else 'Q'}$"
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
-    return "custom target" if name == "<lambda>" else name
+    return "custom target" if name == "<lambda>" else literal(name)
 
 
 def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
@@ -168,7 +177,7 @@ def subject(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
     words = ["against"] * (getattr(target, "sign", "+") == "-") + [str(known.get(category, _class(category)))]
     if versus is not None:
         words.append(f"/ {known.get(versus, _class(versus))}")
-    return " ".join(words)
+    return literal(" ".join(words))
 
 
 def labels_of(output: Any) -> list[Any] | None:

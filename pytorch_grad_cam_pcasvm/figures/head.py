@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     bare,
     class_name,
     figure_of,
+    literal,
     new_figure,
     number,
 )
@@ -131,7 +132,7 @@ def plot_feature_space(
             margin = 0.04 * (high - low) or 1.0
             axis.set(**{f"{letter}label": f"$p_{{{d + 1}}}$", f"{letter}lim": (low - margin, high + margin)})
         if len(arrays) > 1:
-            axis.set_title(f"{name}, {len(p)} samples", fontsize="medium")
+            axis.set_title(f"{literal(name)}, {len(p)} samples", fontsize="medium")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1.12, 0.5), fontsize="small", markerscale=2, frameon=False)
     if ax is None:
         figure.subplots_adjust(
@@ -240,7 +241,8 @@ def plot_support_vectors(
             bare(axis).imshow(as_pictures(as_array(picture)[None])[0])
             for spine in axis.spines.values():
                 spine.set(visible=True, color=colour, linewidth=3)
-            name = f"{names[index]}\n" if names is not None else f"no. {index}\n"
-            axis.set_title(f"{name}{'+' if signed[i] > 0 else ''}{number(signed[i])}", fontsize="small", color=colour)
+            name = f"no. {index}" if names is None else literal(names[index])
+            text = f"{'+' if signed[i] > 0 else ''}{number(signed[i])}"
+            axis.set_title(f"{name}\n{text}", fontsize="small", color=colour)
     figure.subplots_adjust(left=0.02, right=0.98, bottom=0.03, top=0.86, hspace=0.45)
     return figure

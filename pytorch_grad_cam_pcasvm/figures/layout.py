@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_map, draw_scale
-from pytorch_grad_cam_pcasvm.figures.style import bare, new_figure
+from pytorch_grad_cam_pcasvm.figures.style import bare, is_formula, new_figure
 
 FONT = 15  # still readable where the figure is shown at half its size
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
+_SMALLEST = 0.6  # size of a title that is shrunk rather than broken
 _NAME = 0.45  # for a name that is written upwards
 _LINE, _CHARACTER = {"medium": 0.3, "small": 0.23}, {"bold": 0.145, "medium": 0.125, "small": 0.1}
 
@@ -32,6 +33,7 @@ class Layout:
         images: number of images.
         size: size of the figure, or None: as large as needed.
         compared: whether every group has lines of its own, with the same blocks below each other.
+        shrink: size of the titles, as a share of the usual one.
     """
 
     lines: Sequence[Sequence[Block]]
@@ -41,6 +43,7 @@ class Layout:
     images: int
     size: tuple[float, float] | None
     compared: bool = False
+    shrink: float = 1.0
 
     @staticmethod
     def fitting(
@@ -54,11 +57,13 @@ class Layout:
         """Return the layout with pictures of the usual size, or else the largest ones that fit."""
         for width in [_PICTURE] if size is None else np.arange(5, 0.3, -0.1):
             picture = (float(width), float(width * shape[1] / shape[2]))
-            wrapped = [filled(title, picture[1], "medium", break_long_words=False) for title in titles]
+            longest = max((len(word) for title in titles for word in title.split()), default=1)
+            shrink = min(1.0, max(_SMALLEST, picture[1] / _CHARACTER["medium"] / longest))
+            wrapped = [filled(title, picture[1] / shrink, "medium") for title in titles]
             room = (_WIDEST if size is None else size[0]) - _left(wrapped) - width - GAP - _EDGE - _NAME * compared
             groups = _runs(blocks) if compared else [blocks]
             lines = [line for group in groups for line in _lines(group, width, room)]
-            layout = Layout(lines, picture, wrapped, notes, shape[0], size, compared)
+            layout = Layout(lines, picture, wrapped, notes, shape[0], size, compared, shrink)
             if size is None or (layout.needed[0] <= size[0] and layout.needed[1] <= size[1]):
                 return layout
         raise ValueError(
@@ -111,7 +116,7 @@ class Layout:
                     axis = self._axis(figure, left, bottom)
                     bare(axis).imshow(picture)
                     if self.titles:
-                        axis.set_ylabel(self.titles[row])
+                        axis.set_ylabel(self.titles[row], fontsize=FONT * self.shrink)
                 x = self._start
                 if self.compared:
                     name = filled(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
@@ -169,11 +174,11 @@ class Layout:
 
     def _heading(self, block: Block, column: Column) -> str:
         text = column.heading
-        return text if "$" in text else filled(text, block.width(self.picture[0]), "medium")
+        return text if is_formula(text) else filled(text, block.width(self.picture[0]), "medium")
 
     def _captioned(self, block: Block, row: int) -> str:
         text = block.captions[row]
-        return text if "$" in text else filled(text, block.width(self.picture[0]), "small")
+        return text if is_formula(text) else filled(text, block.width(self.picture[0]), "small")
 
     def _footer(self, width: float) -> list[str]:
         return [line for note in self.notes for line in filled(note, width, "small").split("\n")]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
 from pytorch_grad_cam_pcasvm.figures.layout import FONT, Layout
-from pytorch_grad_cam_pcasvm.figures.style import as_pictures
+from pytorch_grad_cam_pcasvm.figures.style import as_pictures, literal
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget
@@ -74,6 +74,7 @@ def plot_maps(
     if compare:
         _check_comparable(groups)
         notes.append("Every scale ends at the number beside it.")
+    groups = {literal(title): group for title, group in groups.items()}
     adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
     if adding_up:
         which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
@@ -95,7 +96,7 @@ def plot_maps(
             longest = max(block.longest for block in same)
             for block in same:
                 block.longest = longest
-    layout = Layout.fitting(blocks, pictures.shape, [str(title) for title in rows or ()], notes, size, compare)
+    layout = Layout.fitting(blocks, pictures.shape, [literal(title) for title in rows or ()], notes, size, compare)
     with mpl.rc_context({"font.size": FONT}):
         return layout.draw(pictures, overlay)
 

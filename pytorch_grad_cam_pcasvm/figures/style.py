@@ -104,13 +104,23 @@ def number(value: float, log_scale: float = 0.0) -> str:
     return f"{10**fraction:.1f}e{exponent:.0f}"
 
 
+def literal(text: Any) -> str:
+    """Return the user's text so that matplotlib takes no part of it for mathematics."""
+    return str(text).replace("$", r"\$")
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a part of a text is mathematics."""
+    return "$" in text.replace(r"\$", "")
+
+
 def class_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
     """Return the name of a label, the index-th of those drawn."""
     if classes is None:
-        return str(value)
+        return literal(value)
     if isinstance(classes, Mapping):
-        return classes.get(value, str(value))
-    return classes[value if isinstance(value, int) and 0 <= value < len(classes) else index]
+        return literal(classes.get(value, value))
+    return literal(classes[value if isinstance(value, int) and 0 <= value < len(classes) else index])
 
 
 def as_array(values: Any) -> np.ndarray:

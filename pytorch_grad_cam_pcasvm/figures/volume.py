@@ -17,6 +17,8 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     bare,
     draw_bar,
     draw_signed,
+    is_formula,
+    literal,
     new_figure,
     number,
     room_beside_bar,
@@ -114,7 +116,7 @@ def plot_volume(
         for row, k in enumerate([None, *shown]):
             y -= height + GAP
             values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
-            words = filled(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
+            words = filled(literal(title), _TITLE, "medium") if k is None else _title(maps, k, image, classes)
             write(_EDGE, y + height / 2, words)
             for column, n in enumerate(chosen):
                 x = _EDGE + _TITLE + column * (width + GAP)
@@ -237,7 +239,7 @@ def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) 
     words = [heading(maps.targets[k], maps.output), caption(maps, k, image, classes)]
     if not maps.nu[image, k]:
         words.append("no gradient")
-    return "\n".join(text if "$" in text else filled(text, _TITLE, "medium") for text in words)
+    return "\n".join(text if is_formula(text) else filled(text, _TITLE, "medium") for text in words)
 
 
 def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: int, components: Any) -> list[str]:
