@@ -95,12 +95,14 @@ def _parser() -> argparse.ArgumentParser:
     fit = command("fit", _fit, "fit scaler, PCA and SVM on the features of a folder with one folder per class",
                   at.format("train") + " --out head.safetensors")  # fmt: skip
     _of_network(fit)
+    _of_reading(fit)
     fit.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
     fit.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
     fit.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the head, .safetensors")
     build = command("atlas", _atlas, "explain every image of a folder once, and keep the maps",
                     at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
     _of_network(build)
+    _of_reading(build)
     _of_maps(build)
     build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
     build.add_argument("--method", default="ContributionCAM", choices=sorted(_METHODS), metavar="NAME",
@@ -115,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the page and its JSON")
     evaluate.add_argument("--method", action="append", choices=sorted(_METHODS), metavar="NAME",
                           help="may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
+    evaluate.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     evaluate.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
     evaluate.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     explore = command("explore", _explore, "write a page for browsing an atlas", "atlas --out explorer")
@@ -141,9 +144,12 @@ def _of_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", required=True, metavar="NAME", help="layer whose activations become maps")
     parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
     parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
+
+
+def _of_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="images to read at a time (default: 64)")
     parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
-    parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
 
 
 def _fit(options: Any) -> None:
@@ -220,6 +226,9 @@ def _atlas(options: Any) -> None:
 def _evaluate(options: Any) -> None:
     from pytorch_grad_cam_pcasvm import evaluation
 
+    for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     net, transform = _network(options)
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
     page = evaluation.report(
@@ -229,6 +238,7 @@ def _evaluate(options: Any) -> None:
         {name: (_METHODS[name], _options(options, _METHODS[name])) for name in names},
         out=options.out,
         images=options.count,
+        batch_size=options.batch_size,
         seed=options.seed,
         transform=transform,
     )

@@ -48,7 +48,7 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
     except AttributeError:
         near = get_close_matches(str(layer), names.values(), n=1)
         hint = f"did you mean {near[0]!r}? Its" if near else "its"
-        last = ", ".join(list(names.values())[-8:])
+        last = ", ".join([name for name in names.values() if name][-8:])
         raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; {hint} last layers are: {last}") from None
 
 

@@ -17,6 +17,7 @@ from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.command import main
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +62,15 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
 def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     # The other checks are tested on smaller networks.
     monkeypatch.setitem(evaluation.report.__kwdefaults__, "checks", ("completeness",))
-    options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM"]
+    options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM", "--batch-size", "3"]
+    sizes = []
+    read = Subject.read
+    monkeypatch.setattr(Subject, "read", lambda subject, rows: sizes.append(subject.batch_size) or read(subject, rows))
     assert main(["evaluate", *network, "--head", str(head), *options]) == 0
     assert capsys.readouterr().out.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert results["completeness"]["settings"]["images"] == 4
+    assert set(sizes) == {3}
     row = results["completeness"]["rows"][0]
     assert row["method"] == "ContributionCAM"
     assert row["estimate"]["mean"] < 1e-3
@@ -111,6 +116,8 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
             "the layer that the features came from, and their pool: --features and --pool",
         ),
         ("evaluate", {"--head": "nowhere.safetensors", "--weights": "nowhere.pth"}, "there is no head nowhere"),
+        ("evaluate", {"--batch-size": "0"}, "--batch-size must be at least 1, got 0"),
+        ("evaluate", {"--count": "-1"}, "--count must be at least 1, got -1"),
         ("explore", {}, "there is no atlas in"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 import warnings
 
 import numpy as np
@@ -19,9 +20,11 @@ from torch.utils.data import DataLoader
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
     ContributionCAM,
+    HotellingTarget,
     PCASVMNet,
     PCATarget,
     ProbabilityTarget,
+    ResidualTarget,
     SVMTarget,
     evaluation,
     extract_features,
@@ -32,7 +35,7 @@ from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, withou
 from pytorch_grad_cam_pcasvm.evaluation.localisation import NONE, POINT, SHARE, _chosen, _scene, _tile_masks
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, LABELS, LIKENESS
+from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LABELS, LIKENESS
 from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
@@ -320,13 +323,14 @@ def test_maps_move_with_the_image(corner):
         (1.0, 10, 1.15, "undecided"),
         (1.0, 10, 1.25, "failed"),
         (1.0, 9, 0.0, "too few images to say"),
+        (float("nan"), 0, 0.0, "no maps to judge, all are blank"),
         (1.0, 50, None, ""),
     ],
 )
-def test_what_lies_within_two_standard_errors_is_undecided(mean, n, limit, verdict):
+def test_a_limit_within_the_confidence_interval_is_undecided(mean, n, limit, verdict):
     row = Row("m", "deletion", RANDOM, Estimate(mean, 0.1, n), limit)
     assert row.verdict == verdict
-    assert row.passed is (None if limit is None else limit == 0.75 or n < 10)
+    assert row.passed is (None if limit is None else limit == 0.75 or n == 9)
     turned = Row("m", "deletion", RANDOM, Estimate(mean, 0.1, n), limit, below=True)
     assert turned.verdict == {"passed": "failed", "failed": "passed"}.get(verdict, verdict)
     assert str(Result("c", "q", [row], {}, {})).endswith(f"({verdict})" if verdict else f"n = {n}")
@@ -336,21 +340,33 @@ def test_standard_errors_cover_the_truth():
     random = np.random.default_rng(0)
     hits = []
     for _ in range(4000):
-        estimate = Estimate.of(random.exponential(size=100))
-        hits.append(abs(estimate.mean - 1) <= 1.96 * estimate.standard_error)
+        low, high = Estimate.of(random.exponential(size=100)).interval
+        hits.append(low <= 1 <= high)
     assert 0.93 <= np.mean(hits) <= 0.97
+
+
+def test_intervals_of_few_images_cover_the_truth():
+    random = np.random.default_rng(0)
+    few = [Estimate.of(random.normal(size=10)) for _ in range(4000)]
+    assert 0.93 <= np.mean([each.interval[0] <= 0 <= each.interval[1] for each in few]) <= 0.97
+    assert np.mean([each.above(0) for each in few]) == pytest.approx(0.025, abs=0.01)
+    assert np.mean([each.below(0) for each in few]) == pytest.approx(0.025, abs=0.01)
+    assert Estimate(1.0, 0.1, 10).interval == pytest.approx((1 - 0.2262157, 1 + 0.2262157))  # Student's t of 9
+    assert Estimate(1.0, 0.1, 99, 10).interval == Estimate(1.0, 0.1, 10).interval
+    assert np.isnan(Estimate.of([1.0]).interval).all()
 
 
 def test_standard_errors_of_shared_draws_cover_the_truth():
     random = np.random.default_rng(0)
-    draws = np.arange(120) % 40
+    draws = np.arange(120) % DRAWS
     hits = []
     for _ in range(4000):
-        values = random.normal(size=40)[draws] + 0.5 * random.normal(size=120)
+        values = random.normal(size=DRAWS)[draws] + 0.5 * random.normal(size=120)
         values[0] = np.nan
         estimate = Estimate.of(values, draws)
-        assert estimate.n == 119
-        hits.append(abs(estimate.mean) <= 1.96 * estimate.standard_error)
+        assert (estimate.n, estimate.draws) == (119, DRAWS)
+        low, high = estimate.interval
+        hits.append(low <= 0 <= high)
     assert 0.93 <= np.mean(hits) <= 0.97
     alone = Estimate.of(values)
     assert alone.standard_error == pytest.approx(np.nanstd(values, ddof=1) / np.sqrt(119))
@@ -635,7 +651,7 @@ def test_heads_without_classes(corner):
     assert evaluation.completeness(only, x, ["features"], [ContributionCAM], PCATarget(0), **QUIET).rows[0].passed
     with pytest.raises(ValueError, match=r"pass target=PCATarget\(0\)"):
         evaluation.faithfulness(only, x, ["features"], **QUIET)
-    with pytest.raises(ValueError, match="needs a head with classes"):
+    with pytest.raises(ValueError, match="this head has none: measure faithfulness"):
         evaluation.localisation(regressor, (x, labels), ["features"], **QUIET)
 
 
@@ -667,9 +683,12 @@ def test_a_report_is_one_page(corner, tmp_path):
     (tmp_path / "old.json").write_text(old)
     with pytest.raises(ValueError, match="is not a report of this version"):
         evaluation.page(tmp_path / "old.json")
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not a report"):
-        evaluation.page(tmp_path / "other.json")
+    for other in ("{}", "<p>"):
+        (tmp_path / "other.json").write_text(other)
+        with pytest.raises(ValueError, match="is not a report"):
+            evaluation.page(tmp_path / "other.json")
+    for number in turned.names["<b>turned</b>"]:
+        assert f"<li>{number}</li>" in text
     with pytest.raises(ValueError, match="choose from faithfulness"):
         evaluation.report(net, x, ["features"], out=tmp_path, checks=["beauty"])
     with pytest.raises(ValueError, match="no check could be made: localisation needs labels"):
@@ -690,6 +709,68 @@ def test_a_report_of_components_and_of_images_with_two_channels(tmp_path):
     assert [*entries["results"]] == checks
     assert "PCATarget(component=1" in entries["results"]["stability"]["settings"]["target"]
     assert "data:image" not in found.read_text()  # two channels are no picture
+
+
+def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monkeypatch):
+    net, x, labels = corner
+    call = [net, (x, labels), ["features"], [ContributionCAM]]
+    options = {"out": tmp_path, "images": 12, **QUIET}
+    measured = []
+    module = sys.modules[E.report.__module__]
+    monkeypatch.setitem(module.CHECKS, "faithfulness", lambda *_, target, images=0, **__: measured.append(images))
+    for checks, error, match in (
+        ({"faithfulness": {}, "stability": {"nois": 1}}, TypeError, "'stability' has no option 'nois': it has target"),
+        ({"faithfulness": {}, "beauty": {}}, ValueError, "no check 'beauty'"),
+    ):
+        with pytest.raises(error, match=match):
+            E.report(*call, checks=checks, **options)
+    assert not measured  # refused before anything is computed
+    with pytest.warns(UserWarning, match="the check 'stability' was not made: TypeError: "):
+        found = E.report(*call, checks={"stability": {"noise": "much"}, "completeness": {}}, **options)
+    assert "not made" in found.read_text()
+    monkeypatch.setattr(module, "plot_maps", lambda *_, **__: 1 / 0)
+    with pytest.warns(UserWarning, match="the worst images of the check 'completeness' were not drawn: ZeroDivision"):
+        found = E.report(*call, checks="completeness", **options)
+    assert "pictures: not drawn: ZeroDivisionError" in found.read_text()
+
+
+def test_blank_maps_are_no_matter_of_more_images(corner, tmp_path):
+    net, x, labels = corner
+    checks = ["faithfulness", "stability"]
+    found = E.report(net, (x, labels), ["features"], [Falling], images=12, checks=checks, out=tmp_path, **QUIET)
+    text = found.read_text()
+    assert "too few images" not in text
+    assert '<td class="failed">8 no maps to judge, all are blank (of 8), 100% of the maps are blank</td>' in text
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("target", [HotellingTarget(), ResidualTarget()])
+def test_rotations_that_do_not_change_a_target_are_told(corner, tmp_path, target, whiten):
+    net, x, _ = corner
+    features = net.backbone(x).detach().numpy()
+    none = PCASVMNet(net.backbone, make_pipeline(StandardScaler(), PCA(3, whiten=whiten)).fit(features)).eval()
+    subject = Subject(none, x, ["features"], target=target)
+    rivals = Rivals(subject)
+    options = {"checks": ["sensitivity", "localisation"], "images": 12, **QUIET}
+    with pytest.warns(UserWarning, match="this head has none: measure faithfulness instead"):
+        page = E.report(none, x, ["features"], [ContributionCAM], out=tmp_path, target=target, **options).read_text()
+    told = f"Not measured: a randomised head&#x27;s map: {type(target).__name__} depends on the subspace"
+    if isinstance(target, HotellingTarget) and not whiten:
+        rivals._rotate(0)
+        assert (target(rivals.rotated(x)) - target(none(x))).abs().min() > 1e-3
+        assert told not in page
+    else:
+        assert rivals.rotated is None
+        assert told in page
+
+
+def test_images_without_an_object_are_told(corner):
+    net, x, labels = corner
+    masks = np.zeros((60, 12, 12))
+    masks[:40, :6, :6] = 1
+    found = E.localisation(net, (x, labels), ["features"], [ContributionCAM], masks=masks, images=None, **QUIET)
+    assert found.settings["scenes"] == 40
+    assert found.settings["not measured"] == "20 of 60 images: their mask or box is empty"
 
 
 def test_options_of_single_checks(corner, tmp_path):
@@ -713,6 +794,22 @@ def test_options_of_single_checks(corner, tmp_path):
         (lambda n, x, y: E.faithfulness(n, x, ["features"], [Noise, Noise]), ValueError, "two methods"),
         (lambda n, x, y: E.faithfulness(n, x, ["features"], fill="black"), ValueError, "one of"),
         (lambda n, x, y: E.faithfulness(n, x, ["features"], fractions=(0, 1)), ValueError, "between 0 and 1"),
+        (lambda n, x, y: E.faithfulness(n, x, ["features"], fractions=0.5), ValueError, "between 0 and 1"),
+        (lambda n, x, y: E.faithfulness(n, x, ["features"], target=[PCATarget(0)]), TypeError, "must be one target"),
+        (lambda n, x, y: E.faithfulness(n, ([*x], [*y]), ["features"]), TypeError, "must have a tensor of images"),
+        (lambda n, x, y: E.faithfulness(n, x[:, 0, 0], ["features"]), ValueError, r"\(N, C, H, W\), got \(60, 12\)"),
+        (lambda n, x, y: E.sensitivity(n, x, ["features"], layers=-1), ValueError, "layers must be an integer from 0"),
+        (lambda n, x, y: E.localisation(n, x, ["features"], masks=[None] * 60), ValueError, "shape .R, 4.; these are"),
+        (
+            lambda n, x, y: E.localisation(n, x, ["features"], masks=[np.ones((12, 12)), np.ones((5, 5))] * 30),
+            ValueError,
+            "these differ in size",
+        ),
+        (
+            lambda n, x, y: E.localisation(n, x, ["features"], masks=np.full((60, 12, 12), np.nan)),
+            ValueError,
+            "no finite numbers: use zeros",
+        ),
         *(
             (
                 lambda n, x, y, count=count: E.faithfulness(n, x[:1].expand(count, -1, -1, -1), ["features"]),
@@ -806,7 +903,8 @@ def test_the_worst_ten_of_every_check_are_those_with_the_worst_numbers(corner):
         found = check(*call, images=None, batch_size=7, **({"tiles": 4} if check is E.localisation else {}), **QUIET)
         for method, rows in found.worst.items():
             shown = found.pictures[method]
-            assert len(set(rows)) == len(rows) == len(shown.names) == len(shown.images) == len(shown.maps)
+            assert found.names[method] == [str(row) for row in rows]
+            assert len(set(rows)) == len(rows) == len(shown.images) == len(shown.maps)
             if check is not E.localisation:  # which has fewer images, of scenes
                 assert len(rows) == 10
                 assert torch.equal(shown.images, torch.stack([stretched(image) for image in x[rows]]))

@@ -110,3 +110,16 @@ def test_the_model_that_is_given_is_explained(corner):
 def test_bad_input(corner, change, error, match):
     with pytest.raises(error, match=match):
         evaluation.quantus_explainer(*change(corner[0]))
+
+
+@pytest.mark.parametrize("targets", [[0, 1], [0, 1, 2], [0, 1, -1], ["0", "1", "1"], [0.0, 1.0, 1.0]])
+def test_targets_are_positions(corner, targets):
+    net, x, _ = corner
+    explain = evaluation.quantus_explainer(ContributionCAM, net, ["features"])
+    with pytest.raises(ValueError, match=r"targets must be 3 positions in classes_, one for each input, from 0 to 1"):
+        explain(net, x[:3].numpy(), targets)
+
+
+def test_options_are_checked_at_once(corner):
+    with pytest.raises(TypeError, match="foo"):
+        evaluation.quantus_explainer(ContributionCAM, corner[0], ["features"], foo=1)

@@ -77,8 +77,8 @@ def faithfulness(
     """
     if fill not in FILLS:
         raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
-    if not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
-        raise ValueError(f"fractions must be between 0 and 1, got {fractions}")
+    if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
+        raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
     subject = Subject(
         net, data, target_layers, methods, target,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,

@@ -68,12 +68,12 @@ def localisation(
     """
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
+    if isinstance(net, PCASVMNet) and net.head.classes_ is None:
+        raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
     subject = Subject(
         net, data, target_layers, methods,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
     )  # fmt: skip
-    if net.head.classes_ is None:
-        raise ValueError("localisation needs a head with classes: for a regressor measure faithfulness instead")
     against = Rivals(subject, rivals)
     found: dict[tuple[str, str, str], list[np.ndarray]] = {}
     chances: list[np.ndarray] = []
@@ -229,7 +229,13 @@ def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
 
 def _masked(subject: Subject, masks: Any) -> Any:
     """Yield images, their predicted classes, masks, and rows."""
-    given = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+    kinds = "masks must be an array of shape (R, H, W), nonzero inside, or boxes of shape (R, 4)"
+    try:
+        given = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+    except ValueError as error:
+        raise ValueError(f"{kinds}; these differ in size: bring them to the size of the input") from error
+    if given.dtype.kind not in "biuf" or not np.isfinite(given).all():
+        raise ValueError(f"{kinds}; these are no finite numbers: use zeros for an image without an object")
     if len(given) != len(subject.data):
         raise ValueError(f"{len(given)} masks for {len(subject.data)} images: give one for each, in order")
     boxes = given.ndim == 2 and given.shape[1] == 4
@@ -239,6 +245,8 @@ def _masked(subject: Subject, masks: Any) -> Any:
         row for row in subject.rows if not ((given[row, 2:] > given[row, :2]).all() if boxes else given[row].any())
     ]
     subject.rows = subject.rows[~np.isin(subject.rows, empty)]
+    if empty:
+        subject.missing[f"{len(empty)} of {len(subject.rows) + len(empty)} images"] = "their mask or box is empty"
     for x, _, rows in subject.batches("localisation"):
         size = tuple(x.shape[2:])
         if boxes and len(size) != 2:

@@ -36,7 +36,8 @@ def quantus_explainer(
         ``classes_``) that returns the signed maps of these classes' margins, (N, 1, H, W), at the size of the inputs.
 
     Raises:
-        TypeError: the method is not a class of the package, or the network is not a PCASVMNet.
+        TypeError: the method is not a class of the package or does not have an option, or the network is not a
+            PCASVMNet.
         ValueError: not one target layer, or the backbone itself as one; or a head without classes.
     """
     if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
@@ -51,11 +52,19 @@ def quantus_explainer(
     if name is None:
         raise ValueError("the target layer is the backbone itself: choose one of its layers")
 
+    method(net, [name], **options)  # options that the method does not have are refused now
+
     def explain(model: PCASVMNet, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
         parameter = next(model.parameters())
         x = torch.as_tensor(np.asarray(inputs)).to(device_of(model), parameter.dtype)
         classes = model.head.classes_.tolist()  # type: ignore[union-attr]
-        wanted = [classes[int(index)] for index in np.asarray(targets).reshape(-1)]
+        given = np.asarray(targets).reshape(-1)
+        if len(given) != len(x) or given.dtype.kind not in "iu" or not ((given >= 0) & (given < len(classes))).all():
+            raise ValueError(
+                f"targets must be {len(x)} positions in classes_, one for each input, from 0 to {len(classes) - 1}, "
+                f"got {targets!r:.80}"
+            )
+        wanted = [classes[index] for index in given]
         found: dict[int, Any] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import inspect
 import io
 import json
 import os
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, TOO_FEW, UNDECIDED, Result, Row, number
+from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, TOO_FEW, UNDECIDED, Result, Row, number
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
@@ -33,7 +34,8 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "completeness": completeness,
     "stability": stability,
 }
-NOT_PASSED = (FAILED, UNDECIDED, TOO_FEW)
+MOST_BLANK = 0.5  # of the maps, where a method that passes is still marked as passed
+NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
 IF_IT_FAILS = {
     "faithfulness": "the pixels marked as important matter no more than those of the other map. Against random maps: "
     "do not use this method here. Against the blind map only: the object fills the picture, and "
@@ -80,17 +82,23 @@ def report(
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        The path of the page. A check that cannot be made (such as localisation without labels) is listed with the
-        reason.
+        The path of the page. A check that cannot be made (such as localisation without labels), and pictures that
+        cannot be drawn, are listed with the reason.
 
     Raises:
-        TypeError: an argument has the wrong type.
+        TypeError: an argument has the wrong type, or a check has no such option.
         ValueError: an unknown check, too few images, or nothing to explain.
     """
-    options = dict(checks) if isinstance(checks, Mapping) else {name: {} for name in checks}
+    names = [checks] if isinstance(checks, str) else checks
+    options = dict(names) if isinstance(names, Mapping) else {name: {} for name in names}
     unknown = [name for name in options if name not in CHECKS]
     if unknown or not options:
         raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose from {', '.join(CHECKS)}")
+    for name, of_check in options.items():
+        known = list(inspect.signature(CHECKS[name]).parameters)[4:]  # after network, data, layers and methods
+        if not set(of_check) <= set(known):
+            wrong = next(option for option in of_check if option not in known)
+            raise TypeError(f"the check {name!r} has no option {wrong!r}: it has {', '.join(known)}")
     common: dict[str, Any] = {
         "images": images,
         "batch_size": batch_size,
@@ -117,17 +125,26 @@ def report(
         try:
             explained = {} if name == "localisation" else {"target": target}
             result = CHECKS[name](net, data, target_layers, methods, **{**common, **explained, **of_check})
-        except (ValueError, RuntimeError) as error:  # such as an image that cannot be read
-            results[name] = {"reason": str(error)}
-            warnings.warn(f"the check {name!r} was not made: {error}", stacklevel=2)
-        else:
-            results[name] = result.to_dict()
-            _write(file, entries)  # what was found stays, whatever comes next
+        except Exception as error:  # whatever it is, the other checks are made
+            results[name] = {"reason": _reason(error)}
+            warnings.warn(f"the check {name!r} was not made: {_reason(error)}", stacklevel=2)
+            continue
+        results[name] = result.to_dict()
+        _write(file, entries)  # what was found stays, whatever comes next
+        try:
             pictures[name] = _pictures(result)
+        except Exception as error:
+            results[name]["settings"]["pictures"] = f"not drawn: {_reason(error)}"
+            warnings.warn(f"the worst images of the check {name!r} were not drawn: {_reason(error)}", stacklevel=2)
     if all("reason" in result for result in results.values()):
         raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
     _write(file, entries)
     return page(file)
+
+
+def _reason(error: Exception) -> str:
+    expected = isinstance(error, ValueError | RuntimeError)  # such as an image that cannot be read
+    return str(error) if expected else f"{type(error).__name__}: {error}"
 
 
 def _write(file: Path, entries: Mapping[str, Any]) -> None:
@@ -150,7 +167,10 @@ def page(written: str | Path) -> Path:
         ValueError: it is not the JSON of a report.
     """
     path = Path(written)
-    entries = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError:
+        entries = None
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise ValueError(f"{path} is not a report of this version: make one with evaluation.report(..., out=FOLDER)")
     results = {
@@ -184,17 +204,20 @@ def _verdicts(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
             }
             counts = [f"{len(found)} {verdict}" for verdict, found in told.items()]
             what = f"{', '.join(counts)} (of {len(rows)})" if told else PASSED if rows else "nothing to pass"
-            mark = FAILED if FAILED in told else PASSED if rows and not told else "note"
             blank = result.blank.get(method, 0.0)
+            is_well = rows and not told and blank <= MOST_BLANK
+            mark = FAILED if FAILED in told or BLANK in told else PASSED if is_well else "note"
             also = f", {blank:.0%} of the maps are blank" if blank else ""
             list_of = ". ".join(f"{verdict.capitalize()}: {'; '.join(found)}" for verdict, found in told.items())
+            missing = result.settings.get("not measured")
+            list_of += f"{'. ' if told else ''}Not measured: {missing}" if missing else ""
             lines.append(
                 f'<tr><th scope="row">{html.escape(method)}</th><td>{name}</td><td class="{mark}">{what}{also}</td>'
                 f"<td>{html.escape(list_of)}</td></tr>"
             )
     for name, result in results.items():
         if isinstance(result, str):
-            lines.append(f'<tr><th scope="row">all</th><td>{name}</td><td class="failed">not made</td>'
+            lines.append(f'<tr><th scope="row">all</th><td>{name}</td><td class="note">not made</td>'
                          f"<td>{html.escape(result)}</td></tr>")  # fmt: skip
     return lines
 
@@ -215,14 +238,15 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     if result.curves:
         parts.append(_image(_curves(result), "Deletion and insertion curves"))
     parts += [
-        f"<h3>The worst images, {html.escape(method)}</h3>" + _image(picture, f"the worst images of {method}")
+        f"<h3>The worst images, {html.escape(method)}</h3>{_image(picture, f'the worst images of {method}')}"
+        f"<ol>{''.join(f'<li>{html.escape(each)}</li>' for each in result.names[method])}</ol>"
         for method, picture in pictures.items()
     ]
     return "\n".join([*parts, "</section>"])
 
 
 def _row(row: Row) -> str:
-    mark = row.verdict if row.verdict in (PASSED, FAILED) else "note"
+    mark = {PASSED: PASSED, FAILED: FAILED, BLANK: FAILED}.get(row.verdict, "note")
     cells = (row.method, row.measure, row.against, number(row), str(row.estimate.n))
     return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark}'>{row.verdict}</td></tr>"
 
@@ -247,9 +271,9 @@ def _curves(result: Result) -> str:
 
 
 def _pictures(result: Result) -> dict[str, str]:
-    """Return the worst images of each method with their maps, as PNG; volumes and spectra are not drawn."""
+    """Return the worst images of each method with their maps, numbered, as PNG; volumes and spectra are not drawn."""
     return {
-        method: _png(plot_maps(found.images, found.maps, signed=True, rows=[Path(name).name for name in found.names]))
+        method: _png(plot_maps(found.images, found.maps, signed=True, rows=range(1, len(found.images) + 1)))
         for method, found in result.pictures.items()
         if found.images.dim() == 4 and found.images.shape[1] in (1, 3)
     }

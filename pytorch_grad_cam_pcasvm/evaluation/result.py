@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.maps import SignedMaps
 
 FEW = 10  # images, below which a standard error says little
 PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"
+BLANK = "no maps to judge, all are blank"
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Row:
         measure: what was measured, such as ``"deletion"``.
         against: what it was compared with, such as ``"random maps"``; empty: the number stands alone.
         estimate: mean, standard error, n.
-        limit: what the mean has to exceed by two standard errors; None: there is nothing to pass.
-        below: the mean has to stay below the limit instead.
+        limit: what the mean's 95 % confidence interval has to lie above; None: there is nothing to pass.
+        below: it has to lie below the limit instead.
     """
 
     method: str
@@ -36,19 +37,22 @@ class Row:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the mean is on the right side of the limit by two standard errors; None without a limit."""
+        """Whether the whole confidence interval is on the right side of the limit; None without a limit."""
         if self.limit is None:
             return None
         return self.estimate.below(self.limit) if self.below else self.estimate.above(self.limit)
 
     @property
     def verdict(self) -> str:
-        """``"passed"``; ``"failed"``: on the wrong side by two standard errors; ``"undecided"``: on neither.
+        """``"passed"``; ``"failed"``: all of the interval is on the wrong side; ``"undecided"``: on both.
 
-        ``"too few images to say"`` with fewer than ten images; empty where there is nothing to pass.
+        ``"too few images to say"`` with fewer than ten images, ``"no maps to judge, all are blank"`` with none; empty
+        where there is nothing to pass.
         """
         if self.limit is None:
             return ""
+        if self.estimate.n == 0:
+            return BLANK
         if self.estimate.n < FEW:
             return TOO_FEW
         if self.passed:
@@ -62,12 +66,10 @@ class Pictures:
     """Images to be shown.
 
     Attributes:
-        names: of the images in the data set.
         images: the images as people see them, in [0, 1], shape (n, ...).
         maps: one for each.
     """
 
-    names: list[str]
     images: Tensor
     maps: SignedMaps
 
@@ -84,6 +86,7 @@ class Result:
         settings: the settings of the check.
         curves: by method and source, the curves to draw; None if there are none.
         worst: by method, the numbers (in the data set) of the ten images that did worst, worst first.
+        names: by method, the names of these images: their paths in a folder, or their numbers.
         pictures: by method, these images with their maps; not saved in the JSON.
     """
 
@@ -94,6 +97,7 @@ class Result:
     settings: dict[str, Any]
     curves: dict[str, Any] | None = None
     worst: dict[str, list[int]] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
     pictures: dict[str, Pictures] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, key: tuple[str, str, str] | tuple[str, str]) -> Estimate:
@@ -130,7 +134,8 @@ class Result:
 
         def row(given: Mapping[str, Any]) -> Row:
             found = given["estimate"]
-            estimate = Estimate(real(found["mean"]), real(found["standard_error"]), int(found["n"]))
+            shown = {"mean": real(found["mean"]), "standard_error": real(found["standard_error"])}
+            estimate = Estimate(**{**found, **shown})
             known = {key: entry for key, entry in given.items() if key != "verdict"}  # which follows from the others
             return Row(**{**known, "estimate": estimate})
 

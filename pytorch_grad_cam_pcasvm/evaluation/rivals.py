@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, with_
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import QuadraticTarget
+from pytorch_grad_cam_pcasvm.targets import HotellingTarget, ResidualTarget
 
 RANDOM, ANOTHER, BLIND, HEAD = "random maps", "another image's map", "the blind map", "a randomised head's map"
 RIVALS = (RANDOM, ANOTHER, BLIND, HEAD)
@@ -114,8 +114,10 @@ def _why_not(subject: Subject) -> str:
         return "the head has no linear reduction whose components could be rotated"
     if len(stage.components) < 2:
         return "the head has one component only, which cannot be rotated"
-    if isinstance(subject.target, QuadraticTarget):
-        return f"{type(subject.target).__name__} does not change if components are rotated"
+    variances = getattr(stage, "variances", None)
+    whitened = variances is not None and bool((variances == variances[0]).all())
+    if isinstance(subject.target, ResidualTarget) or (isinstance(subject.target, HotellingTarget) and whitened):
+        return f"{type(subject.target).__name__} depends on the subspace of these components, not on their rotation"
     return ""
 
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,10 @@ def sensitivity(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: too few images, or nothing to explain.
+        ValueError: too few images, a negative number of layers, or nothing to explain.
     """
+    if not isinstance(layers, Integral) or layers < 0:
+        raise ValueError(f"layers must be an integer from 0, got {layers!r}")
     subject = Subject(
         net, data, target_layers, methods, target,
         images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
 SAME = 1e-6  # of the largest value: values that differ by less are the same but for rounding
 ALIKE = 0.5  # the rank correlation above which two maps look the same to the eye
@@ -18,11 +19,13 @@ class Estimate:
         standard_error: standard deviation of the images' numbers divided by the root of ``n``; NaN below two images.
             Where several images share a random draw, that of the draws' means.
         n: number of images.
+        draws: number of random draws, if several images share one; None: each image has its own.
     """
 
     mean: float
     standard_error: float
     n: int
+    draws: int | None = None
 
     @staticmethod
     def of(values: Any, draws: Any = None) -> "Estimate":
@@ -47,15 +50,21 @@ class Estimate:
         sums = np.bincount(cluster, found - mean)
         count = len(sums)
         error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(found) if count > 1 else float("nan")
-        return Estimate(float(mean), float(error), len(found))
+        return Estimate(float(mean), float(error), len(found), None if draws is None else count)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the mean, by Student's t; NaN where there is no standard error."""
+        half = self.standard_error * float(student.ppf(0.975, (self.draws or self.n) - 1))
+        return self.mean - half, self.mean + half
 
     def above(self, value: float) -> bool:
-        """Return whether the mean is above a value by more than two standard errors."""
-        return self.n > 1 and self.mean - 2 * self.standard_error > value
+        """Return whether the whole interval is above a value."""
+        return self.interval[0] > value
 
     def below(self, value: float) -> bool:
-        """Return whether the mean is below a value by more than two standard errors."""
-        return self.n > 1 and self.mean + 2 * self.standard_error < value
+        """Return whether the whole interval is below a value."""
+        return self.interval[1] < value
 
     def __str__(self) -> str:
         if self.n < 2:

@@ -71,6 +71,8 @@ class Subject:
         for name, number, least in (("images", images, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
             if not (number is None and name == "images") and (not isinstance(number, Integral) or number < least):
                 raise ValueError(f"{name} must be an integer from {least}, got {number!r}")
+        if not (target is None or callable(target)):
+            raise TypeError(f"target must be one target, such as PCATarget(0), got {target!r:.80}")
         if target is None and net.head.decision_position is None:
             raise ValueError("the head has no SVM, so there is no decision to explain: pass target=PCATarget(0)")
         self.net, self.layer = net, layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
@@ -106,7 +108,9 @@ class Subject:
         batch = self.data.read(rows)
         if batch.bad:
             row, why = next(iter(batch.bad.items()))
-            raise RuntimeError(f"image {row} ({self.data.id(row)}) cannot be read: {why}")
+            raise RuntimeError(
+                f"image {row} ({self.data.id(row)}) cannot be read: {why}. Mend it, or leave it out of the data set"
+            )
         return batch.images.to(device_of(self.net)), batch.labels
 
     def targets(self, x: Tensor) -> list[Any]:
@@ -169,9 +173,9 @@ class Subject:
         return Result(
             check, question, rows, blank, common | settings, curves,
             {method: found.rows for method, found in worst.items()},
+            {method: [str(self.data.id(row)) for row in found.rows] for method, found in worst.items()},
             {
                 method: Pictures(
-                    [str(self.data.id(row)) for row in found.rows],
                     torch.stack([self.data.picture(image).clamp(0, 1) for image in found.images]),
                     found.maps(self.target),
                 )
@@ -278,10 +282,20 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> np.ndarray:
 
 def _data_set(data: Any) -> Any:
     """Return tensors or arrays (images), or (images, labels), as a data set; anything else as it is."""
-    if isinstance(data, Tensor | np.ndarray):
+    labels = None
+    if isinstance(data, tuple | list) and len(data) == 2:  # two images would be too few
+        data, labels = data
+        if not isinstance(data, Tensor | np.ndarray):
+            raise TypeError(
+                f"(images, labels) must have a tensor of images, got {type(data).__name__}: torch.stack them, or give "
+                "a data set of pairs"
+            )
+    if not isinstance(data, Tensor | np.ndarray):
+        return data
+    if data.ndim < 3:
+        raise ValueError(f"images must have shape (N, C, H, W), got {tuple(data.shape)}")
+    if labels is None:
         return TensorDataset(torch.as_tensor(data))
-    if isinstance(data, tuple | list) and len(data) == 2 and getattr(data[0], "ndim", 0) > 3:
-        if len(data[0]) != len(data[1]):
-            raise ValueError(f"{len(data[0])} images and {len(data[1])} labels: give one label for every image")
-        return list(zip(torch.as_tensor(data[0]), data[1], strict=True))
-    return data
+    if len(data) != len(labels):
+        raise ValueError(f"{len(data)} images and {len(labels)} labels: give one label for every image")
+    return list(zip(torch.as_tensor(data), labels, strict=True))
