@@ -323,7 +323,7 @@ def test_maps_move_with_the_image(corner):
         (1.0, 10, 1.15, "undecided"),
         (1.0, 10, 1.25, "failed"),
         (1.0, 9, 0.0, "too few images to say"),
-        (float("nan"), 0, 0.0, "no maps to judge, all are blank"),
+        (float("nan"), 0, 0.0, "without any map to judge"),
         (1.0, 50, None, ""),
     ],
 )
@@ -740,7 +740,7 @@ def test_blank_maps_are_no_matter_of_more_images(corner, tmp_path):
     found = E.report(net, (x, labels), ["features"], [Falling], images=12, checks=checks, out=tmp_path, **QUIET)
     text = found.read_text()
     assert "too few images" not in text
-    assert '<td class="failed">8 no maps to judge, all are blank (of 8), 100% of the maps are blank</td>' in text
+    assert '<td class="failed">8 without any map to judge (of 8), 100% of the maps are blank</td>' in text
 
 
 @pytest.mark.parametrize("whiten", [False, True])

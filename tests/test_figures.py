@@ -577,7 +577,7 @@ def test_long_row_titles_stay_beside_their_picture(maps):
 def test_dollars_are_no_mathematics(problem, maps):
     name = "$5_$ a_$b"
     for figure in (
-        plot_maps(PICTURES, {name: maps}, rows=[name] * 3, classes=[name, "$x$", "y"], components=1),
+        plot_maps(PICTURES, maps, rows=[name] * 3, classes=[name, "$x$", "y"], components=1),
         plot_feature_space(np.eye(30, 2), np.arange(30) % 3, classes=[name, "$x$", "y"]),
     ):
         canvas = FigureCanvasAgg(figure)

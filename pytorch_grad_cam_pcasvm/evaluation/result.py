@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.maps import SignedMaps
 
 FEW = 10  # images, below which a standard error says little
 PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"
-BLANK = "no maps to judge, all are blank"
+BLANK = "without any map to judge"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
     def verdict(self) -> str:
         """``"passed"``; ``"failed"``: all of the interval is on the wrong side; ``"undecided"``: on both.
 
-        ``"too few images to say"`` with fewer than ten images, ``"no maps to judge, all are blank"`` with none; empty
+        ``"too few images to say"`` with fewer than ten images, ``"without any map to judge"`` with none; empty
         where there is nothing to pass.
         """
         if self.limit is None:

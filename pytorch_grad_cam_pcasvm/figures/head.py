@@ -132,7 +132,7 @@ def plot_feature_space(
             margin = 0.04 * (high - low) or 1.0
             axis.set(**{f"{letter}label": f"$p_{{{d + 1}}}$", f"{letter}lim": (low - margin, high + margin)})
         if len(arrays) > 1:
-            axis.set_title(f"{literal(name)}, {len(p)} samples", fontsize="medium")
+            axis.set_title(f"{name}, {len(p)} samples", fontsize="medium")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1.12, 0.5), fontsize="small", markerscale=2, frameon=False)
     if ax is None:
         figure.subplots_adjust(

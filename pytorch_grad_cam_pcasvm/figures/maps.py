@@ -74,7 +74,6 @@ def plot_maps(
     if compare:
         _check_comparable(groups)
         notes.append("Every scale ends at the number beside it.")
-    groups = {literal(title): group for title, group in groups.items()}
     adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
     if adding_up:
         which = f": {'; '.join(adding_up)}" if any(adding_up) else ""

@@ -18,7 +18,6 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     draw_bar,
     draw_signed,
     is_formula,
-    literal,
     new_figure,
     number,
     room_beside_bar,
@@ -116,7 +115,7 @@ def plot_volume(
         for row, k in enumerate([None, *shown]):
             y -= height + GAP
             values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
-            words = filled(literal(title), _TITLE, "medium") if k is None else _title(maps, k, image, classes)
+            words = filled(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
             write(_EDGE, y + height / 2, words)
             for column, n in enumerate(chosen):
                 x = _EDGE + _TITLE + column * (width + GAP)
