@@ -87,12 +87,8 @@ def alone(tmp_path_factory):
 def test_ray_writes_the_same(built, tmp_path, alone):
     pytest.importorskip("ray")
     before = set(threading.enumerate())
-    for size in (32, 64):
-        store = build(tmp_path / f"ray{size}", shard_size=size, engine="ray", processes=2)
-        np.testing.assert_array_equal(store.components, built.components)
-        assert torch.equal(store.maps(slice(None)).maps, built.maps(slice(None)).maps)
-        if size == 32:
-            assert contents(store.folder) == contents(built.folder)
+    store = build(tmp_path / "ray", engine="ray", processes=2)
+    assert contents(store.folder) == contents(built.folder)
     with pytest.raises(RuntimeError, match=r"image 40 .* no file for 40"):
         build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
     for thread in set(threading.enumerate()) - before:
@@ -126,7 +122,7 @@ def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, a
             while ray.available_resources().get("CPU") != 2:  # actors are gone
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-        assert contents(build(tmp_path / "always", engine="ray").folder) == contents(built.folder)
+        assert contents(build(tmp_path / "always").folder) == contents(built.folder)  # goes on where it died
     finally:
         ray.shutdown()
 

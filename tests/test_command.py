@@ -77,6 +77,7 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     assert row["verdict"] == "too few images to say"
 
 
+@pytest.mark.slow
 def test_heads_of_skops(network, photos, tmp_path, weights):
     skops = pytest.importorskip("skops.io")
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()

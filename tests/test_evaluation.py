@@ -436,6 +436,7 @@ def test_flat_parts_of_a_map_are_ranked_as_the_random_map_ranks_them():
     assert (found[:, 2:].argsort(None) == ties[:, 2:].argsort(None)).all()
 
 
+@pytest.mark.slow
 def test_numbers_depend_neither_on_the_batch_size_nor_on_other_methods(corner):
     net, x, labels = corner
     features = net.backbone(x).detach().numpy()
@@ -896,6 +897,7 @@ def test_bad_input(corner, call, error, match):
         call(net, x, labels)
 
 
+@pytest.mark.slow
 def test_the_worst_ten_of_every_check_are_those_with_the_worst_numbers(corner):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM, Noise]]

@@ -201,6 +201,7 @@ def test_a_compiled_net_gives_equal_scores(kernel, compiler):
     assert problem.backbone.features[0].weight.grad is not None
 
 
+@pytest.mark.slow
 def test_a_compiled_net_is_explained(compiler):
     problem = Problem()
     expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps

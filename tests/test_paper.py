@@ -58,6 +58,7 @@ def options(root, weights, out, *more):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_scores_layers_heads_figures_and_a_page(root, weights, tmp_path):
     out = tmp_path / "out"
     assert paper.main(options(root, weights, out, "--rate", "0.01", "--components", "2")) == 0

@@ -588,6 +588,7 @@ def test_a_registered_layer_behind_a_class_token(kind, rules):
         assert relative(maps.maps, expected.maps) < 1e-10
 
 
+@pytest.mark.slow
 def test_a_compiled_net_finds_its_tokens():
     net, x = net_of(tower(before=1), "cls"), images(3, 1)
     fresh = PCASVMNet(tower(before=1), net.head, pool="cls").eval()

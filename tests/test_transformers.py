@@ -185,6 +185,7 @@ def example(monkeypatch, out, *options):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
     digits = load_digits()
     few = np.flatnonzero(digits.target < 3)[:150]
