@@ -78,6 +78,7 @@ ONLY = {
 NEVER = {"__post_init__", "__repr__", "_advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
 NEVER |= {"_why_unknown", "bytes_per_target", "why_blank"}
 
+BOUND = "a bound on rounding errors, of which any near it is as good"
 BLOCKS = "the size of a block, chosen for speed"
 MASK_IS_GIVEN = "torch takes is_causal with a mask alone, which is causal then"
 NOT_ABOVE = "no score is above the last point, where it was clamped"
@@ -107,6 +108,14 @@ FASTER = {
 }
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
+    # What is left over of an image.
+    "targets.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
+    "targets.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,
+    "targets.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> z.shape[-1] ** 0.5": BOUND,
+    "targets.py ResidualTarget._parts: residual.norm(dim=-1) > rounding -> residual.norm(dim=-1) >= rounding": BOUND,
+    "targets.py ResidualTarget._parts: z.norm(dim=-1) + restored.norm(dim=-1) -> restored.norm(dim=-1)": BOUND,
+    "targets.py ResidualTarget._parts: z.norm(dim=-1) + restored.norm(dim=-1) -> z.norm(dim=-1)": BOUND,
+    "targets.py ResidualTarget._parts: z.shape[-1] ** 0.5 -> z.shape[-1]": BOUND,
     # The same numbers by another way.
     "path/relevance.py relevance: without output in values": UNREACHED,
     "path/relevance.py _shared: x < 0 -> x <= 0": NOTHING,

@@ -206,16 +206,17 @@ def test_all_components_leave_nothing_and_give_the_mahalanobis_distance() -> Non
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_rounding_errors_of_what_is_left_over_are_no_evidence(dtype: Any) -> None:
-    output = output_of(Head.of(make_pipeline(StandardScaler(), PCA(10)).fit(X.astype(dtype))), QUERY)
-    assert not ResidualTarget()(output).any()
-    assert not any(seed.any() for seed in ResidualTarget().seeds(output).values())
-    # One direction less, along which images hardly differ: a thousandth of them is evidence, not rounding.
+    for scale in (1.0, 1e5):
+        output = output_of(Head.of(PCA(10).fit(scale * X.astype(dtype))), scale * QUERY)
+        assert not ResidualTarget()(output).any()
+        assert not any(seed.any() for seed in ResidualTarget().seeds(output).values())
+    # One direction less, along which images hardly differ: a millionth of them is evidence, not rounding.
     narrow = X.copy()
     narrow[:, 0] = X[:, 1] * 0.5
     query = np.array(narrow[:3])
-    query[:, 0] += 1e-3
+    query[:, 0] += 1e-6
     found = ResidualTarget()(output_of(Head.of(PCA(9).fit(narrow)), query))
-    assert relative(found, np.full(3, 1e-6 / 1.25)) < 1e-8
+    assert relative(found, np.full(3, 1e-12 / 1.25)) < 1e-7
 
 
 # --- gradients and secants of the head --------------------------------------------------------------------------------
@@ -274,8 +275,12 @@ kinds = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(scalers, kinds, st.floats(0.0, 30.0), st.integers(0, 99), st.booleans())
+# In front of a Normalizer, a baseline of length 1e-8 has its direction to 1e-8 only: such lengths are left out.
+sizes = st.one_of(st.just(0.0), st.floats(1e-3, 30.0))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(scalers, kinds, sizes, st.integers(0, 99), st.booleans())
 def test_contributions_of_any_head_add_up(front: Any, reduction: Any, size: float, seed: int, one: bool) -> None:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(40, 7)) @ rng.normal(size=(7, 7)) + rng.normal(size=7)
