@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.features import output_of
@@ -19,9 +18,10 @@ from pytorch_grad_cam_pcasvm.path.passed import Pass
 from pytorch_grad_cam_pcasvm.path.record import Recorder
 from pytorch_grad_cam_pcasvm.path.secants import Baseline
 from pytorch_grad_cam_pcasvm.path.sums import multiplied
+from pytorch_grad_cam_pcasvm.rollback import Mode
 
 
-class _Differentiable(TorchFunctionMode):
+class _Differentiable(Mode):
     """Records a graph for every call, also in a region without one that the target layer is in."""
 
     def __init__(self, regions: Regions, watches: bool) -> None:

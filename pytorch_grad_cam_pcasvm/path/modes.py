@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
+from pytorch_grad_cam_pcasvm.rollback import Rollback
+
 
 @contextmanager
 def modes_kept() -> Iterator[None]:
     """Remove, at the end, every torch function mode that was entered inside."""
-    outer = torch._C._len_torch_function_stack()
-    try:
+    with Rollback() as rollback:
+        rollback.note_modes()
         yield
-    finally:
-        while torch._C._len_torch_function_stack() > outer:
-            torch._C._pop_torch_function_stack()
 
 
 class Regions:

@@ -43,18 +43,23 @@ class Path:
         self._attention = attention
         self._backbone, self._layer, self._names = backbone, layer, list(names)
         self._checked = set() if checked is None else checked
+        self._agreed: set[Any] = set()  # in this call
         self._modules = modules_of(backbone) if modules is None else modules
 
     def run(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features; compare steps not seen before with autograd."""
         self._first: tuple[Tensor, Tensor, Any] | None = None
-        if not self._checked:
-            self._check(x, rows=2)  # beforehand: what is refused has run on copies only
+        beforehand = not self._checked
+        if beforehand:
+            self._check(x, rows=2)  # what is refused has run on copies only
         passed = self.record(x)
         if self._first is not None:
             self._refuse_random(*self._first, passed.output)
         signature = self._signature(passed.tape)
-        if signature not in self._checked and signature not in self._check(x, rows=len(x)):
+        if not beforehand and signature not in self._checked:
+            self._check(x, rows=2)
+        known = signature in self._checked or signature in self._agreed
+        if not known and signature not in self._check(x, rows=len(x)):
             hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
             reason = "the network takes different steps in every run"
             raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
@@ -92,7 +97,8 @@ class Path:
         name, rows = self._names[target], len(passed.activations[target])
         activations = activations.expand(rows, *activations.shape[1:]) if len(activations) == 1 else activations
         by_image = all(leaf.shape[:1] == (rows,) for leaf in (x, *passed.tape.leaves))
-        for count in (1, rows) if by_image and rows > 1 else (rows,):
+        alone = by_image and rows > 1 and not passed.tape.branches  # a branch may have gone another way for each
+        for count in (1, rows) if alone else (rows,):
             expected = [leaf for leaf in tree_leaves(passed.rerun(activations[:count], target)) if _is_float(leaf)]
             try:
                 given = self._at_baseline(x[:count] if by_image else x, name, activations[:count])
@@ -127,8 +133,11 @@ class Path:
         return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
 
     def _signature(self, tape: Tape) -> Any:
-        # Backward hooks are part of autograd's gradient, and of no tape: with them a pass is another one.
-        return tape.signature, tuple(id(module) for module in self._modules if _has_backward_hooks(module))
+        """Return what a pass is known by: its steps, and the modules and functions that took them."""
+        # Hooks, ours among them, are called from torch's own module code in another way.
+        codes = frozenset(code for code in tape.codes.values() if code.co_filename != _OF_MODULES)
+        hooked = tuple(id(module) for module in self._modules if _has_backward_hooks(module))
+        return tape.signature, codes, tuple(map(type, self._modules)), hooked
 
     def _check(self, x: Tensor, rows: int) -> set[Any]:
         """Compare the path with autograd on copies of so many images; return the signatures that were met."""
@@ -157,7 +166,10 @@ class Path:
                 self._first = chosen, images, reference.output
             met.add(signature)
             if self._agrees(ClosedFormPass(recorder.tape, self._names), reference, generator):
-                self._checked.add(signature)
+                self._agreed.add(signature)
+                # What these do to autograd's gradient may change, unseen, from call to call.
+                if not any(map(_has_backward_hooks, self._modules)) and not _own_gradients(recorder.tape):
+                    self._checked.add(signature)
                 break
         return met
 
@@ -235,6 +247,18 @@ class Path:
                 )
             compared = compared and bool(size > 0)
         return compared
+
+
+_OF_MODULES = nn.Module.__call__.__code__.co_filename
+
+
+def _own_gradients(tape: Tape) -> bool:
+    """Return whether an ``autograd.Function`` took steps, whose gradient is whatever it says."""
+    kinds = [torch.autograd.Function]
+    for kind in kinds:  # which grows
+        kinds += kind.__subclasses__()
+    codes = {getattr(kind.forward, "__code__", None) for kind in kinds}
+    return not codes.isdisjoint(tape.codes.values())
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:

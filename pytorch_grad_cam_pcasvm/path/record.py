@@ -12,23 +12,25 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.features import output_of
 from pytorch_grad_cam_pcasvm.hooks import hooked
 from pytorch_grad_cam_pcasvm.path.modes import Regions
 from pytorch_grad_cam_pcasvm.path.tape import Ref, Step, Tape, autocast_dtype, has_gradient, mapped, version_of
-from pytorch_grad_cam_pcasvm.rules.registry import CONSTANTS, has_layers, layer_kind
+from pytorch_grad_cam_pcasvm.rollback import Mode
+from pytorch_grad_cam_pcasvm.rules.registry import CONSTANTS, has_layers, layer_kind, of_shape
 
 _SWITCH, _SMOOTH = 1, 2  # how something depends on a target layer
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Mode):
     """Records the calls that depend on the target layers; if ``named``, with their modules, for messages."""
 
     def __init__(self, *, named: bool = False) -> None:
@@ -52,12 +54,15 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch._C._set_grad_enabled:
             self.regions.switch(args[0], sys._getframe(1))
-        if self._layers or self.regions.off:
+        if self._layers:
             return func(*args, **kwargs)
         depends = self._depends(args)
         if kwargs and depends < _SMOOTH:
             depends = max(depends, self._depends(kwargs.values()))
-        if not depends or (depends == _SWITCH and (func in CONSTANTS or kwargs.get("out") is not None)):
+        constant = func in CONSTANTS or self.regions.off or (depends == _SWITCH and kwargs.get("out") is not None)
+        if depends and constant and not of_shape(func):
+            self.tape.branches = True
+        if not depends or (constant and (depends == _SWITCH or self.regions.off)):
             return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         with torch._C.DisableTorchFunction():  # other modes are not to see what is asked here
@@ -249,12 +254,17 @@ class Recorder(TorchFunctionMode):
         if written is None and single and id(result) in self._index:
             return  # dropout in evaluation mode, and whatever else gives its input back
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
+            self.tape.branches |= not of_shape(function)
             return
         smooth = not self._smooth.isdisjoint(inputs)
         outputs = tuple(
             self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
             for tensor in tensors
         )
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not _OUTSIDE:
+            self.tape.codes[id(frame.f_code)] = frame.f_code
+            frame = frame.f_back
         where = self._modules[-1] if self._modules else None
         cast = autocast_dtype(self._alive[inputs[0]].device.type)
         self.tape.steps.append(
@@ -285,6 +295,9 @@ def _unseen_write(by: str) -> NoClosedFormError:
         f"{by} works in place on a tensor that the path uses again, or of which it uses another view",
         "write it out of place, as in x = torch.relu(x)",
     )
+
+
+_OUTSIDE = output_of.__code__  # which runs the network
 
 
 def _storage(tensor: Tensor) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -82,6 +83,9 @@ class Tape:
         roots: value of each target layer's output, by dotted name.
         output: the output of the network, or of its feature layer.
         outputs: position of each tensor of the output among the values; None if it depends on no target layer.
+        branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``,
+            ``detach`` or under ``no_grad``: constants that are others at other activations.
+        codes: the code of all functions of the network that the steps were called from, by id.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -89,6 +93,8 @@ class Tape:
     roots: dict[str, int] = field(default_factory=dict)
     output: Any = None
     outputs: list[int | None] = field(default_factory=list)
+    branches: bool = False
+    codes: dict[int, CodeType] = field(default_factory=dict)
     _constants: list[tuple[Tensor, int | None]] = field(default_factory=list)
 
     @property

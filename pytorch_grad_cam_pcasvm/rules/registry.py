@@ -243,6 +243,21 @@ def constant(*calls: Any) -> None:
     CONSTANTS.update(calls)
 
 
+def of_shape(call: Any) -> bool:
+    """Return whether what a function without a gradient returns depends on shape, dtype and device alone."""
+    name = getattr(call, "__name__", "")
+    if name == "__get__":  # a property, such as .shape
+        return call not in CONSTANTS
+    return name in _OF_SHAPE or (name.startswith("is_") and name != "is_nonzero")
+
+
+_OF_SHAPE = {
+    *("__len__", "dim", "element_size", "get_device", "ndimension", "nelement", "numel", "size", "storage_offset"),
+    *("stride", "type", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty"),
+}
+
+
 def unbroadcast(grad: Tensor, x: Any) -> Tensor:
     """Sum grad (K, ...) over the dimensions along which x was broadcast: (K, *x.shape)."""
     extra = grad.dim() - 1 - x.dim()
