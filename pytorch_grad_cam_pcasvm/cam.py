@@ -131,9 +131,9 @@ class ClosedFormCAM(BaseCAM):
         backbone, _, names = self._layers(model)
         with evaluating(model):
             # The host's classes between add nothing that is needed here.
-            BaseCAM.__init__(self, model, [backbone.get_submodule(name) for name in names], reshape_transform)
-            # Nothing here needs the host's hooks, which copy every activation to the CPU.
-            self.activations_and_grads.release()
+            # Of no layers: nothing here needs the host's hooks, which copy every activation to the CPU.
+            BaseCAM.__init__(self, model, [], reshape_transform)
+            self.target_layers = [backbone.get_submodule(name) for name in names]
 
     def __call__(
         self,
@@ -430,16 +430,14 @@ class ClosedFormCAM(BaseCAM):
     @contextmanager
     def _running(self, x: Tensor) -> Iterator[Sequence[nn.Module]]:
         """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
-        kind = x.device.type
         with ExitStack() as stack:
             modules = modules_of(self.model)
             stack.enter_context(evaluating(self.model, modules))
             stack.enter_context(eager(modules))
             # Not inference mode, whose tensors a user could not train on.
             stack.enter_context(torch.no_grad())
-            if torch.is_autocast_enabled(kind):
-                dtype = torch.get_autocast_dtype(kind)
-                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=False))
+            if torch.is_autocast_enabled(x.device.type):
+                torch.set_autocast_cache_enabled(False)  # evaluating puts it back
             yield modules
 
 

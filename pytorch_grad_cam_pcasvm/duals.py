@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.backends import cuda
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+
+from pytorch_grad_cam_pcasvm.rollback import Mode, Rollback
 
 _lock = threading.RLock()  # there is one dual level in all threads
 _ADD, _SUB, _MUL, _DIV = ({getattr(torch, name), getattr(Tensor, name)} for name in ("add", "sub", "mul", "div"))
@@ -19,11 +21,15 @@ _WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
 _AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED
 
 
+_KERNELS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+
+
 @contextmanager
 def dual_numbers() -> Iterator[None]:
     """Let tensors carry derivatives (``forward_ad.make_dual``), in one thread at a time, also in inference mode."""
     with (
         _lock,
+        _putting_back(),
         warnings.catch_warnings(),
         sdpa_kernel(SDPBackend.MATH),  # of attention only this kernel has a forward derivative
         torch.inference_mode(False),  # in which derivatives get lost without a word
@@ -35,7 +41,19 @@ def dual_numbers() -> Iterator[None]:
         yield
 
 
-class _Constants(TorchFunctionMode):
+@contextmanager
+def _putting_back() -> Iterator[None]:
+    """Put back what is the whole process's, also after an interrupt inside a context of torch's."""
+    with Rollback() as rollback:
+        if forward_ad._current_level < 0:
+            rollback.note(lambda: forward_ad.exit_dual_level() if forward_ad._current_level >= 0 else None)
+        for name in _KERNELS:
+            enable, enabled = getattr(cuda, f"enable_{name}"), getattr(cuda, f"{name}_enabled")
+            rollback.note(enable, enabled())
+        yield
+
+
+class _Constants(Mode):
     """Finds the derivative of what is affine in its one dual number by the same function, without its constants.
 
     torch itself computes with the zeros that are a constant's derivative: in arithmetic this takes 50 times as long,

@@ -2,7 +2,6 @@
 
 import math
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pytorch_grad_cam_pcasvm.hooks import hooked
 from pytorch_grad_cam_pcasvm.images import image_and_label, plain_tensor
 from pytorch_grad_cam_pcasvm.layout import layout_of
 from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name, uncompiled
@@ -171,24 +171,19 @@ def output_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor)
     if layer is None:
         with explained(backbone, x):
             return backbone(x)
-    thread = threading.get_ident()
     reached: list[Any] = []
 
-    def stop(module: nn.Module, args: Any, output: Any) -> None:
-        # Another thread may be running the same backbone: leave its pass alone.
-        if threading.get_ident() == thread:
-            reached.append(output)
-            raise Reached
+    def stop(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        reached.append(output)
+        raise Reached
 
-    handle = backbone.get_submodule(layer).register_forward_hook(stop)
     try:
-        with explained(backbone, x):
+        with hooked() as hooks, explained(backbone, x):
+            hooks.after(backbone.get_submodule(layer), stop)
             backbone(x)
     except Reached:
         if not reached:  # that of a pass around this one
             raise
-    finally:
-        handle.remove()
     if reached:  # also where a bare "except:" of the network's own kept the pass running
         return reached[0]
     raise ValueError(

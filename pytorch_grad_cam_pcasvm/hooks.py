@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules import module as torch_module
+
+from pytorch_grad_cam_pcasvm.rollback import Rollback
 
 
 class Hooks:
     """Forward hooks on modules that may also be running in other threads, whose passes they leave alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, rollback: Rollback) -> None:
         self._thread = threading.get_ident()
-        self._handles: list[Any] = []
+        self._rollback = rollback
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call ``hook(module, args, kwargs)`` before the module runs."""
@@ -24,7 +26,8 @@ class Hooks:
             if threading.get_ident() == self._thread:
                 hook(*args)
 
-        self._handles.append(module.register_forward_pre_hook(run, with_kwargs=True))
+        self._rollback.note(_remove, run, module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+        module.register_forward_pre_hook(run, with_kwargs=True)
 
     def after(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         """Call ``hook(module, args, kwargs, output)`` after the module runs; it may return another output."""
@@ -32,7 +35,8 @@ class Hooks:
         def run(*args: Any) -> Any:
             return hook(*args) if threading.get_ident() == self._thread else None
 
-        self._handles.append(module.register_forward_hook(run, with_kwargs=True, prepend=prepend))
+        self._rollback.note(_remove, run, module._forward_hooks, module._forward_hooks_with_kwargs)
+        module.register_forward_hook(run, with_kwargs=True, prepend=prepend)
 
     def before_scripted(self, hook: Callable[..., None]) -> None:
         """Call ``hook(module, args)`` before any scripted module runs, as these take no hooks of their own."""
@@ -41,12 +45,8 @@ class Hooks:
             if isinstance(module, torch.jit.ScriptModule) and threading.get_ident() == self._thread:
                 hook(module, args)
 
-        self._handles.append(register_module_forward_pre_hook(run))
-
-    def remove(self) -> None:
-        """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
+        self._rollback.note(_remove, run, torch_module._global_forward_pre_hooks)
+        torch_module.register_module_forward_pre_hook(run)
 
 
 @contextmanager
@@ -56,8 +56,12 @@ def hooked() -> Iterator[Hooks]:
     Yields:
         The hooks.
     """
-    hooks = Hooks()
-    try:
-        yield hooks
-    finally:
-        hooks.remove()
+    with Rollback() as rollback:
+        yield Hooks(rollback)
+
+
+def _remove(run: Any, hooks: dict[int, Any], *others: dict[int, Any]) -> None:
+    """Remove a hook from where torch keeps it; by itself, as an interrupt may come before its handle does."""
+    for number in [number for number, hook in hooks.copy().items() if hook is run]:
+        for kept in (*others, hooks):
+            kept.pop(number, None)

@@ -3,7 +3,7 @@
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
+
+from pytorch_grad_cam_pcasvm.rollback import Rollback
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -85,7 +87,8 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-_evaluating: "WeakKeyDictionary[nn.Module, tuple[int, bool]]" = WeakKeyDictionary()
+# By module: its own flag, and who holds it in evaluation mode.
+_evaluating: "WeakKeyDictionary[nn.Module, tuple[bool, set[Rollback]]]" = WeakKeyDictionary()
 _evaluating_lock = threading.Lock()
 
 
@@ -93,24 +96,29 @@ _evaluating_lock = threading.Lock()
 def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[None]:
     """Put a model, whose modules may be given, in evaluation mode, and restore it when its last user leaves."""
     modules = modules_of(model) if modules is None else modules
-    with _evaluating_lock:
-        # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
-        shared = len(_evaluating) > 0
-        flags = {m: m.training for m in modules if m.training or (shared and m in _evaluating)}
-        for module, flag in flags.items():
-            users, training = _evaluating.get(module, (0, flag))
-            _evaluating[module] = users + 1, training
-            module.training = False
-    try:
-        yield
-    finally:
+    with Rollback() as rollback:
+        rollback.note_torch()
         with _evaluating_lock:
-            for module in flags:
-                users, training = _evaluating.pop(module)
-                if users > 1:
-                    _evaluating[module] = users - 1, training
-                else:
-                    module.training = training
+            # Nothing is to be put back where nothing was changed: most models are in evaluation mode already.
+            shared = len(_evaluating) > 0
+            # All of them first: a compiled module's flag is that of the module inside.
+            flags = {m: m.training for m in modules if m.training or (shared and m in _evaluating)}
+            rollback.note(_release, rollback, flags)
+            for module, training in flags.items():
+                _evaluating.setdefault(module, (training, set()))[1].add(rollback)
+                module.training = False
+        yield
+
+
+def _release(user: Rollback, modules: Iterable[nn.Module]) -> None:
+    """Give modules that nobody holds in evaluation mode any more their own flags back."""
+    with _evaluating_lock:
+        for module in modules:
+            training, users = _evaluating.get(module, (None, set()))
+            users.discard(user)
+            if training is not None and not users:
+                module.training = training
+                del _evaluating[module]
 
 
 _ATOMS = {type(None), bool, int, float, str, bytes, nn.Parameter}  # nothing in them is put back
@@ -126,15 +134,13 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     are parameters' values (they are not copied), hooks, attributes of scripted modules, lazy modules before their first
     pass, and the contents of objects of other kinds.
     """
-    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
-    with torch.random.fork_rng(devices):
-        undo = _undo(model)
-        try:
-            yield
-        finally:
-            with torch.inference_mode():  # elsewhere tensors that were made in it cannot be written to
-                for put_back in undo:
-                    put_back()
+    with Rollback() as rollback:
+        rollback.note(torch.set_rng_state, torch.get_rng_state())
+        for device in sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda}):
+            rollback.note(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+        for put_back in reversed(_undo(model)):
+            rollback.note(put_back)
+        yield
 
 
 def _undo(model: nn.Module) -> list[Callable[[], Any]]:
@@ -175,6 +181,7 @@ def _undo(model: nn.Module) -> list[Callable[[], Any]]:
     return undo
 
 
+@torch.inference_mode()  # elsewhere tensors that were made in it cannot be written to
 def _put_back_tensor(tensor: Tensor, alias: Tensor, numbers: Tensor) -> None:
     if tensor.data_ptr() != alias.data_ptr() or tensor.shape != alias.shape:
         tensor.data = alias
@@ -198,26 +205,28 @@ def _put_back_entries(container: Any, before: dict[Any, Any], kept: Collection[s
 
 
 _eager_lock = threading.Lock()
-_eager_users = 0
+_eager_users: set[Rollback] = set()
 _eager_stance = ExitStack()
 
 
 @contextmanager
 def eager(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Run compiled parts of a model, given as all its modules, uncompiled: compiled code shows no layers."""
-    global _eager_users
     if not any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in modules):
         yield
         return
     # The stance is the whole process's: it is taken by the first and put back by the last of several threads.
-    with _eager_lock:
-        if _eager_users == 0:
-            _eager_stance.enter_context(torch.compiler.set_stance("force_eager"))
-        _eager_users += 1
-    try:
-        yield
-    finally:
+    with Rollback() as rollback:
+        rollback.note(_leave_eager, rollback)
         with _eager_lock:
-            _eager_users -= 1
-            if _eager_users == 0:
-                _eager_stance.close()
+            if not _eager_users:
+                _eager_stance.enter_context(torch.compiler.set_stance("force_eager"))
+            _eager_users.add(rollback)
+        yield
+
+
+def _leave_eager(user: Rollback) -> None:
+    with _eager_lock:
+        _eager_users.discard(user)
+        if not _eager_users:
+            _eager_stance.close()
