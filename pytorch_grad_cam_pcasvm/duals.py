@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -46,11 +46,18 @@ def _putting_back() -> Iterator[None]:
     """Put back what is the whole process's, also after an interrupt inside a context of torch's."""
     with Rollback() as rollback:
         if forward_ad._current_level < 0:
-            rollback.note(lambda: forward_ad.exit_dual_level() if forward_ad._current_level >= 0 else None)
+            rollback.note(_leave_dual_level)
         for name in _KERNELS:
             enable, enabled = getattr(cuda, f"enable_{name}"), getattr(cuda, f"{name}_enabled")
             rollback.note(enable, enabled())
         yield
+
+
+def _leave_dual_level() -> None:
+    # torch counts twice, and an interrupt may come in between.
+    with suppress(RuntimeError):  # it was left already
+        torch._C._exit_dual_level(level=0)
+    forward_ad._current_level = -1
 
 
 class _Constants(Mode):

@@ -253,9 +253,10 @@ class SVMTarget(ClosedFormTarget):
         return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
 
     def why_blank(self, output: HeadOutput) -> str | None:
-        """Return why the map of a row of the output is blank, if its class is compared with itself; else None."""
-        same = self.category is None and self.versus is not None and self.versus == output.labels()
-        return f"the predicted class is {self.versus!r} itself" if same else None
+        """Return why the map of a row of the output is blank, if that is known; else None."""
+        if self.category is None and self.versus is not None and self.versus == output.labels():
+            return f"the predicted class is {self.versus!r} itself"
+        return output.head.why_blank(output.head_trace)
 
     def decision(self, output: Any) -> Tensor:
         """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""

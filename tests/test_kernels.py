@@ -182,3 +182,21 @@ def test_theorems_on_the_effect_of_a_support_vector(gamma):
     at_best = RBF(gamma).effect(point + 1 / np.sqrt(2 * gamma), point)
     assert float(at_best) == pytest.approx(np.sqrt(2 * gamma) * np.exp(-0.5), rel=1e-12)
     assert effect.max() <= at_best * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-15, 1e-7])
+def test_on_a_point_of_a_narrow_rbf_the_gradient_is_nothing_but_rounding(noise):
+    generator = torch.Generator().manual_seed(0)
+    points = 3 * torch.randn(7, 4, dtype=torch.float64, generator=generator)
+    x = points[2:3] * (1 + noise * torch.randn(1, 4, dtype=torch.float64, generator=generator))
+    kernel, coefficients = RBF(50.0), torch.ones(1, 1, 7, dtype=torch.float64)
+    assert not kernel.pullback(kernel.argument(x, points), x, points, coefficients)[0].any()
+    assert kernel.coincides(x, points)[0].tolist() == [place == 2 for place in range(7)]
+    # Next to it is a direction, as there is on the point itself if the kernel reaches others.
+    near, wide = x + 1e-4, RBF(0.05)
+    for each, of in ((kernel, near), (wide, x)):
+        leaf = of.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(each.value(each.argument(leaf, points)).sum(), leaf)
+        found, _ = each.pullback(each.argument(of, points), of, points, coefficients)
+        assert relative(found[0], expected) < 1e-9
+        assert not each.coincides(near, points).any()

@@ -16,10 +16,13 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
 from safetensors import safe_open
 from safetensors.torch import save_file
+from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import (
     BlankMapWarning,
     ClosedFormGradCAM,
+    ClosedFormShapleyCAM,
+    ContributionCAM,
     HeadOutput,
     PCASVMNet,
     PCATarget,
@@ -133,6 +136,23 @@ def test_jacobians_far_from_every_support_vector():
         assert (jacobians.log_scale < -745).all()
         factor = (jacobians.log_scale - maps.log_scale).exp().unsqueeze(-1)
         assert relative(jacobians.margins.sum(-1).transpose(1, 2) * factor, maps.weights) < 1e-5
+
+
+def test_grad_cam_on_a_support_vector_of_a_narrow_machine_is_blank_and_says_so():
+    problem = Problem(kernel="rbf", classes=2, dtype=torch.float32)
+    components = problem.net(problem.x).components.detach().numpy()
+    support = np.random.default_rng(0).normal(size=(20, components.shape[1])) * components.std(0)
+    support[:5] = components
+    svm = SVC(gamma=2000 / components.var()).fit(support, np.arange(20) % 2)
+    net = PCASVMNet(problem.backbone, [problem.head[:-1], svm], layer="classifier.4").eval()
+    cam = ClosedFormGradCAM(net, [problem.target_layer])
+    for x in (problem.x, problem.x[:1], problem.x[3:]):
+        with pytest.warns(BlankMapWarning, match=r"lies on a support vector \(training image \d\).*use ContributionCAM"):
+            maps = cam.explain(x, [SVMTarget()])
+        assert not maps.maps.any()
+    # Of second order there is something to see, and contributions know nothing of it.
+    for method in (ClosedFormShapleyCAM, ContributionCAM):
+        assert method(net, [problem.target_layer]).explain(problem.x, [SVMTarget()]).nu.all()
 
 
 def exact_direction(p, svm):

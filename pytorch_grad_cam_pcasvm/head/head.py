@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
@@ -366,6 +367,19 @@ class Head(Hookable):
         first = torch.tensor([self.class_index(category)], device=x.device)
         second = None if versus is None else torch.full_like(first, self.class_index(versus))
         return machine.effect(x, machine.voting.seed(first, second, machine.intercept.unsqueeze(0)))
+
+    def why_blank(self, trace: HeadTrace) -> str | None:
+        """Return why a row of a trace has no gradient, if it lies on a support vector of an RBF machine; else None."""
+        machine = self._decision()
+        if not isinstance(machine, KernelSVM) or not isinstance(machine.kernel, RBF):
+            return None
+        same = machine.kernel.coincides(trace.values[-2].unsqueeze(0), machine.support_vectors)[0].nonzero()
+        if not len(same):
+            return None
+        return (
+            f"it lies on a support vector (training image {int(machine.support[same[0, 0]])}), where the kernel is flat "
+            "and its gradient nothing but rounding: use ContributionCAM"
+        )
 
     def bytes_per_target(self, n: int) -> int:
         """Return roughly how much memory one target takes in the head for n images: a few rows of its widest stage."""
