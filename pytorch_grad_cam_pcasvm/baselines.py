@@ -37,6 +37,7 @@ class WithBaseline(ClosedFormCAM):
     """A method with a baseline (see :class:`ContributionCAM`)."""
 
     _predicted = SVMTarget()
+    _in_single = True
 
     def __init__(
         self,

@@ -80,6 +80,8 @@ class ClosedFormCAM(BaseCAM):
     _linear = False
     # Whether maps are sums of those made of parts of the gradient, as of single heads of attention.
     _of_heads_apart = False
+    # Whether differences between outputs count, of which half precision keeps too little.
+    _in_single = False
     # Whether the weights are sums over positions where the host takes means.
     _of_means = False
 
@@ -316,7 +318,7 @@ class ClosedFormCAM(BaseCAM):
         passed: Pass | None = None
         if not self._by_autograd:
             try:
-                passed = Path(*layers, self._checked, modules, self.attention).run(x)
+                passed = Path(*layers, self._checked, modules, self.attention, self._in_single).run(x)
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form":
                     raise

@@ -147,7 +147,9 @@ def test_grad_cam_on_a_support_vector_of_a_narrow_machine_is_blank_and_says_so()
     net = PCASVMNet(problem.backbone, [problem.head[:-1], svm], layer="classifier.4").eval()
     cam = ClosedFormGradCAM(net, [problem.target_layer])
     for x in (problem.x, problem.x[:1], problem.x[3:]):
-        with pytest.warns(BlankMapWarning, match=r"lies on a support vector \(training image \d\).*use ContributionCAM"):
+        with pytest.warns(
+            BlankMapWarning, match=r"lies on a support vector \(training image \d\).*use ContributionCAM"
+        ):
             maps = cam.explain(x, [SVMTarget()])
         assert not maps.maps.any()
     # Of second order there is something to see, and contributions know nothing of it.

@@ -29,6 +29,7 @@ class Path:
             the network; new ones are added.
         modules: all modules of the network, if known.
         attention: ``"frozen"``: the weights of attention are constants of every pass; ``"exact"``: they are not.
+        single: whether steps in half precision are done again in single, as differences between outputs need it.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Path:
         checked: set[Any] | None = None,
         modules: Sequence[nn.Module] | None = None,
         attention: str = "exact",
+        single: bool = False,
     ) -> None:
-        self._attention = attention
+        self._attention, self._single = attention, single
         self._backbone, self._layer, self._names = backbone, layer, list(names)
         self._checked = set() if checked is None else checked
         self._agreed: set[Any] = set()  # in this call
@@ -63,10 +65,14 @@ class Path:
             hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
             reason = "the network takes different steps in every run"
             raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
-        exact = passed
+        exact, tape = passed, passed.tape
         if self._attention == "frozen":
-            passed = ClosedFormPass(frozen(passed.tape), self._names)
-        # The network itself knows no frozen attention.
+            tape = frozen(tape)
+        if self._single:
+            tape = tape.in_single()
+        if tape is not exact.tape:
+            passed = ClosedFormPass(tape, self._names)
+        # The network itself knows no frozen attention, and stays in half precision.
         passed.check, passed.checked = partial(self.check_baseline, x, exact), self._checked
         return passed
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.modules import unchanged
@@ -232,6 +232,36 @@ class Tape:
             return blocks[0]
         return [torch.cat(parts)[: len(rows)] for parts in zip(*blocks, strict=True)]
 
+    def in_single(self) -> "Tape":
+        """Return the same steps and values in single precision; the tape itself if nothing is in half precision.
+
+        Raises:
+            NoClosedFormError: a step cannot be run in single precision.
+        """
+        if not any(value.dtype in _HALF for value in self.values):
+            return self
+        steps = [
+            replace(
+                step,
+                function=Tensor.float if step.function in (Tensor.half, Tensor.bfloat16) else step.function,
+                args=mapped(step.args, _single),
+                kwargs={name: mapped(item, _single) for name, item in step.kwargs.items()},
+                autocast=None,
+            )
+            for step in self.steps
+        ]
+        tape = replace(self, steps=steps, values=list(map(_single, self.values)), output=tree_map(_single, self.output))
+        try:
+            for root in sorted(self.roots.values()):
+                for index, value in tape.replay(root, tape.values[root]).items():
+                    tape.values[index] = value
+        except RuntimeError as error:
+            raise NoClosedFormError(
+                f"half precision is too coarse for this method, and the path cannot be run in single ({error})",
+                "use net.float()",
+            ) from error
+        return replace(tape, output=tape.structured(tape.outputs_of(dict(enumerate(tape.values)))))
+
     def _called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
         """Return what a step gives for other values."""
         args, kwargs = self.resolved(step.args, values), self.resolved(step.kwargs, values)
@@ -283,6 +313,16 @@ def frozen(tape: Tape) -> Tape:
             step = replace(step, args=args, kwargs=kwargs, inputs=tuple(left))
         steps.append(step)
     return replace(tape, steps=steps)
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _single(item: Any) -> Any:
+    """Return a tensor, or the name of a dtype, in single precision if it is in half."""
+    if isinstance(item, torch.dtype):
+        return torch.float32 if item in _HALF else item
+    return item.float() if isinstance(item, Tensor) and item.dtype in _HALF else item
 
 
 def has_gradient(tensor: Tensor) -> bool:
