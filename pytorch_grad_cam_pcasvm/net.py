@@ -189,6 +189,8 @@ class PCASVMNet(nn.Module):
 
     def of_features(self, features: Tensor) -> HeadOutput:
         """Return the scores for features, shape (N, D)."""
+        if not torch.compiler.is_compiling():
+            self.head.tell_of_fit()
         return HeadOutput.of(self.head, self.head(features))
 
     def predict(self, x: Tensor) -> np.ndarray:

@@ -1,6 +1,7 @@
 """PCASVMNet and its output."""
 
 import copy
+import pickle
 import warnings
 from functools import partial
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from problems import Problem
 from reference import relative
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import Normalizer
-from sklearn.svm import SVC
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, HeadOutput, PCASVMNet, extract_features
@@ -314,3 +317,38 @@ def test_a_wrong_layer_in_front_of_a_normalizer_is_named(problem, layer):
 def test_images_that_are_no_tensor_are_told_the_way_to_one(problem):
     with pytest.raises(TypeError, match=r"images must be a torch.Tensor, got ndarray: use torch.from_numpy"):
         problem.net(problem.x.numpy())
+
+
+def test_an_estimator_that_is_fitted_again_is_told_of():
+    problem = Problem()
+    features = problem.net(problem.x).features.detach().numpy()
+    search = GridSearchCV(make_pipeline(StandardScaler(), PCA(2), SVC()), {"svc__C": [1.0]}, cv=2)
+    calibrated = make_pipeline(StandardScaler(), CalibratedClassifierCV(LinearSVC(), cv=2))
+    labels = np.arange(len(features)) % 2
+    again = {
+        "StandardScaler": lambda head: head[0].fit(features),
+        "SVC": lambda head: head[-1].fit(head[:-1].transform(features), labels),
+        "SVR": lambda head: head.steps.__setitem__(-1, ("svr", SVR().fit(head[:-1].transform(features), labels))),
+    }
+    for name, change in again.items():
+        head = make_pipeline(StandardScaler(), PCA(2), SVC()).fit(features, labels)
+        net = PCASVMNet(problem.backbone, head, layer="classifier.4").eval()
+        copied = copy.deepcopy(net)
+        before = net(problem.x)
+        change(head)
+        with pytest.warns(
+            UserWarning, match=f"the {'SVC' if name == 'SVR' else name} was fitted again, or replaced.*make another one"
+        ):
+            assert torch.equal(net(problem.x), before)
+        net(problem.x)  # once
+        copied(problem.x)
+        ClosedFormGradCAM(net, [problem.target_layer]).explain(problem.x)
+    for head in (search, calibrated):
+        net = PCASVMNet(problem.backbone, head.fit(features, labels), layer="classifier.4").eval()
+        head.predict(features)
+        net(problem.x)
+        head.fit(features, labels)
+        with pytest.warns(UserWarning, match="was fitted again"):
+            net.predict(problem.x)
+    assert pickle.loads(pickle.dumps(net)).predict(problem.x).shape == (5,)
+    assert b"LinearSVC" not in pickle.dumps(net.head._fit)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, warn
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
-from pytorch_grad_cam_pcasvm.head.kernels import RBF
+from pytorch_grad_cam_pcasvm.head.fit import Fit
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
+from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
@@ -65,6 +66,7 @@ class Head(Hookable):
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()
+        self._fit = Fit(())
         stages = list(stages)
         reductions = [position for position, stage in enumerate(stages, 1) if stage.reduces]
         decisions = [position for position, stage in enumerate(stages, 1) if isinstance(stage, Decision)]
@@ -90,7 +92,11 @@ class Head(Hookable):
     @classmethod
     def of(cls, fitted: Any) -> "Head":
         """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``)."""
-        return fitted if isinstance(fitted, Head) else cls(stages_of(fitted))
+        if isinstance(fitted, Head):
+            return fitted
+        head = cls(stages_of(fitted))
+        head._fit = Fit(fitted)
+        return head
 
     @property
     def n_features(self) -> int | None:
@@ -170,6 +176,16 @@ class Head(Hookable):
                 trace.values.append(y)
                 trace.saved.append(saved)
         return trace
+
+    def tell_of_fit(self) -> None:
+        """Warn, once, if an estimator that the head was made from was fitted again: it still has the earlier fit."""
+        again = self._fit.fitted_again()
+        if again is not None:
+            warn(
+                f"the {again} was fitted again, or replaced, after this network was made, which still explains the "
+                "earlier fit: make another one, PCASVMNet(backbone, head, ...)",
+                UserWarning,
+            )
 
     def check(self, features: Tensor) -> None:
         """Compare the pullback through user-defined stages with autograd; raise a NoClosedFormError if they differ."""
@@ -377,8 +393,8 @@ class Head(Hookable):
         if not len(same):
             return None
         return (
-            f"it lies on a support vector (training image {int(machine.support[same[0, 0]])}), where the kernel is flat "
-            "and its gradient nothing but rounding: use ContributionCAM"
+            f"it lies on a support vector (training image {int(machine.support[same[0, 0]])}), where the kernel is "
+            "flat and its gradient nothing but rounding: use ContributionCAM"
         )
 
     def bytes_per_target(self, n: int) -> int:
