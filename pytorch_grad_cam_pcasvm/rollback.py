@@ -92,6 +92,11 @@ class Mode(TorchFunctionMode):
         self._within = next(each for each in reversed(_open) if each._thread == threading.get_ident())
         return super().__enter__()
 
+    def __exit__(self, *error: Any) -> None:
+        """End, unless an interrupt came where torch has set the mode aside."""
+        if torch.overrides._get_current_function_mode() is self:
+            super().__exit__(*error)
+
 
 def _is_left(mode: Any) -> bool:
     return isinstance(mode, Mode) and mode._within not in _open
