@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import test_estimators
 import torch
-from problems import Problem
+from problems import Problem, damaged
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, Head, PCASVMNet
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.head.stages import Stage
 
 HEADS = {
@@ -123,9 +123,25 @@ def test_a_changed_file_is_refused(file):
             Head.load(file)
 
 
+@pytest.mark.parametrize("what", ["head", "maps"])
+def test_a_damaged_file_is_refused(what, tmp_path):
+    problem = Problem()
+    written = problem.net.head
+    if what == "maps":
+        targets = [PCATarget(1, "-"), SVMTarget("ant", versus=np.str_("cat"))]
+        written = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x, targets)
+    file = tmp_path / "file"
+    written.save(file)
+    for content in damaged(file.read_bytes()):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged|changed since") as error:
+            type(written).load(file)
+        assert error.type is ValueError
+
+
 def test_a_foreign_file_is_refused(tmp_path):
     save_file({"weight": torch.ones(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="not the file of a head"):
+    with pytest.raises(ValueError, match=r"not a file that net.head.save\(path\) wrote"):
         Head.load(tmp_path / "other.safetensors")
     (tmp_path / "text").write_text("hello " * 100)
     with pytest.raises(ValueError, match="not a safetensors file"):
@@ -162,13 +178,13 @@ def test_a_file_that_was_edited_is_refused(file, change, message):
     edited(file, lambda parts: None)
     Head.load(file)
     edited(file, change)
-    with pytest.raises(ValueError, match=f"head.safetensors is not a valid head: .*{message}.*write it again"):
+    with pytest.raises(ValueError, match=f"head.safetensors is damaged, or no valid head: .*{message}.*write it again"):
         Head.load(file)
 
 
 def test_a_file_of_a_newer_version_is_refused(file):
     edited(file, lambda parts: None, "pytorch_grad_cam_pcasvm head 3")
-    with pytest.raises(ValueError, match="written by a newer version: update"):
+    with pytest.raises(ValueError, match="written by a newer version, or is damaged: update"):
         Head.load(file)
 
 
