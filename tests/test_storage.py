@@ -96,6 +96,19 @@ def file(tmp_path):
     return tmp_path / "head.safetensors"
 
 
+def test_a_link_stays_a_link(file, tmp_path):
+    written = file.read_bytes()
+    target, link = tmp_path / "other" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    link.symlink_to("other/target")
+    for _ in range(2):  # a target that is not there, and one that is
+        Head.load(file).save(link)
+        assert link.is_symlink()
+        assert target.read_bytes() == written
+        target.write_bytes(b"")
+    assert [path.name for path in target.parent.iterdir()] == ["target"]
+
+
 def test_there_is_no_pickle_in_the_file(file):
     content = file.read_bytes()
     with pytest.raises(pickle.UnpicklingError):

@@ -39,8 +39,9 @@ _PARTS: dict[str, type] = {
 
 def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write tensors and strings to a safetensors file, with a checksum."""
-    if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {Path(path).parent} to save in: make it first")
+    path = Path(path).resolve()  # what a link points to, not the link
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to save in: make it first")
     # Clones: the format has no views.
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     written = memoryview(serialised(tensors, metadata | {"sha256": _digest(metadata, tensors)}))
