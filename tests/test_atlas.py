@@ -463,6 +463,17 @@ def test_manifests_of_version_0_2_have_no_checksum(built, tmp_path):
     assert contents(folder) == contents(built.folder)
 
 
+@pytest.mark.parametrize(("label", "others"), [(2**70, 1), ("\ud800", "a"), (2**53 + 1, 0.5)], ids=ascii)
+def test_labels_that_parquet_cannot_hold(tmp_path, label, others):
+    x, _ = images(90)
+    data = [(image, label if row == 40 else others) for row, image in enumerate(x)]
+    with pytest.raises(ValueError, match=re.escape(f"image '40' has the label {label!r}, which Parquet")) as error:
+        build(tmp_path / "atlas", data=data)
+    assert type(error.value) is ValueError
+    assert "give it another one" in str(error.value)
+    assert [path.name for path in (tmp_path / "atlas").glob("part-*")] == ["part-00000.parquet"]
+
+
 class Scaled(nn.Module):
     """A network with a number that is no weight."""
 

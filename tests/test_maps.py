@@ -439,6 +439,7 @@ def test_saved_maps_are_bit_identical(problem, tmp_path):
             SVMTarget(label)
             for label in ("ü", 3, 2.5, True, np.str_("a"), np.int64(3), np.float32(0.1), np.bool_(True))
         ],
+        SVMTarget("\ud800", versus=2**70),
         PCATarget(np.uint8(3), "-"),
         SVMTarget(versus="runner-up", sign="-"),
         ProbabilityTarget(np.int32(-1)),

@@ -77,7 +77,7 @@ def test_a_loaded_head_gives_bit_identical_maps(tmp_path):
     assert net.predict(problem.x).dtype == problem.net.predict(problem.x).dtype
 
 
-LABELS = [["a", "b"], [3, 7], [False, True], np.array(["x", "y"], dtype=object), [1.0, 2.0]]
+LABELS = [["a", "b"], [3, 7], [False, True], np.array(["x", "y"], dtype=object), [1.0, 2.0], ["\ud800", "b"]]
 
 
 @pytest.mark.parametrize("labels", LABELS, ids=str)
