@@ -217,7 +217,10 @@ def _atlas(options: Any) -> None:
     )
     print(store)
     if store.labels is not None and store.head.classes_ is not None:
-        print(f"{store.correct.mean():.1%} of the {len(store)} images are classified correctly")
+        try:
+            print(f"{store.correct.mean():.1%} of the {len(store)} images are classified correctly")
+        except ValueError as error:  # the atlas is complete
+            print(f"whether they are classified correctly cannot be told: {error}")
     if store.manifest["bad"]:
         print(f"left out because they cannot be read: {', '.join(store.manifest['bad'])}")
     print(f"browse it: {_RUN} explore {options.out}")

@@ -29,7 +29,7 @@ from pytorch_grad_cam_pcasvm.targets import (
 )
 
 SCALES = ("map", "target", "none")
-FORMAT = "pytorch_grad_cam_pcasvm maps 1"
+FORMATS = ("pytorch_grad_cam_pcasvm maps 1", "pytorch_grad_cam_pcasvm maps 2")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -168,7 +168,7 @@ class SignedMaps:
             path,
             tensors,
             {
-                "format": FORMAT,
+                "format": FORMATS[-1],
                 "targets": json.dumps([encoded(t) for t in self.targets]),
                 "linear": json.dumps(self.linear),
             },
@@ -182,17 +182,19 @@ class SignedMaps:
         returns several tensors); a target from outside this package becomes its name, a string.
 
         Raises:
-            ValueError: the file is truncated, is not a file of maps, or comes from a later version.
+            ValueError: the file is truncated, was changed, is not a file of maps, or comes from a later version.
             FileNotFoundError: there is no such file.
         """
-        metadata, tensors = storage.read(path, "maps.save(path)")
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a file of maps: write one with maps.save(path)")
-        targets = [decoded(target) for target in json.loads(metadata["targets"])]
-        numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
-        output = tensors.get("output.scores", numbered)
-        named = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
-        return SignedMaps(**named, targets=targets, output=output, linear=json.loads(metadata.get("linear", "false")))
+        metadata, tensors = storage.read(path, "maps.save(path)", FORMATS)
+        try:
+            targets = [decoded(target) for target in json.loads(metadata["targets"])]
+            numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
+            output = tensors.get("output.scores", numbered)
+            named = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
+            linear = json.loads(metadata.get("linear", "false"))
+            return SignedMaps(**named, targets=targets, output=output, linear=linear)
+        except Exception as error:  # whatever a damaged file without a checksum leads to
+            raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
 
     def _tensors(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in (*_TENSORS, *_OF_SOME_METHODS)}

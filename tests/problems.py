@@ -1,5 +1,6 @@
 """Test problems: small networks of the paper's shape with fitted heads, as data with a readable id."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -265,3 +266,14 @@ class Explained:
 def explained(*args: Any, **kwargs: Any) -> Explained:
     """Return a problem that is fitted once for all tests of a session."""
     return Explained(*args, **kwargs)
+
+
+def damaged(content: bytes) -> Iterator[bytes]:
+    """Yield the content of a file with a bit flipped, 300 times another one, and cut off."""
+    random = np.random.default_rng(0)
+    for bit in random.integers(8 * len(content), size=300).tolist():
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+    for end in random.integers(len(content), size=30).tolist():
+        yield content[:end]

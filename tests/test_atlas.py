@@ -4,7 +4,9 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from atlases import Deadly, Pictures, Slow, backbone, contents, folder, images, layer, problem
+from problems import damaged
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
@@ -33,7 +36,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import shards
+from pytorch_grad_cam_pcasvm.atlas import manifest, shards
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -437,6 +440,40 @@ def test_manifests_that_are_none(tmp_path):
         atlas.load(tmp_path)
 
 
+def test_a_damaged_manifest_is_refused(built, tmp_path):
+    for content in damaged((built.folder / "manifest.json").read_bytes()):
+        (tmp_path / "manifest.json").write_bytes(content)
+        try:
+            assert manifest.read(tmp_path) == built.manifest  # a capital E in a number
+        except ValueError as error:
+            told = f"{type(error).__name__}: {error}"
+            assert re.match("ValueError: .*(damaged|changed since)", told)
+
+
+def test_manifests_of_version_0_2_have_no_checksum(built, tmp_path):
+    folder = shutil.copytree(built.folder, tmp_path / "atlas")
+    old = json.dumps(built.manifest, indent=1, sort_keys=True) + "\n"
+    assert '"pytorch_grad_cam_pcasvm atlas 1"' in old
+    assert "sha256" not in old
+    (folder / "manifest.json").write_text(old)
+    with pytest.warns(UserWarning, match=r"manifest.json .* no checksum, .*: run the same build again"):
+        assert atlas.load(folder).manifest == built.manifest
+    with pytest.warns(UserWarning, match="no checksum"):
+        build(folder)
+    assert contents(folder) == contents(built.folder)
+
+
+@pytest.mark.parametrize(("label", "others"), [(2**70, 1), ("\ud800", "a"), (2**53 + 1, 0.5)], ids=ascii)
+def test_labels_that_parquet_cannot_hold(tmp_path, label, others):
+    x, _ = images(90)
+    data = [(image, label if row == 40 else others) for row, image in enumerate(x)]
+    with pytest.raises(ValueError, match=re.escape(f"image '40' has the label {label!r}, which Parquet")) as error:
+        build(tmp_path / "atlas", data=data)
+    assert type(error.value) is ValueError
+    assert "give it another one" in str(error.value)
+    assert [path.name for path in (tmp_path / "atlas").glob("part-*")] == ["part-00000.parquet"]
+
+
 class Scaled(nn.Module):
     """A network with a number that is no weight."""
 
@@ -538,9 +575,7 @@ def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
 
 def test_another_version_is_told(tmp_path):
     store = build(tmp_path / "atlas")
-    entries = json.loads((store.folder / "manifest.json").read_text())
-    entries["versions"]["torch"] = "1.0"
-    (store.folder / "manifest.json").write_text(json.dumps(entries))
+    manifest.write(store.folder, store.manifest | {"versions": store.manifest["versions"] | {"torch": "1.0"}})
     with pytest.warns(UserWarning, match=r"started with torch 1.0 \(now"):
         build(store.folder)
 

@@ -77,6 +77,23 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     assert row["verdict"] == "too few images to say"
 
 
+def test_photos_in_other_folders_than_those_of_the_head(network, head, photos, tmp_path, capsys):
+    for name in ("cat", "dog"):
+        shutil.copytree(photos / name, tmp_path / "photos" / f"{name}s")
+    options = [
+        "--images",
+        str(tmp_path / "photos"),
+        *network[2:],
+        "--head",
+        str(head),
+        "--out",
+        str(tmp_path / "atlas"),
+    ]
+    assert main(["atlas", *options]) == 0
+    told = "labels [0, 1], named ['cats', 'dogs'], of the data are not classes of the head, which are ['cat', 'dog']"
+    assert told in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_heads_of_skops(network, photos, tmp_path, weights):
     skops = pytest.importorskip("skops.io")

@@ -32,7 +32,16 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.evaluation.completeness import ERROR
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
-from pytorch_grad_cam_pcasvm.evaluation.localisation import NONE, POINT, SHARE, _chosen, _scene, _tile_masks
+from pytorch_grad_cam_pcasvm.evaluation.localisation import (
+    NONE,
+    NOWHERE,
+    POINT,
+    SHARE,
+    _chosen,
+    _points,
+    _scene,
+    _tile_masks,
+)
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LABELS, LIKENESS
@@ -605,6 +614,39 @@ def test_the_share_of_maps_without_positive_evidence_is_told(corner):
     assert 0 < clear < 60
     assert found["Denying", NONE].mean == pytest.approx(clear / 60)
     assert found["Denying", SHARE] == Estimate(1.0, 0.0, 60 - clear)
+
+
+class Flat(ContributionCAM):
+    """Maps that are the same everywhere."""
+
+    def _maps(self, run, layer, targets):
+        made = super()._maps(run, layer, targets)
+        made.maps = torch.full_like(made.maps, 1 / 3)
+        return made
+
+
+def test_flat_maps_point_nowhere_and_pass_nothing():
+    # Three times as large, a third differs from pixel to pixel in its last bits.
+    net, x, labels = problem(nn.Sequential(nn.Conv2d(1, 6, 3, 3), nn.ReLU(), Pooled()))
+    call = [net, (x, labels), ["0"], [Flat]]
+    boxes = np.tile([0, 0, 3, 3], (len(x), 1))
+    found = E.localisation(*call, masks=boxes, rivals=[RANDOM], **QUIET)
+    assert found["Flat", NOWHERE] == Estimate(1.0, 0.0, 60)
+    assert found["Flat", POINT].n == found["Flat", POINT, "chance"].n == 0
+    assert found["Flat", NONE].mean == 0
+    assert found["Flat", SHARE, "chance"].mean == pytest.approx(0)
+    faithful = E.faithfulness(*call, rivals=[RANDOM], images=12, **QUIET)
+    assert {row.estimate for row in faithful.rows} == {Estimate(0.0, 0.0, 12)}
+    stable = E.stability(*call, images=12, **QUIET)
+    assert {row.estimate.n for row in stable.rows} == {0}
+
+
+def test_equal_largest_values_share_the_point():
+    maps = np.array([[[1, 0, 1], [0, 3, 0], [0, 0, 3]], [[2, 1, 0], [0, 0, 0], [0, 0, 0]], -np.eye(3)])
+    maps[0, 1, 1] *= 1 + 1e-15  # equal but for rounding
+    inside = np.zeros((3, 3, 3), bool)
+    inside[:, :2, :2] = True
+    np.testing.assert_array_equal(_points(maps, inside), [1 / 2, 1, np.nan])
 
 
 def test_a_report_that_is_stopped_keeps_what_was_measured(corner, tmp_path, monkeypatch):

@@ -490,6 +490,9 @@ def test_an_earlier_page_is_replaced(tmp_path: Path) -> None:
 def test_one_file_has_a_name_or_a_folder(tmp_path: Path) -> None:
     assert write_page(FakeStore(5), tmp_path / "a.html", single_file=True) == tmp_path / "a.html"
     assert write_page(FakeStore(5), tmp_path / "a.html", single_file=True) == tmp_path / "a.html"
+    (tmp_path / "link.html").symlink_to("a.html")
+    assert write_page(FakeStore(6), tmp_path / "link.html", single_file=True) == tmp_path / "link.html"
+    assert (tmp_path / "link.html").is_symlink()
     assert write_page(FakeStore(5), tmp_path / "b", single_file=True) == tmp_path / "b" / "index.html"
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["index.html"]
 

@@ -3,14 +3,14 @@
 import copy
 import json
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import cv2
 import mpmath
 import numpy as np
 import pytest
 import torch
-from problems import Problem
+from problems import Problem, damaged
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
@@ -31,6 +31,8 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
 )
 from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.maps import FORMATS
 from pytorch_grad_cam_pcasvm.targets import PredictedScore, ScoreTarget
 
 TENSORS = ("maps", "weights", "values", "nu", "log_scale")
@@ -459,6 +461,7 @@ def test_saved_maps_are_bit_identical(problem, tmp_path):
             SVMTarget(label)
             for label in ("ü", 3, 2.5, True, np.str_("a"), np.int64(3), np.float32(0.1), np.bool_(True))
         ],
+        SVMTarget("\ud800", versus=2**70),
         PCATarget(np.uint8(3), "-"),
         SVMTarget(versus="runner-up", sign="-"),
         ProbabilityTarget(np.int32(-1)),
@@ -498,15 +501,34 @@ def test_files_that_hold_no_maps_are_refused(tmp_path):
     with pytest.raises(ValueError, match="not a safetensors file, or is truncated"):
         SignedMaps.load(tmp_path / "short")
     save_file({"maps": maps.maps}, tmp_path / "other")
-    with pytest.raises(ValueError, match="is not a file of maps"):
+    with pytest.raises(ValueError, match=r"is not a file that maps.save\(path\) wrote"):
         SignedMaps.load(tmp_path / "other")
     later = json.dumps([{"target": "LaterTarget", "fields": {}}])
-    metadata = {"format": "pytorch_grad_cam_pcasvm maps 1", "targets": later}
-    save_file({"output.scores": maps.output}, tmp_path / "later", metadata)
+    storage.write(tmp_path / "later", {"output.scores": maps.output}, {"format": FORMATS[-1], "targets": later})
     with pytest.raises(ValueError, match="unknown target 'LaterTarget': the file is from a later version"):
         SignedMaps.load(tmp_path / "later")
     with pytest.raises(TypeError, match="a label must be a string, a number or a boolean, got bytes"):
         SignedMaps(*[maps.maps] * 5, [SVMTarget(b"a")], maps.output).save(tmp_path / "bytes")
+
+
+def test_files_of_version_0_2_have_no_checksum(problem, tmp_path):
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [PCATarget(1, "-"), SVMTarget()])
+    tensors = {name: getattr(maps, name).clone() for name in TENSORS} | {"output.scores": maps.output.margins}
+    metadata = {"format": "pytorch_grad_cam_pcasvm maps 1", "linear": "true"}
+    targets = [{"target": "PCATarget", "fields": {"component": 1, "sign": "-"}}]
+    targets.append({"target": "SVMTarget", "fields": {"category": None, "versus": None, "sign": "+"}})
+    file = tmp_path / "maps"
+    save_file(tensors, file, metadata | {"targets": json.dumps(targets)})
+    with pytest.warns(UserWarning, match=r"has no checksum.*: write it again with maps.save\(path\)"):
+        loaded = SignedMaps.load(file)
+    assert loaded.targets == list(maps.targets)
+    assert loaded.linear
+    assert all(torch.equal(getattr(loaded, name), getattr(maps, name)) for name in TENSORS)
+    for content in damaged(file.read_bytes()):  # as far as it can be seen
+        file.write_bytes(content)
+        with warnings.catch_warnings(), suppress(ValueError):
+            warnings.simplefilter("ignore")
+            SignedMaps.load(file)
 
 
 @contextmanager

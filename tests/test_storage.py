@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import test_estimators
 import torch
-from problems import Problem
+from problems import Problem, damaged
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, Head, PCASVMNet
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.head.stages import Stage
 
 HEADS = {
@@ -77,7 +77,7 @@ def test_a_loaded_head_gives_bit_identical_maps(tmp_path):
     assert net.predict(problem.x).dtype == problem.net.predict(problem.x).dtype
 
 
-LABELS = [["a", "b"], [3, 7], [False, True], np.array(["x", "y"], dtype=object), [1.0, 2.0]]
+LABELS = [["a", "b"], [3, 7], [False, True], np.array(["x", "y"], dtype=object), [1.0, 2.0], ["\ud800", "b"]]
 
 
 @pytest.mark.parametrize("labels", LABELS, ids=str)
@@ -94,6 +94,19 @@ def test_labels_of_any_dtype(labels, tmp_path):
 def file(tmp_path):
     Problem().net.head.save(tmp_path / "head.safetensors")
     return tmp_path / "head.safetensors"
+
+
+def test_a_link_stays_a_link(file, tmp_path):
+    written = file.read_bytes()
+    target, link = tmp_path / "other" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    link.symlink_to("other/target")
+    for _ in range(2):  # a target that is not there, and one that is
+        Head.load(file).save(link)
+        assert link.is_symlink()
+        assert target.read_bytes() == written
+        target.write_bytes(b"")
+    assert [path.name for path in target.parent.iterdir()] == ["target"]
 
 
 def test_there_is_no_pickle_in_the_file(file):
@@ -123,9 +136,25 @@ def test_a_changed_file_is_refused(file):
             Head.load(file)
 
 
+@pytest.mark.parametrize("what", ["head", "maps"])
+def test_a_damaged_file_is_refused(what, tmp_path):
+    problem = Problem()
+    written = problem.net.head
+    if what == "maps":
+        targets = [PCATarget(1, "-"), SVMTarget("ant", versus=np.str_("cat"))]
+        written = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x, targets)
+    file = tmp_path / "file"
+    written.save(file)
+    for content in damaged(file.read_bytes()):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged|changed since") as error:
+            type(written).load(file)
+        assert error.type is ValueError
+
+
 def test_a_foreign_file_is_refused(tmp_path):
     save_file({"weight": torch.ones(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="not the file of a head"):
+    with pytest.raises(ValueError, match=r"not a file that net.head.save\(path\) wrote"):
         Head.load(tmp_path / "other.safetensors")
     (tmp_path / "text").write_text("hello " * 100)
     with pytest.raises(ValueError, match="not a safetensors file"):
@@ -162,13 +191,13 @@ def test_a_file_that_was_edited_is_refused(file, change, message):
     edited(file, lambda parts: None)
     Head.load(file)
     edited(file, change)
-    with pytest.raises(ValueError, match=f"head.safetensors is not a valid head: .*{message}.*write it again"):
+    with pytest.raises(ValueError, match=f"head.safetensors is damaged, or no valid head: .*{message}.*write it again"):
         Head.load(file)
 
 
 def test_a_file_of_a_newer_version_is_refused(file):
     edited(file, lambda parts: None, "pytorch_grad_cam_pcasvm head 3")
-    with pytest.raises(ValueError, match="written by a newer version: update"):
+    with pytest.raises(ValueError, match="written by a newer version, or is damaged: update"):
         Head.load(file)
 
 

@@ -284,8 +284,31 @@ def test_labels_that_are_names(tmp_path):
     other = SVC().fit(store.components, store.labels)
     assert store.explain([17], SVMTarget("cat"), head=other).maps.shape == (1, 1, 6, 6)
     bare = atlas.build(named, TensorDataset(x, y), [layer(net)], tmp_path / "bare", progress=False)
-    with pytest.raises(ValueError, match="none of the head's classes"):
+    told = r"the labels \[0, 1, 2\] of the data are not classes of the head, which are \['ant', 'bee', 'cat'\]: rename"
+    with pytest.raises(ValueError, match=told):
         bare.disagreements()
+
+
+def test_labels_that_are_no_classes(tmp_path):
+    net, data = problem()
+    x, y = data.tensors
+    none = atlas.build(net, TensorDataset(x, y + 7), [layer(net)], tmp_path / "none", progress=False)
+    with pytest.raises(
+        ValueError, match=r"the labels \[7, 8, 9\] .* are not classes of the head, which are \[0, 1, 2\]"
+    ):
+        none.disagreements()
+    assert len(none.disagreements("boundary")) == 90
+    some = atlas.build(net, TensorDataset(x, y + 2), [layer(net)], tmp_path / "some", progress=False)
+    np.testing.assert_array_equal(np.sort(some.disagreements()), np.flatnonzero(some.labels != some.predictions))
+    assert (some.labels[some.correct] == 2).all()  # what is no class is never predicted
+
+
+def test_to_pandas_of_labels_that_are_no_classes(tmp_path):
+    pytest.importorskip("pandas")
+    net, data = problem()
+    x, y = data.tensors
+    store = atlas.build(net, TensorDataset(x, y + 7), [layer(net)], tmp_path / "atlas", progress=False)
+    assert "correct" not in store.to_pandas()
 
 
 def test_heads_without_classes(tmp_path):

@@ -5,6 +5,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def frame_of(store: "Atlas") -> Any:
     for name, values in (("label", store.labels), ("prediction", store.predictions)):
         if values is not None:
             columns[name] = values
-    if {"label", "prediction"} <= columns.keys() and store.labels.dtype.kind == store.predictions.dtype.kind:  # type: ignore[union-attr]
+    with suppress(ValueError):  # nothing to compare
         columns["correct"] = store.correct
     classes = store.manifest["classes"]
     width = store.scores.shape[1]

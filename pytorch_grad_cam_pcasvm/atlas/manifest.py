@@ -15,6 +15,7 @@ from pytorch_grad_cam_pcasvm.atlas.shards import temporary_of
 from pytorch_grad_cam_pcasvm.errors import warn
 
 FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
+_WITH_CHECKSUM = "pytorch_grad_cam_pcasvm atlas 2"  # in the file alone: shards go on knowing their atlas by the former
 NAME = "manifest.json"
 
 # What may differ between two runs of one build.
@@ -35,11 +36,17 @@ _DIGESTS = {
 def digest_of(entries: Mapping[str, Any]) -> str:
     """Return the digest by which shards know their atlas."""
     same = {key: value for key, value in entries.items() if key not in _OF_THE_RUN}
-    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+    return _checksum(same)
+
+
+def _checksum(entries: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def write(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Write the manifest of an atlas, whole or not at all."""
+    """Write the manifest of an atlas, with a checksum, whole or not at all."""
+    entries = {**entries, "format": _WITH_CHECKSUM}
+    entries["sha256"] = _checksum(entries)
     temporary = temporary_of(folder / NAME)
     temporary.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     temporary.replace(folder / NAME)
@@ -50,19 +57,27 @@ def read(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no manifest.
-        ValueError: it is not the manifest of an atlas, or comes from a later version.
+        ValueError: it is not the manifest of an atlas, was changed, or comes from a later version.
     """
     path = folder / NAME
     if not path.is_file():
         raise FileNotFoundError(f"there is no atlas in {folder}: make one with atlas.build(..., out={str(folder)!r})")
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        found = entries["format"]
+        found, checksum = entries["format"], entries.pop("sha256", None)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not the manifest of an atlas: delete {folder}, and build it again") from error
-    if found != FORMAT:
-        raise ValueError(f"{path} has format {found!r}, but this version reads {FORMAT!r}: update the package")
-    return entries
+        what = f"{path} is not the manifest of an atlas, or is damaged"
+        raise ValueError(f"{what}: delete {folder}, and build it again") from error
+    if found == FORMAT:
+        what = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
+        warn(f"{what}: run the same build again, which adds one", UserWarning)
+    elif found != _WITH_CHECKSUM:
+        what = f"{path} has format {found!r}, but this version reads {_WITH_CHECKSUM!r}"
+        raise ValueError(f"{what}: update the package, or if it is damaged, delete {folder}, and build it again")
+    elif checksum != _checksum(entries):
+        what = f"{path} was changed since it was written: its checksum does not match"
+        raise ValueError(f"{what}; delete {folder}, and build it again")
+    return {**entries, "format": FORMAT}
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

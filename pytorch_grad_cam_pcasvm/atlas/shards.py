@@ -42,6 +42,7 @@ def write(
 
     Raises:
         OSError: it cannot be written, for example because the disk is full; nothing of it is left.
+        ValueError: a label is too large an integer, or no valid text.
     """
     arrays, fields = [], []
     for name, values in columns.items():
@@ -52,7 +53,8 @@ def write(
             if shape:
                 array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(shape)))
         else:
-            array = pa.array(values, _KINDS[kinds[name]] if name in kinds else pa.binary())
+            kind = _KINDS[kinds[name]] if name in kinds else pa.binary()
+            array = _listed(name, values, kind, columns["id"])
         arrays.append(array)
         fields.append(pa.field(name, array.type, metadata={"shape": json.dumps(shape)}))
     metadata = {key: json.dumps(value) for key, value in marks.items()}
@@ -81,6 +83,19 @@ def write(
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _listed(name: str, values: Sequence[Any], kind: Any, ids: Sequence[str]) -> Any:
+    """Return a list as a column; an error names the image whose value it is."""
+    try:
+        return pa.array(values, kind)
+    except (OverflowError, ValueError) as error:
+        if len(values) == 1:
+            what = f"image {ids[0]!r} has the {name} {values[0]!r:.80}, which Parquet cannot hold ({error})"
+            raise ValueError(f"{what}: give it another one, and run the same build again") from error
+        for value, image in zip(values, ids, strict=True):
+            _listed(name, [value], kind, [image])
+        raise
 
 
 def temporary_of(path: Path) -> Path:

@@ -278,12 +278,12 @@ class Atlas:
         """Return the rows that are worth a second look.
 
         Args:
-            kind: ``"wrong"``: the prediction differs from the label, the most confident first; ``"boundary"``: the
-                scores of the two highest classes are close, the closest first.
+            kind: ``"wrong"``: the prediction differs from the label (always, where the label is no class), the most
+                confident first; ``"boundary"``: the scores of the two highest classes are close, the closest first.
             count: how many; None: all that are wrong, or all rows.
 
         Raises:
-            ValueError: an unknown kind, no classes, or no labels that are classes of the head.
+            ValueError: an unknown kind, no classes, or no label that is a class of the head.
         """
         if kind not in ("wrong", "boundary"):
             raise ValueError(f"kind must be 'wrong' or 'boundary', got {kind!r}")
@@ -306,13 +306,16 @@ class Atlas:
 
     @property
     def correct(self) -> np.ndarray:
-        """Whether the prediction equals the label, shape (R,)."""
+        """Whether the prediction equals the label, shape (R,); a label that is no class is never predicted."""
         if self.labels is None or self.predictions is None:
             raise ValueError("nothing to compare: the data set has no labels, or the head no predictions")
-        if self.labels.dtype.kind != self.predictions.dtype.kind:
+        found, classes = set(self.labels.tolist()), self.manifest["classes"]
+        if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or found & set(classes)):
+            shown = sorted(found)[:5]
+            named = f", named {self.names(shown)}," if self.manifest["names"] else ""
             raise ValueError(
-                f"labels such as {self.labels[0]!r} are none of the head's classes, {self.manifest['classes']}: fit "
-                "the head on the labels of the data set"
+                f"the labels {shown}{named} of the data are not classes of the head, which are {classes}: rename them, "
+                "or fit the head on them"
             )
         return self.labels == self.predictions
 

@@ -10,12 +10,13 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, generator, signed, upsampled
 from pytorch_grad_cam_pcasvm.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
-SHARE, POINT, NONE = "share of positive evidence", "pointing game", "maps without positive evidence"
+SHARE, POINT = "share of positive evidence", "pointing game"
+NONE, NOWHERE = "maps without positive evidence", "maps that point nowhere"
 _OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
 
 
@@ -39,8 +40,8 @@ def localisation(
     Without masks, images of different classes, each classified correctly on its own, are put side by side: two of them
     (an input twice as wide, for networks whose features are pooled), or four, each at half its size (the input keeps
     its size). The class of one tile is explained: what share of the positive evidence lies on that tile, and does the
-    largest value (the pointing game)? Chance is a half, or a quarter. With masks, the predicted class of each image is
-    explained, and chance is the mask's share of the image.
+    largest value (the pointing game, in which equal ones share the point)? Chance is a half, or a quarter. With masks,
+    the predicted class of each image is explained, and chance is the mask's share of the image.
 
     Args:
         net: the network; its head must have classes.
@@ -59,7 +60,8 @@ def localisation(
 
     Returns:
         Both measures for each method: against chance, random maps, another scene's map, the blind map and
-        a randomised head's map; and the share of maps without positive evidence, which have no measure.
+        a randomised head's map; and the share of maps without a measure: those without positive evidence, and for the
+        pointing game those that are flat, too.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -98,13 +100,13 @@ def localisation(
     numbers_of = {key: np.concatenate(parts) for key, parts in found.items()}
     rows = []
     for method in subject.methods:
-        for measure in (SHARE, POINT):
+        for measure, without in ((SHARE, NONE), (POINT, NOWHERE)):
             own = numbers_of[method, measure, ""]
             rows.append(Row(method, measure, "", Estimate.of(own)))
             rows.append(Row(method, measure, "chance", Estimate.of(own - chance), 0.0))
             for rival in against.names:
                 rows.append(Row(method, measure, rival, Estimate.of(own - numbers_of[method, measure, rival]), 0.0))
-        rows.append(Row(method, NONE, "", Estimate.of(np.isnan(own))))
+            rows.append(Row(method, without, "", Estimate.of(np.isnan(own))))
     rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
     return subject.result(
         "localisation",
@@ -288,7 +290,7 @@ def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:
 
 
 def _points(maps: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Return 1 where the largest value of a map is inside its mask, 0 where it is not; NaN where none is positive."""
-    flat = maps.reshape(len(maps), -1)
-    hits = where.reshape(len(maps), -1)[np.arange(len(maps)), flat.argmax(1)]
-    return np.where(flat.max(1) > 0, hits, np.nan)
+    """Return how much of where a map is largest is inside its mask; NaN where it is flat, or nowhere positive."""
+    axes = tuple(range(1, maps.ndim))
+    top = (maps > 0) & (maps >= (1 - SAME) * maps.max(axes, keepdims=True))
+    return _shares(top & ~top.all(axes, keepdims=True), where)

@@ -276,8 +276,11 @@ def signed(maps: Sequence[SignedMaps]) -> Tensor:
 def upsampled(maps: Tensor, size: Sequence[int]) -> np.ndarray:
     """Return maps (N, h, w) at the size of the images."""
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
-    whole = F.interpolate(maps.unsqueeze(1).double(), tuple(size), mode=mode, align_corners=False)
-    return whole[:, 0].cpu().numpy()
+    maps = maps.unsqueeze(1).double()
+    whole = F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
+    # Rounding may leave these bounds, and would rank the pixels of a flat map.
+    axes = tuple(range(1, maps.dim()))
+    return whole.clamp(maps.amin(axes, keepdim=True), maps.amax(axes, keepdim=True))[:, 0].cpu().numpy()
 
 
 def _data_set(data: Any) -> Any:

@@ -8,22 +8,25 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, stages, voting
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
 
 # Files of version 0.1 differ in these names alone.
 _FORMATS = ("pytorch_grad_cam_pcasvm head 1", FORMAT)
+_UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 _RENAMED = {"Single": "Regression", "rule": "voting", "rules": "votings"}
 
 _PARTS: dict[str, type] = {
@@ -35,13 +38,13 @@ _PARTS: dict[str, type] = {
 
 
 def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors and strings to a safetensors file."""
-    if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {Path(path).parent} to save in: make it first")
+    """Write tensors and strings to a safetensors file, with a checksum."""
+    path = Path(path).resolve()  # what a link points to, not the link
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to save in: make it first")
     # Clones: the format has no views.
-    written = memoryview(
-        serialised({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, metadata)
-    )
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    written = memoryview(serialised(tensors, metadata | {"sha256": _digest(metadata, tensors)}))
     # The library writes the strings in an order of its own, another one every time.
     length = int.from_bytes(written[:8], "little")
     header = json.dumps(json.loads(bytes(written[8 : 8 + length])), sort_keys=True).encode()
@@ -56,54 +59,66 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: di
         temporary.unlink(missing_ok=True)
 
 
-def read(path: str | PathLike[str], writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the strings and the tensors, on the CPU, of a safetensors file; errors name its ``writer``."""
+def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the strings and the tensors, on the CPU, of a file that :func:`write` wrote.
+
+    Args:
+        path: the file.
+        writer: what writes such files, for messages.
+        formats: those that can be read, the newest last.
+
+    Raises:
+        ValueError: the file is truncated, was changed, or has another format.
+    """
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder: name the file that {writer} wrote")
     try:
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {
+            metadata = file.metadata() or {}
+            tensors = {
                 name: file.get_tensor(name).clone()  # aligned as any other tensor: else the last bit may differ
                 for name in file.keys()  # noqa: SIM118
             }
     except SafetensorError as error:
-        what = f"{path} is not a safetensors file, or is truncated ({error})"
+        what = f"{path} is not a safetensors file, or is truncated or damaged ({error})"
         raise ValueError(f"{what}: make one with {writer}") from error
+    found = metadata.get("format", "")
+    if found not in formats:
+        if found.startswith(formats[-1][:-1]):
+            raise ValueError(f"{path} was written by a newer version, or is damaged: update pytorch_grad_cam_pcasvm")
+        raise ValueError(f"{path} is not a file that {writer} wrote, or is damaged: write it again")
+    if found == _UNCHECKED:
+        what = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
+        warn(f"{what}: write it again with {writer}", UserWarning)
+    elif metadata.get("sha256") != _digest(metadata, tensors):
+        what = f"{path} was changed since it was written: its checksum does not match"
+        raise ValueError(f"{what}; write it again with {writer}")
+    return metadata, tensors
 
 
 def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
     """Write the stages of a head to a file: see ``Head.save``."""
     tensors: dict[str, Tensor] = {}
-    header = json.dumps(_encode(parts, tensors))
-    write(path, tensors, {"format": FORMAT, "head": header, "sha256": _digest(header, tensors)})
+    write(path, tensors, {"format": FORMAT, "head": json.dumps(_encode(parts, tensors))})
 
 
 def digest_of(parts: list[stages.Stage]) -> str:
     """Return the digest of the stages of a head, which is also stored in its file."""
     tensors: dict[str, Tensor] = {}
-    return _digest(json.dumps(_encode(parts, tensors)), tensors)
+    return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
 def load(path: str | PathLike[str]) -> list[stages.Stage]:
     """Read the stages of a head, on the CPU, from a file: see ``Head.load``."""
-    metadata, tensors = read(path, "net.head.save(path)")
-    found = metadata.get("format", "")
-    if found not in _FORMATS:
-        if found.startswith(FORMAT[:-1]):
-            raise ValueError(f"{path} was written by a newer version: update pytorch_grad_cam_pcasvm")
-        raise ValueError(f"{path} is not the file of a head: write one with net.head.save(path)")
-    try:
-        unchanged = metadata["sha256"] == _digest(metadata["head"], tensors)
-    except (KeyError, ValueError):  # the names of entries and tensors
-        unchanged = False
-    if not unchanged:
-        raise ValueError(f"{path} was changed since it was written: its checksum does not match")
+    metadata, tensors = read(path, "net.head.save(path)", _FORMATS)
     try:
         parts = [_decode(part, tensors) for part in _parsed(metadata["head"])]
         if not all(isinstance(part, stages.Stage) for part in parts):
             raise ValueError("its parts are not stages")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise ValueError(f"{path} is not a valid head: {error}; write it again with net.head.save(path)") from error
+        raise ValueError(
+            f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
+        ) from error
     return parts
 
 
@@ -181,10 +196,13 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return value
 
 
-def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(header.encode())
-    for name in sorted(tensors, key=int):
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    # Of a head its JSON, which says what is in which tensor, and no more: older files and atlases have that digest.
+    others = {key: value for key, value in metadata.items() if key != "sha256"}
+    text = metadata.get("head") or json.dumps([others, sorted(tensors)], sort_keys=True)
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors, key=lambda name: (len(name), name)):  # 10 after 9
         tensor = tensors[name]
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

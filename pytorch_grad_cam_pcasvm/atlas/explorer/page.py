@@ -115,7 +115,8 @@ class _OneFile:
         if page.exists() and not (page.is_file() and _is_marked(page)):
             raise FileExistsError(f"{page} exists and is not an explorer: give another name, or delete it")
         page.parent.mkdir(parents=True, exist_ok=True)
-        self.page, self.temporary = page, page.with_name(f".{page.name}.{os.getpid()}.tmp")
+        self.page, self.target = page, page.resolve()  # what a link points to, not the link
+        self.temporary = self.target.with_name(f".{page.name}.{os.getpid()}.tmp")
         before, self.after = _in_one_file().split(_DATA)
         self.file: TextIO = self.temporary.open("w", encoding="utf-8", newline="\n")
         self.file.write(before)
@@ -126,7 +127,7 @@ class _OneFile:
     def finish(self) -> Path:
         self.file.write(self.after)
         self.file.close()
-        self.temporary.replace(self.page)
+        self.temporary.replace(self.target)
         return self.page
 
     def abandon(self) -> None:
