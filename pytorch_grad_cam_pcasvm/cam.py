@@ -436,10 +436,11 @@ class ClosedFormCAM(BaseCAM):
             modules = modules_of(self.model)
             stack.enter_context(evaluating(self.model, modules))
             stack.enter_context(eager(modules))
-            # Not inference mode, whose tensors a user could not train on.
-            stack.enter_context(torch.no_grad())
+            # Evaluating puts this back, not a context, which an interrupt could leave to the garbage collector; and not
+            # inference mode, whose tensors a user could not train on.
+            torch.set_grad_enabled(False)
             if torch.is_autocast_enabled(x.device.type):
-                torch.set_autocast_cache_enabled(False)  # evaluating puts it back
+                torch.set_autocast_cache_enabled(False)
             yield modules
 
 

@@ -2,8 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -24,33 +23,38 @@ _AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED
 _KERNELS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 
 
-@contextmanager
-def dual_numbers() -> Iterator[None]:
-    """Let tensors carry derivatives (``forward_ad.make_dual``), in one thread at a time, also in inference mode."""
-    with (
-        _lock,
-        _putting_back(),
-        warnings.catch_warnings(),
-        sdpa_kernel(SDPBackend.MATH),  # of attention only this kernel has a forward derivative
-        torch.inference_mode(False),  # in which derivatives get lost without a word
-        torch.no_grad(),
-        forward_ad.dual_level(),
-        _Constants(),
-    ):
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of the decompositions that it loads for this
-        yield
+class DualNumbers:
+    """Lets tensors carry derivatives (``forward_ad.make_dual``), in one thread at a time, also in inference mode."""
 
-
-@contextmanager
-def _putting_back() -> Iterator[None]:
-    """Put back what is the whole process's, also after an interrupt inside a context of torch's."""
-    with Rollback() as rollback:
+    def __enter__(self) -> None:
+        """Begin."""
+        self._stack = ExitStack()
+        rollback = self._stack.enter_context(Rollback())
+        rollback.note(_release)
+        _lock.acquire()
+        rollback.note_torch()
+        for name in _KERNELS:
+            rollback.note(getattr(cuda, f"enable_{name}"), getattr(cuda, f"{name}_enabled")())
         if forward_ad._current_level < 0:
             rollback.note(_leave_dual_level)
-        for name in _KERNELS:
-            enable, enabled = getattr(cuda, f"enable_{name}"), getattr(cuda, f"{name}_enabled")
-            rollback.note(enable, enabled())
-        yield
+        self._stack.enter_context(warnings.catch_warnings())
+        # torch's own, of the decompositions that it loads for this
+        warnings.simplefilter("ignore", FutureWarning)
+        self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # of attention only this one has a forward derivative
+        if torch.is_inference_mode_enabled():
+            self._stack.enter_context(torch.inference_mode(False))  # in which derivatives get lost without a word
+        torch.set_grad_enabled(False)
+        self._stack.enter_context(forward_ad.dual_level())
+        self._stack.enter_context(_Constants())
+
+    def __exit__(self, *error: Any) -> None:
+        """End."""
+        self._stack.__exit__(*error)
+
+
+def _release() -> None:
+    with suppress(RuntimeError):  # an interrupt came before it was acquired
+        _lock.release()
 
 
 def _leave_dual_level() -> None:

@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.baselines import WithBaseline
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM, Explained
+from pytorch_grad_cam_pcasvm.duals import DualNumbers
 from pytorch_grad_cam_pcasvm.maps import signed_maps
 from pytorch_grad_cam_pcasvm.players import Players, shapley_values
 from pytorch_grad_cam_pcasvm.run import Run, at_one, summed
@@ -182,7 +183,8 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations = run.activations(layer)
-        with run.along(layer, run.passed.activations[layer]) as moved:
+        with DualNumbers():
+            moved = run.along(layer, run.passed.activations[layer])
             seeds = moved.seeds(targets)
             sums = moved.sums(seeds, layer)
             (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))

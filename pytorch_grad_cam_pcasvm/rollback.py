@@ -77,8 +77,11 @@ class Rollback:
         self._frame = None
         if self in _open:
             _open.remove(self)
-        if failed is not None:
-            raise failed
+        try:
+            if failed is not None:
+                raise failed
+        finally:
+            del failed  # whose traceback holds this frame
 
 
 _open: list[Rollback] = []  # of all threads
@@ -104,7 +107,9 @@ def _is_left(mode: Any) -> bool:
 
 def _is_suspended(frame: FrameType) -> bool:
     """Return whether a frame may be off the stack while a context that it entered is still open."""
-    return bool(frame.f_code.co_flags & inspect.CO_GENERATOR) or frame.f_code.co_filename == contextlib.__file__
+    code = frame.f_code
+    between = code.co_name == "__enter__" or code.co_filename == contextlib.__file__
+    return between or bool(code.co_flags & inspect.CO_GENERATOR)
 
 
 def _recover() -> None:

@@ -1,7 +1,6 @@
 """One run of a network, and what a method may ask of it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.duals import dual_numbers
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.features import flatten
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
@@ -154,23 +152,18 @@ class Run:
             shared = self.passed.relevance(self._grads(seeds), layer, baseline)
         return self._in_shape(shared, layer)
 
-    @contextmanager
-    def along(self, layer: int, direction: Tensor) -> Iterator["Run"]:
-        """Yield the same run as a function of its activations, whose tensors carry the derivative along a direction.
-
-        Yields:
-            A run whose tensors are dual numbers.
+    def along(self, layer: int, direction: Tensor) -> "Run":
+        """Return the same run as a function of its activations, whose tensors carry the derivative along a direction.
 
         Raises:
             NoClosedFormError: it is called under autocast.
         """
         if torch.is_autocast_enabled(self.images.device.type):
             raise NoClosedFormError("second derivatives do not support autocast", "call it outside torch.autocast")
-        with dual_numbers():
-            # A copy, as what was made in inference mode takes no derivative.
-            activations = forward_ad.make_dual(self.passed.activations[layer].clone(), direction)
-            passed = self.passed.moved(activations, layer)
-            yield Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
+        # A copy, as what was made in inference mode takes no derivative.
+        activations = forward_ad.make_dual(self.passed.activations[layer].clone(), direction)
+        passed = self.passed.moved(activations, layer)
+        return Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
 
     def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
         """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (N, K, T, H, W)."""

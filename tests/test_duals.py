@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.duals import dual_numbers
+from pytorch_grad_cam_pcasvm.duals import DualNumbers
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -61,7 +61,7 @@ def test_values_and_derivatives(name: str) -> None:
     x, function = FUNCTIONS[name]
     direction = random(*x.shape, seed=10)
     y, derivative = torch.func.jvp(function, (x,), (direction,))
-    with torch.no_grad(), dual_numbers():
+    with torch.no_grad(), DualNumbers():
         found = forward_ad.unpack_dual(function(forward_ad.make_dual(x, direction)))
     assert found.primal.dtype == y.dtype
     torch.testing.assert_close(found.primal, y, rtol=1e-13, atol=1e-13)
@@ -70,7 +70,7 @@ def test_values_and_derivatives(name: str) -> None:
 
 def test_numbers_are_not_rounded_to_half_precision() -> None:
     x = X.half()
-    with torch.no_grad(), dual_numbers():
+    with torch.no_grad(), DualNumbers():
         found = forward_ad.unpack_dual(forward_ad.make_dual(x, x) * 1e3 / 1e5)
     for part in found:
         torch.testing.assert_close(part.double(), x.double() / 100, rtol=2e-3, atol=1e-5)
@@ -83,20 +83,20 @@ def test_a_class_that_knows_only_some_functions() -> None:
             assert "dual" not in function.__name__
             return super().__torch_function__(function, types, args, kwargs or {})
 
-    with torch.no_grad(), dual_numbers():
+    with torch.no_grad(), DualNumbers():
         found = forward_ad.make_dual(X, X) * OTHER.as_subclass(Few)
         torch.testing.assert_close(forward_ad.unpack_dual(found.as_subclass(Tensor)).tangent, X * OTHER)
 
 
 def test_in_inference_mode() -> None:
-    with torch.inference_mode(), dual_numbers():
+    with torch.inference_mode(), DualNumbers():
         found = forward_ad.unpack_dual(forward_ad.make_dual(X, X) * OTHER)
     torch.testing.assert_close(found.tangent, X * OTHER)
     assert not torch.is_inference_mode_enabled()
 
 
 def test_constants_stay_constants() -> None:
-    with torch.no_grad(), dual_numbers():
+    with torch.no_grad(), DualNumbers():
         x = forward_ad.make_dual(X, X)
         _ = x * OTHER
         assert forward_ad.unpack_dual(OTHER).tangent is None
