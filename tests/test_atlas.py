@@ -568,7 +568,12 @@ def test_a_bad_image_in_another_process(tmp_path):
 
 def forked(call, *args):
     """Run a call in a process of its own, which shares what was imported."""
-    process = multiprocessing.get_context("fork").Process(target=call, args=args)
+
+    def run():
+        torch.set_num_threads(1)  # a pool of threads does not live through a fork: the call would wait for it
+        call(*args)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     return process
 
