@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import shards
+from pytorch_grad_cam_pcasvm.atlas import manifest, shards
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -463,6 +463,16 @@ def test_what_no_digest_knows_is_seen_in_the_numbers(tmp_path):
         atlas.build(*again, shard_size=32, progress=False)
     hook.remove()
     assert len(atlas.build(*again, shard_size=32, progress=False)) == 90
+
+
+def test_the_rounding_of_another_machine_is_no_change(tmp_path):
+    first = {"components": [31.0, -1e-3, 4.0], "scores": [-1.2, 0.3], "nu": [0.7, 0.2, 0.1]}
+    manifest.check_same(tmp_path, {"first": first, "versions": {}}, {"first": first, "versions": {}})
+    moved = first | {"components": [31.0 + 4e-6, -1e-3 + 4e-5, 4.0]}
+    manifest.check_same(tmp_path, {"first": first, "versions": {}}, {"first": moved, "versions": {}})
+    moved = first | {"components": [31.0, 1e-2, 4.0]}
+    with pytest.raises(ValueError, match="first image's components"):
+        manifest.check_same(tmp_path, {"first": first, "versions": {}}, {"first": moved, "versions": {}})
 
 
 def test_other_images_or_labels_behind_the_first_are_seen(tmp_path):
