@@ -1,8 +1,9 @@
-"""For every test: threads, which warnings are errors, and what several files need."""
+"""For every test: threads, seeds, which warnings are errors, and what several files need."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -16,6 +17,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error::pytorch_grad_cam_pcasvm.AutogradFallbackWarning")
     # pytest.warns sees it all the same.
     config.addinivalue_line("filterwarnings", "ignore::pytorch_grad_cam_pcasvm.BlankMapWarning")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Let no test draw other numbers, or fit another machine, because of the tests before it."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # scikit-learn's, where no random_state is given
 
 
 @pytest.fixture

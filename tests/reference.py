@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm import PCASVMNet
+from pytorch_grad_cam_pcasvm import PCASVMNet, SignedMaps
 
 
 def relative(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> float:
@@ -19,6 +19,25 @@ def relative(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> floa
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     assert expected.abs().max() > 0, "the reference is zero: nothing would be compared"
     return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def missing(terms: Tensor, expected: Tensor) -> float:
+    """Return the largest difference between sums over the last dimension and what is expected of them.
+
+    Relative to the sum of the absolute terms, not to what is expected: every term is rounded, and where they cancel,
+    the sum may be as small as their rounding.
+    """
+    terms, expected = terms.detach().double(), expected.detach().double()
+    assert terms.shape[:-1] == expected.shape, (terms.shape, expected.shape)
+    return float(((terms.sum(-1) - expected).abs() / terms.abs().sum(-1)).max())
+
+
+def gap(maps: SignedMaps) -> float:
+    """Return how far maps are from adding up to their values, relative to the sum of the absolute terms."""
+    remainder = torch.zeros_like(maps.values) if maps.remainder is None else maps.remainder
+    parts = torch.cat([maps.maps.double().flatten(2), remainder.unsqueeze(-1)], -1)
+    parts = parts * maps.log_scale.exp().unsqueeze(-1)
+    return missing(torch.cat([parts, maps.baseline_values.unsqueeze(-1)], -1), maps.values)
 
 
 def jacobian_by_autograd(net: nn.Module, layer: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import test_estimators
 import torch
 from problems import Problem, damaged
+from reference import relative
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sklearn.decomposition import PCA
@@ -52,10 +53,11 @@ def test_a_loaded_head_gives_bit_identical_values(name, tmp_path):
 def test_files_of_version_0_1(name, tmp_path):
     expected = load_file(OLD / "expected.safetensors")
     head = Head.load(OLD / f"{name}.safetensors")
-    assert torch.equal(head.scores(head(expected["features"])), expected[name])
+    scores = head.scores(head(expected["features"]))
+    assert relative(scores, expected[name]) < 1e-13  # of another machine, which rounds otherwise
     head.save(tmp_path / "again")
     again = Head.load(tmp_path / "again")
-    assert torch.equal(again.scores(again(expected["features"])), expected[name])
+    assert torch.equal(again.scores(again(expected["features"])), scores)
     # Its state, as version 0.1 put it into a state dict, is that of the same head.
     with safe_open(OLD / f"{name}.safetensors", framework="pt") as file:
         old = file.metadata()["head"]
