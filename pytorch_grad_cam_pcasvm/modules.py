@@ -4,7 +4,7 @@ import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
@@ -156,9 +156,8 @@ def _undo(model: nn.Module) -> list[Callable[[], Any]]:
         # By the methods of the base classes: those of a subclass may refuse or count.
         if type(value) is Tensor:
             if value.layout is torch.strided and not value.is_meta:
-                with torch.inference_mode():
-                    alias = value.detach()
-                    undo.append(partial(_put_back_tensor, value, alias, alias.clone()))
+                alias = value.detach()
+                undo.append(partial(_put_back_tensor, value, alias, alias.clone()))
         elif isinstance(value, torch.jit.ScriptModule):
             todo += value.buffers()  # what else it has is not in vars()
         elif isinstance(value, LazyModuleMixin) and value.has_uninitialized_params():  # type: ignore[misc]
@@ -181,14 +180,14 @@ def _undo(model: nn.Module) -> list[Callable[[], Any]]:
     return undo
 
 
-@torch.inference_mode()  # elsewhere tensors that were made in it cannot be written to
 def _put_back_tensor(tensor: Tensor, alias: Tensor, numbers: Tensor) -> None:
     if tensor.data_ptr() != alias.data_ptr() or tensor.shape != alias.shape:
         tensor.data = alias
     # By their numbers, as writing to .data leaves _version alone; and not always, as a write would spoil a graph of the
     # user's that holds the tensor.
     if not torch.equal(alias, numbers):
-        alias.copy_(numbers)
+        with torch.inference_mode() if alias.is_inference() else nullcontext():  # elsewhere it cannot be written to
+            alias.copy_(numbers)
 
 
 def _put_back_entries(container: Any, before: dict[Any, Any], kept: Collection[str] = ()) -> None:

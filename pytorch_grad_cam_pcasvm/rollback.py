@@ -5,6 +5,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -85,6 +86,14 @@ class Rollback:
 
 
 _open: list[Rollback] = []  # of all threads
+
+
+def without_inference() -> AbstractContextManager[Any]:
+    """Return a context outside inference mode; where it is off nothing changes.
+
+    torch's own guard sets gradients to what they were whenever it is freed, which after an interrupt may be any time.
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class Mode(TorchFunctionMode):

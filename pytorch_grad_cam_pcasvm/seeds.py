@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
 from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.rollback import without_inference
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, QuadraticTarget, ScoreTarget, SVMTarget, Target
 
 
@@ -215,7 +216,7 @@ def _values_and_seeds(
         return (target.decision(output) * next(iter(seeds.values()))).sum(-1), seeds
     if isinstance(target, ClosedFormTarget):
         return target(output), target.seeds(output) if baseline is None else target.secants(output, baseline)
-    with torch.inference_mode(False), torch.enable_grad():
+    with without_inference(), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
         leaves = [_leaf(value) for value in output.head_trace.values]
         rows = list(HeadOutput.of(output.head, HeadTrace(leaves, [])))
@@ -237,7 +238,7 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
         grads: list[Tensor | None] = [seed.reshape(output.shape)]
         at_baseline = None if baseline is None else (baseline.reshape(count, -1) * seed).sum(-1)
     else:
-        with torch.inference_mode(False), torch.enable_grad():
+        with without_inference(), torch.enable_grad():
             leaves = [_leaf(t) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
             rows = _rows(tree_unflatten(leaves, structure), count)
             floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]

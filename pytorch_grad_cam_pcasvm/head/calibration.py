@@ -7,6 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.rollback import without_inference
+
 # A curve on scores of one class (...), or a calibration of all classes, (..., C) or (..., 1) to (..., C).
 Calibration = Callable[[Tensor], Tensor]
 
@@ -45,7 +47,7 @@ class Isotonic:
 @lru_cache(maxsize=256)
 def _curve(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor, which is sent to its device once: to send it again is to wait for the device."""
-    with torch.inference_mode(False):
+    with without_inference():
         return torch.tensor(values, dtype=dtype, device=device)
 
 

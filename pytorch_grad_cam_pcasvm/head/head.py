@@ -29,6 +29,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     scaled_sum,
 )
 from pytorch_grad_cam_pcasvm.head.voting import Regression, Voting
+from pytorch_grad_cam_pcasvm.rollback import without_inference
 
 
 @dataclass(eq=False)
@@ -193,7 +194,7 @@ class Head(Hookable):
         own = [type(m).__name__ for m in self.modules() if isinstance(m, Stage) and package not in type(m).__module__]
         if not own:
             return
-        with torch.inference_mode(False), torch.enable_grad():
+        with without_inference(), torch.enable_grad():
             leaf = features.detach().clone().requires_grad_()
             last = self(leaf).values[-1]
             seed = torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(last)

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.path.passed import Pass
 from pytorch_grad_cam_pcasvm.path.record import Recorder
 from pytorch_grad_cam_pcasvm.path.secants import Baseline
 from pytorch_grad_cam_pcasvm.path.sums import multiplied
-from pytorch_grad_cam_pcasvm.rollback import Mode
+from pytorch_grad_cam_pcasvm.rollback import Mode, without_inference
 
 
 class _Differentiable(Mode):
@@ -36,7 +36,7 @@ class _Differentiable(Mode):
             return func(*args, **kwargs)
         # Tensors made in inference mode, as the weights of some networks, can take no part in a graph.
         args, kwargs = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs))
-        with torch.inference_mode(False), torch.enable_grad():
+        with without_inference(), torch.enable_grad():
             return func(*args, **kwargs)
 
 
@@ -63,13 +63,13 @@ class AutogradPath:
                 regions.begin()
                 torch.set_grad_enabled(True)
                 _Differentiable(regions, watches=recorder is None).__enter__()
-            with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+            with torch._C.DisableTorchFunction(), without_inference(), torch.enable_grad():
                 leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
                 following = leaves[name].clone()
             return following if recorder is None else recorder.root(name, output, following)
 
         x = x.clone() if x.is_inference() else x
-        with torch.inference_mode(False), torch.no_grad(), modes_kept():
+        with without_inference(), torch.no_grad(), modes_kept():
             output = run_to_features(self._backbone, self._layer, self._names, x, split, recorder)
             if recorder is not None:
                 recorder.stop()
@@ -115,7 +115,7 @@ class AutogradPass(Pass):
         size = torch.stack([seed.reshape(len(seed), -1).abs().amax(1) for seed in given]).amax(0)
         size = torch.where(size > 0, size, 1.0)
         pulled = []
-        with torch.inference_mode(False):
+        with without_inference():
             for k, factor in enumerate(size):
                 rows = [(seed[k] / factor).to(tensor.dtype) for tensor, seed in pairs]
                 (part,) = torch.autograd.grad(tensors, leaf, rows, retain_graph=True, allow_unused=True)
