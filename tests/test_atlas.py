@@ -1,14 +1,18 @@
 """Building an atlas: the same bytes whoever builds it, refusals, and what is left when it is stopped."""
 
+import errno
 import itertools
 import json
 import multiprocessing
 import os
+import queue
 import resource
 import signal
 import sys
 import threading
 import time
+import warnings
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +37,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import shards
+from pytorch_grad_cam_pcasvm.atlas import lock, shards
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -516,17 +520,26 @@ def test_images_that_were_mended_are_taken(tmp_path):
     np.testing.assert_array_equal(build(tmp_path / "atlas", data=rows).components, whole.components)
 
 
-def test_only_what_dead_processes_left_is_removed(tmp_path):
-    store = build(tmp_path / "atlas")
+def test_only_what_dead_processes_and_this_one_left_is_removed(tmp_path):
     dead = forked(lambda: None)
     dead.join()
-    mine, theirs = (shards.temporary_of(store.folder / "part-00000.parquet") for _ in range(2))
-    theirs = theirs.with_name(theirs.name.replace(str(os.getpid()), str(dead.pid)))
-    mine.touch()
-    theirs.touch()
-    build(store.folder)
-    assert mine.exists()
-    assert not theirs.exists()
+    mine = shards.temporary_of(tmp_path / "manifest.json")
+    of_the_dead, of_the_living = (
+        mine.with_name(mine.name.replace(f".{os.getpid()}.", f".{pid}.")) for pid in (dead.pid, os.getppid())
+    )
+    for left in (mine, of_the_dead, of_the_living):
+        left.touch()
+    before = contents(build(tmp_path).folder)  # begun where a build was stopped before its manifest was written
+    assert [path.exists() for path in (mine, of_the_dead, of_the_living)] == [False, False, True]
+    assert sorted(before)[1:] == ["head.safetensors", "manifest.json", *(f"part-0000{n}.parquet" for n in range(3))]
+
+
+def test_each_thread_has_temporaries_of_its_own(tmp_path):
+    names = {shards.temporary_of(tmp_path / "a")}
+    thread = threading.Thread(target=lambda: names.add(shards.temporary_of(tmp_path / "a")))
+    thread.start()
+    thread.join()
+    assert len(names) == 2
 
 
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
@@ -597,6 +610,72 @@ def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
     build(out, data=data, shard_size=16)
     assert contents(out) == whole
     assert all(path.stat().st_mtime_ns == at for path, at in times.items())
+
+
+def _together(start, out, told):
+    start.wait()
+    try:
+        told.put(len(build(out, data=FEW, shard_size=16)))
+    except Exception as error:
+        told.put(repr(error))
+
+
+FEW = TensorDataset(*images(32))
+
+
+@pytest.mark.filterwarnings("ignore:another build is under way")
+@pytest.mark.parametrize("who", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_builders_of_one_folder_take_turns(tmp_path, who):
+    whole = contents(build(tmp_path / "whole", data=FEW, shard_size=16).folder)
+    there = multiprocessing.get_context("fork") if who == "processes" else threading
+    kind, told = (there.Process, there.Queue()) if who == "processes" else (threading.Thread, queue.Queue())
+    for turn, count in enumerate([2, 3, 4] * 5 if who == "processes" else [4]):
+        out = tmp_path / str(turn)
+        start = there.Barrier(count)
+        builders = [kind(target=_together, args=(start, out, told)) for _ in range(count)]
+        for builder in builders:
+            builder.start()
+        assert [told.get(timeout=60) for _ in builders] == [32] * count
+        for builder in builders:
+            builder.join()
+        assert contents(out) == whole
+
+
+def test_a_build_waits_for_another_and_says_so(built):
+    before = contents(built.folder)
+    other = ExitStack()
+    other.enter_context(lock.alone(built.folder))
+    with pytest.raises(ValueError, match="something else"):  # there is nothing to wait for
+        build(built.folder, shard_size=64)
+    ends = threading.Timer(0.3, other.close)
+    ends.start()
+    with pytest.warns(UserWarning, match=r"another build is under way in .*: waiting until it ends") as told:
+        build(built.folder)
+    ends.join()
+    assert [warning.filename for warning in told] == [__file__]
+    assert contents(built.folder) == before
+
+
+def test_the_lock_of_a_killed_build_is_free(tmp_path):
+    def hold():
+        with lock.alone(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    forked(hold).join()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(tmp_path, data=FEW)
+    assert ".lock" not in contents(tmp_path)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.warns(UserWarning, match=r"\.lock cannot be locked .*No locks available.*start no other build there"):
+        assert len(build(tmp_path, data=FEW)) == 32
 
 
 def _on_a_full_disk(out: Path, data, told: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
@@ -51,7 +51,8 @@ def build(
     """Explain a whole data set once and save the result as an atlas.
 
     A build that was stopped resumes where it was when run again with the same arguments: existing shards are not
-    computed again. The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
+    computed again. Of several builds into one folder, on machines whose file system has locks, one works and the others
+    wait, with a warning. The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
 
     Args:
         net: a :class:`PCASVMNet` whose head has a reduction.
@@ -125,7 +126,6 @@ def build(
             kinds[name] = _kind(probe[name][0], name)
     entries = _entries(images, explainer, first, probe, kinds, shard_size)
     folder = Path(out)
-    _begin(folder, net, entries)
     job = engines.Job(
         images,
         explainer,
@@ -137,16 +137,19 @@ def build(
         kinds,
         skip_bad_images,
     )
-    missing = _missing(job)
-    if missing:
-        count = sum(len(job.rows_of(number)) for number in missing)
-        with tqdm(
-            total=len(images), initial=len(images) - count, desc="atlas", unit="image", disable=not progress
-        ) as bar:
-            for done in _made(job, missing, engine, processes, workers):
-                bar.update(done)
-    _finish(job, entries)
-    return load(folder)
+    _refuse(folder, entries)  # at once, before waiting for another build
+    with lock.alone(folder):
+        _begin(folder, net, entries)
+        missing = _missing(job)
+        if missing:
+            count = sum(len(job.rows_of(number)) for number in missing)
+            with tqdm(
+                total=len(images), initial=len(images) - count, desc="atlas", unit="image", disable=not progress
+            ) as bar:
+                for done in _made(job, missing, engine, processes, workers):
+                    bar.update(done)
+        _finish(job, entries)
+        return load(folder)
 
 
 def _check(
@@ -252,19 +255,26 @@ def _options(method: type[ClosedFormCAM], given: Mapping[str, Any]) -> dict[str,
     return {name: manifest.described(option) for name, option in {**defaults, **given}.items()}
 
 
-def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
-    """Make the folder with manifest and head, or refuse one that holds something else."""
-    there = (folder / manifest.NAME).exists()
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not there):
+def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds something else."""
+    # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
+    found = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
+    if found and not (folder / manifest.NAME).exists():
         raise ValueError(f"{folder} is not empty and not an atlas: give another folder as out=")
-    if there:
+    if found:
         manifest.check_same(folder, manifest.read(folder), entries)
-        shards.remove_leftovers(folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
+    """Put manifest and head into a folder unless they are there; refuse one that holds something else."""
+    _refuse(folder, entries)
+    shards.remove_leftovers(folder)
+    if not (folder / manifest.NAME).exists():
         manifest.write(folder, entries)
     if not (folder / HEAD).exists():
-        net.head.save(folder / HEAD)
+        temporary = shards.temporary_of(folder / HEAD)
+        net.head.save(temporary)
+        temporary.replace(folder / HEAD)
 
 
 def _missing(job: engines.Job) -> list[int]:
