@@ -1,5 +1,6 @@
 """Building an atlas: the same bytes whoever builds it, refusals, and what is left when it is stopped."""
 
+import copy
 import errno
 import itertools
 import json
@@ -676,6 +677,35 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.warns(UserWarning, match=r"\.lock cannot be locked .*No locks available.*start no other build there"):
         assert len(build(tmp_path, data=FEW)) == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_build_leaves_nothing(tmp_path, workers):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    whole = contents(build(tmp_path / "whole", workers=workers).folder)
+    seconds = time.monotonic() - began
+    threads = set(threading.enumerate())
+    before, random = signal.signal(signal.SIGALRM, interrupt), np.random.default_rng()
+    try:
+        for turn in range(20 if workers == 0 else 8):
+            out, kept = tmp_path / str(turn), None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, seconds))
+                build(out, copy.deepcopy(problem()[0]), workers=workers)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except BaseException as error:  # code in C, such as that of safetensors, may turn it into another one
+                kept = error  # as an interactive session does
+            assert kept is None or multiprocessing.active_children() == [], kept
+            assert contents(build(out).folder) == whole
+            for thread in set(threading.enumerate()) - threads:
+                thread.join(10)
+                assert not thread.is_alive()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def _on_a_full_disk(out: Path, data, told: Path) -> None:

@@ -1,6 +1,7 @@
 """Building an atlas: plan, refuse what does not fit, compute the missing shards."""
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,14 +141,8 @@ def build(
     _refuse(folder, entries)  # at once, before waiting for another build
     with lock.alone(folder):
         _begin(folder, net, entries)
-        missing = _missing(job)
-        if missing:
-            count = sum(len(job.rows_of(number)) for number in missing)
-            with tqdm(
-                total=len(images), initial=len(images) - count, desc="atlas", unit="image", disable=not progress
-            ) as bar:
-                for done in _made(job, missing, engine, processes, workers):
-                    bar.update(done)
+        if missing := _missing(job):
+            _make(job, missing, engine, processes, workers, progress)
         _finish(job, entries)
         return load(folder)
 
@@ -299,6 +294,20 @@ def _missing(job: engines.Job) -> list[int]:
                     "or delete it"
                 )
     return missing
+
+
+def _make(
+    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool
+) -> None:
+    total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
+    with tqdm(total=total, initial=total - count, desc="atlas", unit="image", disable=not progress) as bar:
+        try:
+            for done in _made(job, missing, engine, processes, workers):
+                bar.update(done)
+        except KeyboardInterrupt as error:
+            # An interactive session keeps it, and its frames keep the processes that read images.
+            traceback.clear_frames(error.__traceback__)
+            raise
 
 
 def _made(job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int) -> Iterator[int]:

@@ -8,8 +8,8 @@ import os
 import pickle
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
@@ -82,7 +82,7 @@ class Job:
         bad: dict[int, str] = {}
         first: list[Any] | None = None
         device = device_of(self.explainer.net)
-        for (shard, rows), batch in zip(blocks, loader, strict=True):
+        for (shard, rows), batch in zip(blocks, _whole(lambda: iter(loader)), strict=True):
             self._check(batch)
             bad |= batch.bad
             if batch.rows:
@@ -140,6 +140,12 @@ def fingerprint(batch: Batch) -> list[Any]:
     return [batch.rows[0], digest_of_tensor(batch.images[0]), batch.labels[0]]
 
 
+def _whole(start: Callable[[], Any]) -> Any:
+    """Start processes in a thread: Ctrl-C would stop this one between two of them, and nothing would end the first."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(start).result()
+
+
 def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
     """Make shards in this process, with the workers of a DataLoader to read images."""
     return job.run(numbers, workers)
@@ -169,8 +175,8 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Ite
     for identity in range(count):
         identities.put(identity)
     with ProcessPoolExecutor(count, context, _begin, (sent, threads, identities, workers)) as pool:
-        waiting = [pool.submit(_make, number) for number in numbers]
         try:
+            waiting = _whole(lambda: [pool.submit(_make, number) for number in numbers])
             for done in as_completed(waiting):
                 yield done.result()
         except BrokenProcessPool as error:
