@@ -17,9 +17,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import torch
-from atlases import Deadly, Pictures, Slow, backbone, contents, folder, images, layer, problem
+from atlases import Counted, Deadly, Pictures, Slow, backbone, contents, folder, images, layer, problem
+from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
@@ -39,6 +41,7 @@ from pytorch_grad_cam_pcasvm import (
     atlas,
 )
 from pytorch_grad_cam_pcasvm.atlas import lock, shards
+from pytorch_grad_cam_pcasvm.images import Images
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -253,6 +256,12 @@ def test_hugging_face_data_sets(tmp_path):
     assert store.names(store.labels) == ["cat"] * 3 + ["dog"] * 3
     with pytest.raises(RuntimeError, match="pass transform="):
         build(tmp_path / "pil", data=data)
+    assert Images(data).labels([0, 5]) == [0, 1]
+    assert Images(Subset(data.select([5, 0]), [1, 0])).labels([0, 1]) == [0, 1]
+    assert Images(data.select_columns("image")).labels([0, 5]) == [None, None]
+    assert Images(data.with_transform(lambda batch: batch)).labels([0]) is None
+    with pytest.raises(ValueError, match="the label of image 3 was 1 and is 0"):
+        build(tmp_path / "atlas", data=data.map(lambda row: {"label": 0}), transform=TO_TENSOR)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +282,41 @@ def test_data_sets_of_many_kinds(tmp_path, wrap, labels):
     store = build(tmp_path / "atlas", data=wrap(*images(4)))
     found = None if store.labels is None else store.labels.tolist()
     assert found == labels
+
+
+OTHERS = {"__getitem__": lambda self, row: (0, 7), "__getitems__": lambda self, rows: [(0, 7)] * len(rows)}
+
+
+@pytest.mark.parametrize(
+    ("data", "labels"),
+    [
+        ([(0, "a"), (1, "b"), (2, "c")], ["c", "b"]),
+        (
+            ({"image": 0, "label": 5}, {"image": 1, "labels": None}, {"image": 2, "fine_label": torch.tensor([4])}),
+            [4, None],
+        ),
+        ([torch.zeros(1), torch.zeros(1), torch.zeros(1)], [None, None]),
+        (TensorDataset(torch.zeros(3, 1), torch.tensor([5, 6, 7]), torch.zeros(3)), [7, 6]),
+        (TensorDataset(torch.zeros(3, 1)), [None, None]),
+        (Subset(Subset([(0, "a"), (1, "b"), (2, "c")], [2, 1, 0]), [2, 1, 0]), ["c", "b"]),
+        (Pictures(TensorDataset(torch.zeros(3, 1), torch.zeros(3)), ()), None),
+        (type("Other", (Subset,), OTHERS)([(0, "a")] * 3, range(3)), None),
+        (type("Other", (list,), OTHERS)([(0, "a")] * 3), None),
+    ],
+    ids=["pairs", "dicts", "bare", "tensors", "one tensor", "subsets", "class", "a subset's class", "a list's class"],
+)
+def test_labels_without_images(data, labels):
+    assert Images(data).labels([2, 1]) == labels
+
+
+def test_labels_of_folders_without_images(tmp_path):
+    root = folder(tmp_path)
+    assert Images(root, TO_TENSOR).labels([0, 5]) == [0, 1]
+    assert Images(root / "cat", TO_TENSOR).labels([0, 2]) == [None, None]
+    assert Images(ImageFolder(str(root), target_transform=str)).labels([0, 5]) == ["0", "1"]
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"")
+    assert Images(Subset(ImageFolder(str(root)), [5, 0])).labels([0]) == [1]
 
 
 def test_volumes(tmp_path):
@@ -470,15 +514,90 @@ def test_what_no_digest_knows_is_seen_in_the_numbers(tmp_path):
     assert len(atlas.build(*again, shard_size=32, progress=False)) == 90
 
 
-def test_other_images_or_labels_behind_the_first_are_seen(tmp_path):
-    x, y = images(90)
-    build(tmp_path / "atlas", data=TensorDataset(x, y))
+def _sample(out, x, y):
+    """Return the rows that are read when a build is repeated."""
+    counted = Counted(TensorDataset(x, y))
+    build(out, data=counted)
+    return set(counted.read)
+
+
+def test_a_sample_of_images_is_compared_or_all(tmp_path):
+    x, y = images(64)
+    out = build(tmp_path / "atlas", data=TensorDataset(x, y)).folder
+    before, sample = contents(out), _sample(out, x, y)
+    assert {0, 32} < sample
+    assert sum(row < 32 for row in sample) == sum(row >= 32 for row in sample) == 4
+    row, unseen = max(sample), min(set(range(64)) - sample)
     pixels, labels = x.clone(), y.clone()
-    pixels[32] += 1
-    labels[64] = 7
-    for data, row in ((TensorDataset(pixels, y), 32), (TensorDataset(x, labels), 64)):
-        with pytest.raises(ValueError, match=f"from other images or labels: image {row} differs"):
-            build(tmp_path / "atlas", data=data)
+    pixels[row] += 1
+    labels[row] = 7
+    for data, what in (
+        (Pictures(TensorDataset(pixels, y), ()), f"the pixels of image {row} differ"),
+        (Pictures(TensorDataset(x, labels), ()), f"the label of image {row} was {row % 3} and is 7"),
+        (Pictures(TensorDataset(x, y), (row,)), f"image {row} cannot be read now"),
+    ):
+        with pytest.raises(ValueError, match=rf"{what}.* four images of .* delete part-00001.parquet, .* verify=True"):
+            build(out, data=data)
+    x[unseen] += 1
+    data = TensorDataset(x, y)
+    build(out, data=data)
+    with pytest.raises(
+        ValueError, match=rf"pixels of image {unseen} differ .*every image\).* part-00000.parquet, and run"
+    ):
+        build(out, data=data, verify=True)
+    assert contents(out) == before
+
+
+def test_images_are_verified_by_several_readers(tmp_path, capsys):
+    build(tmp_path / "atlas")
+    build(tmp_path / "atlas", workers=2, verify=True, progress=True)
+    assert "verify: 100%" in capsys.readouterr().err
+
+
+def test_every_label_is_compared(tmp_path):
+    x, y = images(64)
+    out = build(tmp_path / "atlas", data=TensorDataset(x, y)).folder
+    rows = sorted(set(range(64)) - _sample(out, x, y))
+    y[rows] += 1
+    with pytest.raises(ValueError, match=rf"label of image {rows[0]} was {rows[0] % 3} and is {rows[0] % 3 + 1} "):
+        build(out, data=TensorDataset(x, y))
+    unnumbered = [(image, torch.nan) for image in x[:16]]
+    for _ in range(2):
+        build(tmp_path / "nan", data=unnumbered)
+
+
+def test_a_file_of_another_size_is_compared(tmp_path):
+    root = folder(tmp_path / "photos", 10)
+    options = {"data": root, "transform": TO_TENSOR}
+    out = build(tmp_path / "atlas", **options).folder
+    for path in root.rglob("*.png"):
+        path.write_bytes(path.read_bytes() + b"\0")  # the same pixels
+    build(out, **options)
+    for number in (2, 4, 6, 8):  # of which at least one is not in the sample
+        Image.new("RGB", (12, 12)).save(root / "cat" / f"{number}.png")
+        with pytest.raises(ValueError, match=f"the pixels of image cat/{number}.png differ"):
+            build(out, **options)
+        folder(root, 10)
+
+
+def test_shards_of_version_0_2_0(tmp_path):
+    store = build(tmp_path / "atlas")
+    for number, path in enumerate(sorted(store.folder.glob("*.parquet"))[:2]):
+        table = parquet.read_table(path)
+        first = [32 * number, table["digest"][0].as_py(), table["label"][0].as_py()]
+        metadata = table.schema.metadata | {b"first": json.dumps(first).encode()}
+        parquet.write_table(table.drop(["digest"]).replace_schema_metadata(metadata), path)
+    x, y = images(90)
+    assert _sample(store.folder, x, y) > {0, 32, 64}
+    np.testing.assert_array_equal(atlas.load(store.folder).maps([0, 80]).maps, store.maps([0, 80]).maps)
+    with pytest.raises(ValueError, match=r"part-00000.parquet cannot be verified, as version 0.2.0 made it"):
+        build(store.folder, verify=True)
+    x[32] += 1
+    y[40] += 1
+    with pytest.raises(ValueError, match="the pixels of image 32 differ"):
+        build(store.folder, data=Pictures(TensorDataset(x, y), ()))
+    with pytest.raises(ValueError, match="the label of image 40 was 1 and is 2"):
+        build(store.folder, data=TensorDataset(x, y))
 
 
 def test_a_copy_of_a_shard_is_not_taken_for_another(tmp_path):

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.compare import compare
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
@@ -46,6 +47,7 @@ def build(
     engine: str = "local",
     processes: int | None = None,
     skip_bad_images: bool = False,
+    verify: bool = False,
     progress: bool = True,
     **options: Any,
 ) -> Atlas:
@@ -79,6 +81,10 @@ def build(
         processes: number of processes that explain: for ``"local"`` on this machine, each with its share of the threads
             or its own GPU; for ``"ray"`` actors. None: one, or as many as the cluster has GPUs, or half its CPUs.
         skip_bad_images: leave out images that cannot be read, and list them in the manifest.
+        verify: compare every image and label with what existing shards were made from. False: all labels, if the data
+            set is a folder, a list, a ``TensorDataset``, an unformatted Hugging Face ``Dataset`` or a ``Subset`` of
+            one; the images, with their labels, of a sample (the first of each shard and up to three others); and images
+            in folders whose files have another size.
         progress: show a progress bar, with rate and remaining time.
         **options: options of the method, such as ``reshape_transform`` or ``baseline``.
 
@@ -87,8 +93,8 @@ def build(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the folder holds an atlas of something else (the message says what differs), or an argument has an
-            invalid value.
+        ValueError: the folder holds an atlas of something else, or shards made from other images or labels (the message
+            says what differs), or an argument has an invalid value.
         NoClosedFormError: the path has a step without a rule.
         RuntimeError: an image cannot be read, or a process died; finished shards are kept.
         OSError: a shard cannot be written, for example because the disk is full; finished shards are kept.
@@ -141,7 +147,9 @@ def build(
     _refuse(folder, entries)  # at once, before waiting for another build
     with lock.alone(folder):
         _begin(folder, net, entries)
-        if missing := _missing(job):
+        missing = _missing(job)
+        compare(job, missing, verify, workers, progress)
+        if missing:
             _make(job, missing, engine, processes, workers, progress)
         _finish(job, entries)
         return load(folder)
@@ -273,9 +281,9 @@ def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
 
 
 def _missing(job: engines.Job) -> list[int]:
-    """Return the numbers of the shards that are to be made; refuse one that is broken, or of other images."""
+    """Return the numbers of the shards that are to be made; refuse one that is broken."""
     missing = []
-    for number in range(-(-len(job.images) // job.shard_size)):
+    for number in job.shards:
         path = job.folder / shards.name_of(number)
         if not path.exists():
             missing.append(number)
@@ -285,14 +293,6 @@ def _missing(job: engines.Job) -> list[int]:
         bad = [int(row) for row in marks["bad"]]
         if bad and (not job.skip_bad_images or job.images.read(bad).rows):
             missing.append(number)  # they are to be read now, or can be
-        elif marks["first"] is not None:
-            again = job.images.read([marks["first"][0]])
-            if not again.rows or engines.fingerprint(again) != marks["first"]:
-                name = job.images.id(marks["first"][0])
-                raise ValueError(
-                    f"{path} was made from other images or labels: image {name} differs; give another folder as out=, "
-                    "or delete it"
-                )
     return missing
 
 
@@ -322,7 +322,7 @@ def _finish(job: engines.Job, entries: dict[str, Any]) -> None:
     """Say in the manifest that all is there, and what was left out."""
     rows = 0
     bad: dict[str, str] = {}
-    for number in range(-(-len(job.images) // job.shard_size)):
+    for number in job.shards:
         with shards.open_shard(job.folder / shards.name_of(number), job.atlas, number) as file:
             rows += file.metadata.num_rows
             bad |= shards.marks_of(file)["bad"]
