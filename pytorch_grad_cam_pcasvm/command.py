@@ -29,6 +29,7 @@ _METHODS = {
 # What messages call what is typed here.
 _TYPED = {
     "skip_bad_images=True": "--skip-bad-images",
+    "verify=True": "--verify",
     "another folder as out=": "another folder as --out",
     "atlas.build(..., out=": "the atlas command (--out ",
     "reshape_transform='tokens'": "--tokens",
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
     build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
     build.add_argument("--skip-bad-images", action="store_true", help="list images that cannot be read, and continue")
+    build.add_argument("--verify", action="store_true", help="compare every image with what is there, not a sample")
     evaluate = command("evaluate", _evaluate, "measure whether the maps can be believed, and write a report page",
                        at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
     _of_network(evaluate)
@@ -213,6 +215,7 @@ def _atlas(options: Any) -> None:
         engine=options.engine,
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
+        verify=options.verify,
         **_options(options, _METHODS[options.method]),
     )
     print(store)

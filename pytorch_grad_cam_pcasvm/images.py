@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset
-from torchvision.datasets import ImageFolder
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, is_image_file
 
 THUMBNAIL = 96  # pixels, the longer side
@@ -124,12 +124,46 @@ class Images:
 
     def id(self, row: int) -> str:
         """Return the path of an image in its folder, or else its number."""
+        data, row, file = self._origin(row)
+        return str(row) if file is None else file.relative_to(data.root).as_posix()
+
+    def file_size(self, row: int) -> int | None:
+        """Return the size of an image's file in bytes, or None if it comes from no folder."""
+        *_, file = self._origin(row)
+        return file.stat().st_size if file is not None and file.exists() else None
+
+    def _origin(self, row: int) -> tuple[Any, int, Path | None]:
         data: Any = self.data
         while isinstance(data, Subset):
             data, row = data.dataset, int(data.indices[row])
         if isinstance(data, ImageFolder):
-            return Path(data.samples[row][0]).relative_to(data.root).as_posix()
-        return data.id(row) if isinstance(data, _Flat) else str(row)
+            return data, row, Path(data.samples[row][0])
+        return data, row, data.paths[row] if isinstance(data, _Flat) else None
+
+    def labels(self, rows: Sequence[int]) -> list[Any] | None:
+        """Return labels without reading images, or None where a class of the user's own gives them with images only."""
+        data: Any = self.data
+        while (getter := getattr(type(data), "__getitem__", None)) is Subset.__getitem__:
+            data, rows = data.dataset, [int(data.indices[row]) for row in rows]
+        found: Any
+        if getter is DatasetFolder.__getitem__:
+            found = map(data.target_transform or (lambda label: label), (data.samples[row][1] for row in rows))
+        elif getter is TensorDataset.__getitem__:
+            found = data.tensors[1][list(rows)] if len(data.tensors) > 1 else [None] * len(rows)
+        elif getter in (list.__getitem__, tuple.__getitem__):
+            found = [image_and_label(data[row])[1] for row in rows]
+        elif getter is _Flat.__getitem__:
+            found = [None] * len(rows)
+        elif isinstance(form := getattr(data, "format", None), Mapping) and form.get("type", "") is None:
+            keys = [key for key in _LABEL_KEYS if key in form["columns"]]
+            columns = data.select_columns(keys)[list(rows)] if keys else {"label": [None] * len(rows)}
+            found = [
+                next((label for label in each if label is not None), None)
+                for each in zip(*columns.values(), strict=True)
+            ]
+        else:
+            return None
+        return [_plain(plain_tensor(label)) for label in found]
 
     def digest(self) -> str:
         """Return a digest of the rows' names and order."""
@@ -180,19 +214,6 @@ class Images:
         return plain_tensor(image), _plain(label)
 
 
-class ByBlocks(Dataset[Batch]):
-    """Blocks of rows, for the workers of a DataLoader."""
-
-    def __init__(self, images: Images, blocks: Sequence[Sequence[int]]) -> None:
-        self.images, self.blocks = images, blocks
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, number: int) -> Batch:
-        return self.images.read(self.blocks[number])
-
-
 class _Classes(ImageFolder):
     """The images of a folder with one folder for each class."""
 
@@ -215,9 +236,6 @@ class _Flat(Dataset[Tensor]):
 
     def __getitem__(self, row: int) -> Tensor:
         return self.transform(default_loader(self.paths[row]))
-
-    def id(self, row: int) -> str:
-        return self.paths[row].relative_to(self.root).as_posix()
 
 
 def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[Any]:

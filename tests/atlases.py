@@ -61,6 +61,18 @@ class Pictures(Dataset[Any]):
         return self.data[row]
 
 
+class Counted(Pictures):
+    """Images that note which rows were read."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        super().__init__(data, ())
+        self.read: list[int] = []
+
+    def __getitem__(self, row: int) -> Any:
+        self.read.append(row)
+        return super().__getitem__(row)
+
+
 class Slow(Pictures):
     """Images that take their time, in seconds."""
 

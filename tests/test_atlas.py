@@ -1,9 +1,12 @@
 """Building an atlas: the same bytes whoever builds it, refusals, and what is left when it is stopped."""
 
+import copy
+import errno
 import itertools
 import json
 import multiprocessing
 import os
+import queue
 import re
 import resource
 import shutil
@@ -11,12 +14,16 @@ import signal
 import sys
 import threading
 import time
+import warnings
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import torch
-from atlases import Deadly, Pictures, Slow, backbone, contents, folder, images, layer, problem
+from atlases import Counted, Deadly, Pictures, Slow, backbone, contents, folder, images, layer, problem
+from PIL import Image
 from problems import damaged
 from reference import gap, relative
 from sklearn.decomposition import PCA
@@ -37,7 +44,8 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import lock, manifest, shards
+from pytorch_grad_cam_pcasvm.images import Images
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -251,6 +259,12 @@ def test_hugging_face_data_sets(tmp_path):
     assert store.names(store.labels) == ["cat"] * 3 + ["dog"] * 3
     with pytest.raises(RuntimeError, match="pass transform="):
         build(tmp_path / "pil", data=data)
+    assert Images(data).labels([0, 5]) == [0, 1]
+    assert Images(Subset(data.select([5, 0]), [1, 0])).labels([0, 1]) == [0, 1]
+    assert Images(data.select_columns("image")).labels([0, 5]) == [None, None]
+    assert Images(data.with_transform(lambda batch: batch)).labels([0]) is None
+    with pytest.raises(ValueError, match="the label of image 3 was 1 and is 0"):
+        build(tmp_path / "atlas", data=data.map(lambda row: {"label": 0}), transform=TO_TENSOR)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +285,41 @@ def test_data_sets_of_many_kinds(tmp_path, wrap, labels):
     store = build(tmp_path / "atlas", data=wrap(*images(4)))
     found = None if store.labels is None else store.labels.tolist()
     assert found == labels
+
+
+OTHERS = {"__getitem__": lambda self, row: (0, 7), "__getitems__": lambda self, rows: [(0, 7)] * len(rows)}
+
+
+@pytest.mark.parametrize(
+    ("data", "labels"),
+    [
+        ([(0, "a"), (1, "b"), (2, "c")], ["c", "b"]),
+        (
+            ({"image": 0, "label": 5}, {"image": 1, "labels": None}, {"image": 2, "fine_label": torch.tensor([4])}),
+            [4, None],
+        ),
+        ([torch.zeros(1), torch.zeros(1), torch.zeros(1)], [None, None]),
+        (TensorDataset(torch.zeros(3, 1), torch.tensor([5, 6, 7]), torch.zeros(3)), [7, 6]),
+        (TensorDataset(torch.zeros(3, 1)), [None, None]),
+        (Subset(Subset([(0, "a"), (1, "b"), (2, "c")], [2, 1, 0]), [2, 1, 0]), ["c", "b"]),
+        (Pictures(TensorDataset(torch.zeros(3, 1), torch.zeros(3)), ()), None),
+        (type("Other", (Subset,), OTHERS)([(0, "a")] * 3, range(3)), None),
+        (type("Other", (list,), OTHERS)([(0, "a")] * 3), None),
+    ],
+    ids=["pairs", "dicts", "bare", "tensors", "one tensor", "subsets", "class", "a subset's class", "a list's class"],
+)
+def test_labels_without_images(data, labels):
+    assert Images(data).labels([2, 1]) == labels
+
+
+def test_labels_of_folders_without_images(tmp_path):
+    root = folder(tmp_path)
+    assert Images(root, TO_TENSOR).labels([0, 5]) == [0, 1]
+    assert Images(root / "cat", TO_TENSOR).labels([0, 2]) == [None, None]
+    assert Images(ImageFolder(str(root), target_transform=str)).labels([0, 5]) == ["0", "1"]
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"")
+    assert Images(Subset(ImageFolder(str(root)), [5, 0])).labels([0]) == [1]
 
 
 def test_volumes(tmp_path):
@@ -512,15 +561,90 @@ def test_the_rounding_of_another_machine_is_no_change(tmp_path):
         manifest.check_same(tmp_path, {"first": first, "versions": {}}, {"first": moved, "versions": {}})
 
 
-def test_other_images_or_labels_behind_the_first_are_seen(tmp_path):
-    x, y = images(90)
-    build(tmp_path / "atlas", data=TensorDataset(x, y))
+def _sample(out, x, y):
+    """Return the rows that are read when a build is repeated."""
+    counted = Counted(TensorDataset(x, y))
+    build(out, data=counted)
+    return set(counted.read)
+
+
+def test_a_sample_of_images_is_compared_or_all(tmp_path):
+    x, y = images(64)
+    out = build(tmp_path / "atlas", data=TensorDataset(x, y)).folder
+    before, sample = contents(out), _sample(out, x, y)
+    assert {0, 32} < sample
+    assert sum(row < 32 for row in sample) == sum(row >= 32 for row in sample) == 4
+    row, unseen = max(sample), min(set(range(64)) - sample)
     pixels, labels = x.clone(), y.clone()
-    pixels[32] += 1
-    labels[64] = 7
-    for data, row in ((TensorDataset(pixels, y), 32), (TensorDataset(x, labels), 64)):
-        with pytest.raises(ValueError, match=f"from other images or labels: image {row} differs"):
-            build(tmp_path / "atlas", data=data)
+    pixels[row] += 1
+    labels[row] = 7
+    for data, what in (
+        (Pictures(TensorDataset(pixels, y), ()), f"the pixels of image {row} differ"),
+        (Pictures(TensorDataset(x, labels), ()), f"the label of image {row} was {row % 3} and is 7"),
+        (Pictures(TensorDataset(x, y), (row,)), f"image {row} cannot be read now"),
+    ):
+        with pytest.raises(ValueError, match=rf"{what}.* four images of .* delete part-00001.parquet, .* verify=True"):
+            build(out, data=data)
+    x[unseen] += 1
+    data = TensorDataset(x, y)
+    build(out, data=data)
+    with pytest.raises(
+        ValueError, match=rf"pixels of image {unseen} differ .*every image\).* part-00000.parquet, and run"
+    ):
+        build(out, data=data, verify=True)
+    assert contents(out) == before
+
+
+def test_images_are_verified_by_several_readers(tmp_path, capsys):
+    build(tmp_path / "atlas")
+    build(tmp_path / "atlas", workers=2, verify=True, progress=True)
+    assert "verify: 100%" in capsys.readouterr().err
+
+
+def test_every_label_is_compared(tmp_path):
+    x, y = images(64)
+    out = build(tmp_path / "atlas", data=TensorDataset(x, y)).folder
+    rows = sorted(set(range(64)) - _sample(out, x, y))
+    y[rows] += 1
+    with pytest.raises(ValueError, match=rf"label of image {rows[0]} was {rows[0] % 3} and is {rows[0] % 3 + 1} "):
+        build(out, data=TensorDataset(x, y))
+    unnumbered = [(image, torch.nan) for image in x[:16]]
+    for _ in range(2):
+        build(tmp_path / "nan", data=unnumbered)
+
+
+def test_a_file_of_another_size_is_compared(tmp_path):
+    root = folder(tmp_path / "photos", 10)
+    options = {"data": root, "transform": TO_TENSOR}
+    out = build(tmp_path / "atlas", **options).folder
+    for path in root.rglob("*.png"):
+        path.write_bytes(path.read_bytes() + b"\0")  # the same pixels
+    build(out, **options)
+    for number in (2, 4, 6, 8):  # of which at least one is not in the sample
+        Image.new("RGB", (12, 12)).save(root / "cat" / f"{number}.png")
+        with pytest.raises(ValueError, match=f"the pixels of image cat/{number}.png differ"):
+            build(out, **options)
+        folder(root, 10)
+
+
+def test_shards_of_version_0_2_0(tmp_path):
+    store = build(tmp_path / "atlas")
+    for number, path in enumerate(sorted(store.folder.glob("*.parquet"))[:2]):
+        table = parquet.read_table(path)
+        first = [32 * number, table["digest"][0].as_py(), table["label"][0].as_py()]
+        metadata = table.schema.metadata | {b"first": json.dumps(first).encode()}
+        parquet.write_table(table.drop(["digest"]).replace_schema_metadata(metadata), path)
+    x, y = images(90)
+    assert _sample(store.folder, x, y) > {0, 32, 64}
+    np.testing.assert_array_equal(atlas.load(store.folder).maps([0, 80]).maps, store.maps([0, 80]).maps)
+    with pytest.raises(ValueError, match=r"part-00000.parquet cannot be verified, as version 0.2.0 made it"):
+        build(store.folder, verify=True)
+    x[32] += 1
+    y[40] += 1
+    with pytest.raises(ValueError, match="the pixels of image 32 differ"):
+        build(store.folder, data=Pictures(TensorDataset(x, y), ()))
+    with pytest.raises(ValueError, match="the label of image 40 was 1 and is 2"):
+        build(store.folder, data=TensorDataset(x, y))
 
 
 def test_a_copy_of_a_shard_is_not_taken_for_another(tmp_path):
@@ -563,17 +687,26 @@ def test_images_that_were_mended_are_taken(tmp_path):
     np.testing.assert_array_equal(build(tmp_path / "atlas", data=rows).components, whole.components)
 
 
-def test_only_what_dead_processes_left_is_removed(tmp_path):
-    store = build(tmp_path / "atlas")
+def test_only_what_dead_processes_and_this_one_left_is_removed(tmp_path):
     dead = forked(lambda: None)
     dead.join()
-    mine, theirs = (shards.temporary_of(store.folder / "part-00000.parquet") for _ in range(2))
-    theirs = theirs.with_name(theirs.name.replace(str(os.getpid()), str(dead.pid)))
-    mine.touch()
-    theirs.touch()
-    build(store.folder)
-    assert mine.exists()
-    assert not theirs.exists()
+    mine = shards.temporary_of(tmp_path / "manifest.json")
+    of_the_dead, of_the_living = (
+        mine.with_name(mine.name.replace(f".{os.getpid()}.", f".{pid}.")) for pid in (dead.pid, os.getppid())
+    )
+    for left in (mine, of_the_dead, of_the_living):
+        left.touch()
+    before = contents(build(tmp_path).folder)  # begun where a build was stopped before its manifest was written
+    assert [path.exists() for path in (mine, of_the_dead, of_the_living)] == [False, False, True]
+    assert sorted(before)[1:] == ["head.safetensors", "manifest.json", *(f"part-0000{n}.parquet" for n in range(3))]
+
+
+def test_each_thread_has_temporaries_of_its_own(tmp_path):
+    names = {shards.temporary_of(tmp_path / "a")}
+    thread = threading.Thread(target=lambda: names.add(shards.temporary_of(tmp_path / "a")))
+    thread.start()
+    thread.join()
+    assert len(names) == 2
 
 
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
@@ -647,6 +780,101 @@ def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
     build(out, data=data, shard_size=16)
     assert contents(out) == whole
     assert all(path.stat().st_mtime_ns == at for path, at in times.items())
+
+
+def _together(start, out, told):
+    start.wait()
+    try:
+        told.put(len(build(out, data=FEW, shard_size=16)))
+    except Exception as error:
+        told.put(repr(error))
+
+
+FEW = TensorDataset(*images(32))
+
+
+@pytest.mark.filterwarnings("ignore:another build is under way")
+@pytest.mark.parametrize("who", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_builders_of_one_folder_take_turns(tmp_path, who):
+    whole = contents(build(tmp_path / "whole", data=FEW, shard_size=16).folder)
+    there = multiprocessing.get_context("fork") if who == "processes" else threading
+    kind, told = (there.Process, there.Queue()) if who == "processes" else (threading.Thread, queue.Queue())
+    for turn, count in enumerate([2, 3, 4] * 5 if who == "processes" else [4]):
+        out = tmp_path / str(turn)
+        start = there.Barrier(count)
+        builders = [kind(target=_together, args=(start, out, told)) for _ in range(count)]
+        for builder in builders:
+            builder.start()
+        assert [told.get(timeout=60) for _ in builders] == [32] * count
+        for builder in builders:
+            builder.join()
+        assert contents(out) == whole
+
+
+def test_a_build_waits_for_another_and_says_so(built):
+    before = contents(built.folder)
+    other = ExitStack()
+    other.enter_context(lock.alone(built.folder))
+    with pytest.raises(ValueError, match="something else"):  # there is nothing to wait for
+        build(built.folder, shard_size=64)
+    ends = threading.Timer(0.3, other.close)
+    ends.start()
+    with pytest.warns(UserWarning, match=r"another build is under way in .*: waiting until it ends") as told:
+        build(built.folder)
+    ends.join()
+    assert [warning.filename for warning in told] == [__file__]
+    assert contents(built.folder) == before
+
+
+def test_the_lock_of_a_killed_build_is_free(tmp_path):
+    def hold():
+        with lock.alone(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    forked(hold).join()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(tmp_path, data=FEW)
+    assert ".lock" not in contents(tmp_path)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.warns(UserWarning, match=r"\.lock cannot be locked .*No locks available.*start no other build there"):
+        assert len(build(tmp_path, data=FEW)) == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_build_leaves_nothing(tmp_path, workers):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    whole = contents(build(tmp_path / "whole", workers=workers).folder)
+    seconds = time.monotonic() - began
+    threads = set(threading.enumerate())
+    before, random = signal.signal(signal.SIGALRM, interrupt), np.random.default_rng()
+    try:
+        for turn in range(20 if workers == 0 else 8):
+            out, kept = tmp_path / str(turn), None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, seconds))
+                build(out, copy.deepcopy(problem()[0]), workers=workers)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except BaseException as error:  # code in C, such as that of safetensors, may turn it into another one
+                kept = error  # as an interactive session does
+            assert kept is None or multiprocessing.active_children() == [], kept
+            assert contents(build(out).folder) == whole
+            for thread in set(threading.enumerate()) - threads:
+                thread.join(10)
+                assert not thread.is_alive()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def _on_a_full_disk(out: Path, data, told: Path) -> None:

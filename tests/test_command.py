@@ -165,6 +165,15 @@ def test_fit_says_what_it_learned_and_which_photo_is_broken(network, photos, tmp
     assert f"error: {broken.relative_to(own).as_posix()} cannot be read (" in capsys.readouterr().err
 
 
+def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
+    def build(*_, verify, **options):
+        raise ValueError(f"other images: give another folder as out=, with verify={verify}")
+
+    monkeypatch.setattr(atlas, "build", build)
+    assert main(["atlas", *network, "--head", str(head), "--out", "atlas", "--verify"]) == 2
+    assert capsys.readouterr().err == "error: other images: give another folder as --out, with --verify\n"
+
+
 @pytest.mark.parametrize("command", [None, "fit", "atlas", "explore", "evaluate"])
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):

@@ -1,6 +1,7 @@
 """Building an atlas: plan, refuse what does not fit, compute the missing shards."""
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.compare import compare
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
@@ -45,13 +47,15 @@ def build(
     engine: str = "local",
     processes: int | None = None,
     skip_bad_images: bool = False,
+    verify: bool = False,
     progress: bool = True,
     **options: Any,
 ) -> Atlas:
     """Explain a whole data set once and save the result as an atlas.
 
     A build that was stopped resumes where it was when run again with the same arguments: existing shards are not
-    computed again. The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
+    computed again. Of several builds into one folder, on machines whose file system has locks, one works and the others
+    wait, with a warning. The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
 
     Args:
         net: a :class:`PCASVMNet` whose head has a reduction.
@@ -77,6 +81,10 @@ def build(
         processes: number of processes that explain: for ``"local"`` on this machine, each with its share of the threads
             or its own GPU; for ``"ray"`` actors. None: one, or as many as the cluster has GPUs, or half its CPUs.
         skip_bad_images: leave out images that cannot be read, and list them in the manifest.
+        verify: compare every image and label with what existing shards were made from. False: all labels, if the data
+            set is a folder, a list, a ``TensorDataset``, an unformatted Hugging Face ``Dataset`` or a ``Subset`` of
+            one; the images, with their labels, of a sample (the first of each shard and up to three others); and images
+            in folders whose files have another size.
         progress: show a progress bar, with rate and remaining time.
         **options: options of the method, such as ``reshape_transform`` or ``baseline``.
 
@@ -85,8 +93,8 @@ def build(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the folder holds an atlas of something else (the message says what differs), or an argument has an
-            invalid value.
+        ValueError: the folder holds an atlas of something else, or shards made from other images or labels (the message
+            says what differs), or an argument has an invalid value.
         NoClosedFormError: the path has a step without a rule.
         RuntimeError: an image cannot be read, or a process died; finished shards are kept.
         OSError: a shard cannot be written, for example because the disk is full; finished shards are kept.
@@ -125,7 +133,6 @@ def build(
             kinds[name] = _kind(probe[name][0], name)
     entries = _entries(images, explainer, first, probe, kinds, shard_size)
     folder = Path(out)
-    _begin(folder, net, entries)
     job = engines.Job(
         images,
         explainer,
@@ -137,16 +144,15 @@ def build(
         kinds,
         skip_bad_images,
     )
-    missing = _missing(job)
-    if missing:
-        count = sum(len(job.rows_of(number)) for number in missing)
-        with tqdm(
-            total=len(images), initial=len(images) - count, desc="atlas", unit="image", disable=not progress
-        ) as bar:
-            for done in _made(job, missing, engine, processes, workers):
-                bar.update(done)
-    _finish(job, entries)
-    return load(folder)
+    _refuse(folder, entries)  # at once, before waiting for another build
+    with lock.alone(folder):
+        _begin(folder, net, entries)
+        missing = _missing(job)
+        compare(job, missing, verify, workers, progress)
+        if missing:
+            _make(job, missing, engine, processes, workers, progress)
+        _finish(job, entries)
+        return load(folder)
 
 
 def _check(
@@ -252,25 +258,32 @@ def _options(method: type[ClosedFormCAM], given: Mapping[str, Any]) -> dict[str,
     return {name: manifest.described(option) for name, option in {**defaults, **given}.items()}
 
 
-def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
-    """Make the folder with manifest and head, or refuse one that holds something else."""
-    there = (folder / manifest.NAME).exists()
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not there):
+def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds something else."""
+    # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
+    found = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
+    if found and not (folder / manifest.NAME).exists():
         raise ValueError(f"{folder} is not empty and not an atlas: give another folder as out=")
-    if there:
+    if found:
         manifest.check_same(folder, manifest.read(folder), entries)
-        shards.remove_leftovers(folder)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
+    """Put manifest and head into a folder unless they are there; refuse one that holds something else."""
+    _refuse(folder, entries)
+    shards.remove_leftovers(folder)
+    if not (folder / manifest.NAME).exists():
         manifest.write(folder, entries)
     if not (folder / HEAD).exists():
-        net.head.save(folder / HEAD)
+        temporary = shards.temporary_of(folder / HEAD)
+        net.head.save(temporary)
+        temporary.replace(folder / HEAD)
 
 
 def _missing(job: engines.Job) -> list[int]:
-    """Return the numbers of the shards that are to be made; refuse one that is broken, or of other images."""
+    """Return the numbers of the shards that are to be made; refuse one that is broken."""
     missing = []
-    for number in range(-(-len(job.images) // job.shard_size)):
+    for number in job.shards:
         path = job.folder / shards.name_of(number)
         if not path.exists():
             missing.append(number)
@@ -280,15 +293,21 @@ def _missing(job: engines.Job) -> list[int]:
         bad = [int(row) for row in marks["bad"]]
         if bad and (not job.skip_bad_images or job.images.read(bad).rows):
             missing.append(number)  # they are to be read now, or can be
-        elif marks["first"] is not None:
-            again = job.images.read([marks["first"][0]])
-            if not again.rows or engines.fingerprint(again) != marks["first"]:
-                name = job.images.id(marks["first"][0])
-                raise ValueError(
-                    f"{path} was made from other images or labels: image {name} differs; give another folder as out=, "
-                    "or delete it"
-                )
     return missing
+
+
+def _make(
+    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool
+) -> None:
+    total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
+    with tqdm(total=total, initial=total - count, desc="atlas", unit="image", disable=not progress) as bar:
+        try:
+            for done in _made(job, missing, engine, processes, workers):
+                bar.update(done)
+        except KeyboardInterrupt as error:
+            # An interactive session keeps it, and its frames keep the processes that read images.
+            traceback.clear_frames(error.__traceback__)
+            raise
 
 
 def _made(job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int) -> Iterator[int]:
@@ -303,7 +322,7 @@ def _finish(job: engines.Job, entries: dict[str, Any]) -> None:
     """Say in the manifest that all is there, and what was left out."""
     rows = 0
     bad: dict[str, str] = {}
-    for number in range(-(-len(job.images) // job.shard_size)):
+    for number in job.shards:
         with shards.open_shard(job.folder / shards.name_of(number), job.atlas, number) as file:
             rows += file.metadata.num_rows
             bad |= shards.marks_of(file)["bad"]

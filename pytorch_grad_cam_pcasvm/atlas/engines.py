@@ -8,8 +8,8 @@ import os
 import pickle
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.manifest import digest_of_tensor
-from pytorch_grad_cam_pcasvm.images import Batch, ByBlocks, Images
+from pytorch_grad_cam_pcasvm.images import Batch, Images
 from pytorch_grad_cam_pcasvm.modules import device_of
 
 
@@ -53,6 +53,11 @@ class Job:
     kinds: Mapping[str, str]
     skip_bad_images: bool
 
+    @property
+    def shards(self) -> range:
+        """The numbers of all shards."""
+        return range(-(-len(self.images) // self.shard_size))
+
     def rows_of(self, shard: int) -> range:
         """Return the rows of a shard."""
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.images)))
@@ -72,27 +77,30 @@ class Job:
             OSError: a shard cannot be written.
         """
         blocks = [(shard, block) for shard in numbers for block in self._blocks(self.rows_of(shard))]
+        columns: list[dict[str, Any]] = []
+        bad: dict[int, str] = {}
+        device = device_of(self.explainer.net)
+        read = self.read([block for _, block in blocks], workers)
+        for (shard, rows), (batch, digests) in zip(blocks, read, strict=True):
+            self._check(batch)
+            bad |= batch.bad
+            if batch.rows:
+                batch.images = batch.images.to(device)
+                columns.append(self.explainer(batch) | {"digest": digests})
+            yield len(rows)
+            if rows[-1] == self.rows_of(shard)[-1]:
+                self._write(shard, columns, bad)
+                columns, bad = [], {}
+
+    def read(self, blocks: Sequence[Sequence[int]], workers: int) -> Iterator[tuple[Batch, list[str]]]:
+        """Return an iterator over blocks of rows, each with the digests of its images."""
         loader = DataLoader(
-            ByBlocks(self.images, [block for _, block in blocks]),
+            _Blocks(self.images, blocks),
             batch_size=None,  # a block is a batch
             num_workers=workers,
             prefetch_factor=max(1, math.ceil(self.batch_size / self.explainer.block)) if workers else None,
         )
-        columns: list[dict[str, Any]] = []
-        bad: dict[int, str] = {}
-        first: list[Any] | None = None
-        device = device_of(self.explainer.net)
-        for (shard, rows), batch in zip(blocks, loader, strict=True):
-            self._check(batch)
-            bad |= batch.bad
-            if batch.rows:
-                first = first or fingerprint(batch)
-                batch.images = batch.images.to(device)
-                columns.append(self.explainer(batch))
-            yield len(rows)
-            if rows[-1] == self.rows_of(shard)[-1]:
-                self._write(shard, columns, bad, first)
-                columns, bad, first = [], {}, None
+        return _whole(lambda: iter(loader))
 
     def _blocks(self, rows: range) -> list[range]:
         return [rows[start : start + self.explainer.block] for start in range(0, len(rows), self.explainer.block)]
@@ -110,19 +118,22 @@ class Job:
                 f"one {self.shape}: bring all to one size in the transform, for example with Resize((224, 224))"
             )
 
-    def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str], first: list[Any] | None) -> None:
+    def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str]) -> None:
         columns: dict[str, Any] = {"row": np.empty(0, np.int64)}
         for name in parts[0] if parts else ():
             values = [part[name] for part in parts]
             columns[name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain(*values))
         if parts:
-            columns["id"] = [self.images.id(int(row)) for row in columns["row"]]
+            rows = columns["row"].tolist()
+            columns["id"] = [self.images.id(row) for row in rows]
+            sizes = [self.images.file_size(row) for row in rows]
+            columns |= {"file_size": sizes} if sizes[0] is not None else {}
             self._check_labels(columns["id"], columns["label"])
             if "label" not in self.kinds:
                 del columns["label"]
         marks = {"atlas": self.atlas, "number": shard, "bad": {str(row): why for row, why in bad.items()}}
-        marks["first"] = first
-        shards.write(self.folder, shard, columns, {**self.kinds, "id": "str"}, marks)
+        kinds = {**self.kinds, "id": "str", "digest": "str", "file_size": "int"}
+        shards.write(self.folder, shard, columns, kinds, marks)
 
     def _check_labels(self, ids: Sequence[str], labels: Sequence[Any]) -> None:
         kind = self.kinds.get("label")
@@ -135,9 +146,24 @@ class Job:
                 )
 
 
-def fingerprint(batch: Batch) -> list[Any]:
-    """Return the number of a batch's first image, with a digest of its pixels, and its label."""
-    return [batch.rows[0], digest_of_tensor(batch.images[0]), batch.labels[0]]
+class _Blocks(Dataset[tuple[Batch, list[str]]]):
+    """Blocks of rows with the digests of their images, for the workers of a DataLoader."""
+
+    def __init__(self, images: Images, blocks: Sequence[Sequence[int]]) -> None:
+        self.images, self.blocks = images, blocks
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, number: int) -> tuple[Batch, list[str]]:
+        batch = self.images.read(self.blocks[number])
+        return batch, [digest_of_tensor(image) for image in batch.images]
+
+
+def _whole(start: Callable[[], Any]) -> Any:
+    """Start processes in a thread: Ctrl-C would stop this one between two of them, and nothing would end the first."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(start).result()
 
 
 def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
@@ -169,8 +195,8 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Ite
     for identity in range(count):
         identities.put(identity)
     with ProcessPoolExecutor(count, context, _begin, (sent, threads, identities, workers)) as pool:
-        waiting = [pool.submit(_make, number) for number in numbers]
         try:
+            waiting = _whole(lambda: [pool.submit(_make, number) for number in numbers])
             for done in as_completed(waiting):
                 yield done.result()
         except BrokenProcessPool as error:

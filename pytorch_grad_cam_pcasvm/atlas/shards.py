@@ -7,6 +7,7 @@ Every column with several numbers per row is a flat list of fixed length, which 
 import json
 import os
 import platform
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,15 +100,15 @@ def _listed(name: str, values: Sequence[Any], kind: Any, ids: Sequence[str]) -> 
 
 
 def temporary_of(path: Path) -> Path:
-    """Return the name of a file until it is complete."""
-    return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
+    """Return the name of a file until it is complete, another one for each thread."""
+    return path.with_name(f".{path.name}.{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes of this machine left behind; others may still be running."""
+    """Remove what interrupted builds of this process, and killed ones of this machine, left in a folder held alone."""
     for left in folder.glob(f".*.{platform.node()}.*.tmp"):
         number = left.name.split(".")[-2]
-        if number.isdecimal() and not _alive(int(number)):
+        if number.isdecimal() and (int(number) == os.getpid() or not _alive(int(number))):
             left.unlink(missing_ok=True)
 
 

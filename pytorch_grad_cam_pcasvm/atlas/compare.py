@@ -1,0 +1,91 @@
+"""Whether a data set is still the one that existing shards were made from."""
+
+from collections.abc import Collection
+from random import Random
+from typing import Any, NamedTuple
+
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.atlas import shards
+from pytorch_grad_cam_pcasvm.atlas.engines import Job
+
+
+class _Image(NamedTuple):
+    shard: str
+    row: int
+    digest: str
+    label: Any
+
+
+def compare(job: Job, missing: Collection[int], verify: bool, workers: int, progress: bool) -> None:
+    """Refuse shards that were made from other images or labels.
+
+    Args:
+        job: the build.
+        missing: numbers of the shards that are not there.
+        verify: compare every image; otherwise a sample, files whose size differs, and labels known without images.
+        workers: number of processes that read images to verify them.
+        progress: show a progress bar while images are verified.
+
+    Raises:
+        ValueError: an image or label differs, or a shard has nothing to verify it by.
+    """
+    different: dict[str, str] = {}  # by shard
+    images = [image for number in job.shards if number not in missing for image in _of(job, number, verify, different)]
+    blocks = [[image.row] for image in images]  # one at a time: their shapes may differ by now
+    with tqdm(total=len(images), desc="verify", unit="image", disable=not (verify and progress)) as bar:
+        for image, (batch, digests) in zip(images, job.read(blocks, workers if verify else 0), strict=True):
+            name = job.images.id(image.row)
+            if batch.bad:
+                different.setdefault(image.shard, f"image {name} cannot be read now ({batch.bad[image.row]})")
+            elif digests != [image.digest]:
+                different.setdefault(image.shard, f"the pixels of image {name} differ")
+            elif _differ(image.label, batch.labels[0]):
+                different.setdefault(image.shard, _of_label(name, image.label, batch.labels[0]))
+            bar.update()
+    if different:
+        seen = (
+            "every image" if verify else "labels known without images, sizes of files, up to four images of each shard"
+        )
+        files = ", ".join(sorted(different)) if len(different) < 10 else "the folder"
+        raise ValueError(
+            f"{job.folder} was made from other images or labels: {next(iter(different.values()))} (compared: {seen}); "
+            f"give another folder as out=, or delete {files}, and run the same build again"
+            + ("" if verify else " with verify=True, which compares every image")
+        )
+
+
+def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[_Image]:
+    """Return the images of a shard that are to be read and compared; compare the labels that are known without."""
+    shard = shards.name_of(number)
+    with shards.open_shard(job.folder / shard) as file:
+        first = shards.marks_of(file).get("first")
+        names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
+        kept = {name: values.tolist() for name, values in shards.read(file, names).items()}
+    rows = kept["row"]
+    labels = kept.get("label", [None] * len(rows))
+    for row, then, now in zip(rows, labels, job.images.labels(rows) or labels, strict=True):
+        if _differ(then, now):
+            different.setdefault(shard, _of_label(job.images.id(row), then, now))
+    if first is not None:  # version 0.2.0 kept no other digest
+        if verify:
+            raise ValueError(
+                f"{job.folder / shard} cannot be verified, as version 0.2.0 made it: leave out verify=True, or give "
+                "another folder as out="
+            )
+        return [_Image(shard, *first)]
+    # The same images every time: what was refused once is not accepted by chance.
+    chosen = {*rows[:1], *Random(f"{job.atlas} {number}").sample(rows, min(3, len(rows)))}
+    chosen |= {
+        row for row, size in zip(rows, kept.get("file_size", []), strict=False) if size != job.images.file_size(row)
+    }
+    images = zip(rows, kept.get("digest", []), labels, strict=False)
+    return [_Image(shard, *image) for image in images if verify or image[0] in chosen]
+
+
+def _differ(then: Any, now: Any) -> bool:
+    return then != now and not (then != then and now != now)  # NaN
+
+
+def _of_label(name: str, then: Any, now: Any) -> str:
+    return f"the label of image {name} was {then!r} and is {now!r}"
