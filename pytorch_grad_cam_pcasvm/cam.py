@@ -34,6 +34,7 @@ from pytorch_grad_cam_pcasvm.modules import (
 )
 from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.path import AutogradPath, Pass, Path
+from pytorch_grad_cam_pcasvm.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.run import Run
 from pytorch_grad_cam_pcasvm.seeds import Rowwise
 from pytorch_grad_cam_pcasvm.targets import (
@@ -438,7 +439,7 @@ class ClosedFormCAM(BaseCAM):
             stack.enter_context(eager(modules))
             # Evaluating puts this back, not a context, which an interrupt could leave to the garbage collector; and not
             # inference mode, whose tensors a user could not train on.
-            torch.set_grad_enabled(False)
+            set_gradients(False)
             if torch.is_autocast_enabled(x.device.type):
                 torch.set_autocast_cache_enabled(False)
             yield modules

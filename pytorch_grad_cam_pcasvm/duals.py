@@ -12,7 +12,7 @@ from torch.backends import cuda
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pytorch_grad_cam_pcasvm.rollback import Mode, Rollback, without_inference
+from pytorch_grad_cam_pcasvm.rollback import Mode, Rollback, set_gradients, without_inference
 
 _lock = threading.RLock()  # there is one dual level in all threads
 _ADD, _SUB, _MUL, _DIV = ({getattr(torch, name), getattr(Tensor, name)} for name in ("add", "sub", "mul", "div"))
@@ -42,7 +42,7 @@ class DualNumbers:
         warnings.simplefilter("ignore", FutureWarning)
         self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # of attention only this one has a forward derivative
         self._stack.enter_context(without_inference())  # in which derivatives get lost without a word
-        torch.set_grad_enabled(False)
+        set_gradients(False)
         self._stack.enter_context(forward_ad.dual_level())
         self._stack.enter_context(_Constants())
 

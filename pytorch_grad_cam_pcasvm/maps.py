@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
 from pytorch_grad_cam_pcasvm.features import all_finite
 from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
@@ -368,7 +369,8 @@ class Jacobians:
 
 def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
     """Return ``sum_t weights[n, k, t] activations[n, t]``, the signed maps, (N, K, H, W), in the weights' dtype."""
-    return (weights @ activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
+    with full_precision(weights.device):
+        return (weights @ activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
 
 
 def largest(maps: Tensor, opposite: Tensor | None = None) -> Tensor:

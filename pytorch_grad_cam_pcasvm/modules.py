@@ -89,7 +89,7 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 # By module: its own flag, and who holds it in evaluation mode.
 _evaluating: "WeakKeyDictionary[nn.Module, tuple[bool, set[Rollback]]]" = WeakKeyDictionary()
-_evaluating_lock = threading.Lock()
+_evaluating_lock = threading.RLock()  # a garbage collector may come in between
 
 
 @contextmanager
@@ -135,11 +135,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     pass, and the contents of objects of other kinds.
     """
     with Rollback() as rollback:
-        rollback.note(torch.set_rng_state, torch.get_rng_state())
+        rollback.note(torch.set_rng_state, torch.get_rng_state(), late=False)
         for device in sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda}):
-            rollback.note(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+            rollback.note(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device, late=False)
         for put_back in reversed(_undo(model)):
-            rollback.note(put_back)
+            rollback.note(put_back, late=False)
         yield
 
 

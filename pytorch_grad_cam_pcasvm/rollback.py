@@ -5,7 +5,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -18,11 +18,12 @@ class Rollback:
     """Undoes at the end of a ``with`` what was changed inside; at the latest when the next one begins.
 
     How a change is undone is noted before the change is made, and undoing twice is undoing once: so it does not matter
-    where Ctrl-C or a signal strikes. If that is while things are being put back, the next call finishes it.
+    where Ctrl-C or a signal strikes. If that is while things are being put back, the next call finishes it, except for
+    what the user may have changed since.
     """
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], Any]] = []
+        self._undo: list[tuple[Callable[[], Any], bool]] = []
         self._thread = threading.get_ident()
         self._frame: FrameType | None = None
 
@@ -44,15 +45,15 @@ class Rollback:
             self._close()  # a signal between two steps: those that are left
             raise
 
-    def note(self, undo: Callable[..., Any], *args: Any) -> None:
-        """Note how a change will be undone, before making it."""
-        self._undo.append(partial(undo, *args))
+    def note(self, undo: Callable[..., Any], *args: Any, late: bool = True) -> None:
+        """Note how a change will be undone, before making it; ``late``: even if only the next call comes to do it."""
+        self._undo.append((partial(undo, *args), late))
 
     def note_torch(self) -> None:
         """Note what torch keeps for this thread: gradients on or off, autocast, torch function modes."""
         casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-        grad, cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
-        self.note(_put_back_torch, self._thread, grad, cached, casts)
+        self.note(_put_back_autocast, casts, late=False)
+        self.note(_put_back_flags, self._thread, torch.is_grad_enabled(), torch.is_autocast_cache_enabled())
         self.note_modes()
 
     def note_modes(self) -> None:
@@ -60,17 +61,18 @@ class Rollback:
         # Where torch sets a mode aside for a call of its own, an interrupt can bring it back after everything.
         while (count := torch._C._len_torch_function_stack()) and _is_left(torch._C._get_function_stack_at(count - 1)):
             torch._C._pop_torch_function_stack()
-        self.note(_leave_modes, self._thread, torch._C._len_torch_function_stack())
+        self.note(_leave_modes, torch._C._len_torch_function_stack(), late=False)
 
-    def _close(self) -> None:
+    def _close(self, late: bool = False) -> None:
         for inner in reversed(_open[_open.index(self) + 1 :] if self in _open else []):
             if inner._thread == self._thread:
                 inner._close()  # its own end was interrupted before it began
         failed: BaseException | None = None
         while self._undo:
-            for _ in range(2):  # twice if a signal interrupts it
+            undo, always = self._undo[-1]
+            for _ in range(2 if always or not late else 0):  # again if a signal interrupts it
                 try:
-                    self._undo[-1]()
+                    undo()
                     break
                 except BaseException as error:
                     failed = error
@@ -101,7 +103,7 @@ class Mode(TorchFunctionMode):
 
     def __enter__(self) -> "Mode":
         """Begin, inside a :class:`Rollback`."""
-        self._within = next(each for each in reversed(_open) if each._thread == threading.get_ident())
+        self._within = next(each for each in reversed(_open.copy()) if each._thread == threading.get_ident())
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -118,7 +120,7 @@ def _is_suspended(frame: FrameType) -> bool:
     """Return whether a frame may be off the stack while a context that it entered is still open."""
     code = frame.f_code
     between = code.co_name == "__enter__" or code.co_filename == contextlib.__file__
-    return between or bool(code.co_flags & inspect.CO_GENERATOR)
+    return between or bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
 
 
 def _recover() -> None:
@@ -132,22 +134,29 @@ def _recover() -> None:
     for rollback in reversed(_open.copy()):
         mine = rollback._thread == threading.get_ident()
         if (mine and rollback._frame not in running) or rollback._thread not in threads:
-            rollback._close()
+            with suppress(Exception):  # another call's, which was interrupted anyway
+                rollback._close(late=True)
 
 
-def _put_back_torch(thread: int, grad: bool, cached: bool, casts: list[tuple[str, bool, torch.dtype]]) -> None:
-    if threading.get_ident() != thread:
-        return
-    if torch.is_grad_enabled() != grad:
-        torch._C._set_grad_enabled(grad)
-    if torch.is_autocast_cache_enabled() != cached:
+def set_gradients(enabled: bool) -> None:
+    """Switch gradients on or off for this thread, unseen by torch function modes, which may be recording around it."""
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(enabled)
+
+
+def _put_back_flags(thread: int, grad: bool, cached: bool) -> None:
+    if threading.get_ident() == thread:
+        set_gradients(grad)
         torch.set_autocast_cache_enabled(cached)
+
+
+def _put_back_autocast(casts: list[tuple[str, bool, torch.dtype]]) -> None:
     for kind, enabled, dtype in casts:
         if torch.is_autocast_enabled(kind) != enabled or torch.get_autocast_dtype(kind) != dtype:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
 
 
-def _leave_modes(thread: int, count: int) -> None:
-    while threading.get_ident() == thread and torch._C._len_torch_function_stack() > count:
+def _leave_modes(count: int) -> None:
+    while torch._C._len_torch_function_stack() > count:
         torch._C._pop_torch_function_stack()

@@ -256,7 +256,7 @@ class SVMTarget(ClosedFormTarget):
         """Return why the map of a row of the output is blank, if that is known; else None."""
         if self.category is None and self.versus is not None and self.versus == output.labels():
             return f"the predicted class is {self.versus!r} itself"
-        return output.head.why_blank(output.head_trace)
+        return output.head.why_blank(output.head_trace, self._seed(output, self.decision(output)))
 
     def decision(self, output: Any) -> Tensor:
         """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""

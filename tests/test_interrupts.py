@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from problems import Problem
+from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
@@ -131,6 +132,19 @@ def test_a_call_whose_end_never_came():
         problem.net.predict(problem.x)  # one inside does not take the one around for such
         assert len(rollback._open) == 1
     assert state(problem.net) == before
+    # What the user may have changed since is left alone.
+    counted = nn.BatchNorm1d(2)
+    state_of_random = torch.get_rng_state()
+
+    def begin():
+        modules.unchanged(counted).__enter__()
+
+    begin()
+    counted(torch.randn(5, 2))
+    problem.net.predict(problem.x)
+    assert counted.num_batches_tracked == 1
+    assert not torch.equal(torch.get_rng_state(), state_of_random)
+    assert not rollback._open
 
 
 def test_undoing_is_tried_again():

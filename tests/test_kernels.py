@@ -184,16 +184,18 @@ def test_theorems_on_the_effect_of_a_support_vector(gamma):
     assert effect.max() <= at_best * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("constant", [0.0, 1e5])
 @pytest.mark.parametrize("noise", [0.0, 1e-15, 1e-7])
-def test_on_a_point_of_a_narrow_rbf_the_gradient_is_nothing_but_rounding(noise):
+def test_on_a_point_of_a_narrow_rbf_the_gradient_is_nothing_but_rounding(noise, constant):
     generator = torch.Generator().manual_seed(0)
     points = 3 * torch.randn(7, 4, dtype=torch.float64, generator=generator)
+    points[:, 3] = constant  # which says nothing of how exactly the others are known
     x = points[2:3] * (1 + noise * torch.randn(1, 4, dtype=torch.float64, generator=generator))
     kernel, coefficients = RBF(50.0), torch.ones(1, 1, 7, dtype=torch.float64)
     assert not kernel.pullback(kernel.argument(x, points), x, points, coefficients)[0].any()
     assert kernel.coincides(x, points)[0].tolist() == [place == 2 for place in range(7)]
     # Next to it is a direction, as there is on the point itself if the kernel reaches others.
-    near, wide = x + 1e-4, RBF(0.05)
+    near, wide = x + torch.tensor([1e-4, 1e-4, 1e-4, 0.0]), RBF(0.05)
     for each, of in ((kernel, near), (wide, x)):
         leaf = of.clone().requires_grad_()
         (expected,) = torch.autograd.grad(each.value(each.argument(leaf, points)).sum(), leaf)

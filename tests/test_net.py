@@ -350,3 +350,5 @@ def test_an_estimator_that_is_fitted_again_is_told_of():
             net.predict(problem.x)
     assert pickle.loads(pickle.dumps(net)).predict(problem.x).shape == (5,)
     assert b"LinearSVC" not in pickle.dumps(net.head._fit)
+    del vars(net.head)["_fit"]  # as in one that 0.2 pickled
+    assert net.predict(problem.x).shape == (5,)

@@ -937,6 +937,20 @@ def test_what_a_reviewer_found_is_refused(function, message):
         Path(Behind(function), None, ["layer"]).run(X)
 
 
+def test_global_backward_hooks_that_come_later():
+    net = Behind(lambda net, x, before: net.fc(net.act(pooled(x))))
+    path = Path(net, None, ["layer"])
+    check(net, ["layer"], path=path)
+    handle = torch.nn.modules.module.register_module_full_backward_hook(
+        lambda module, grads, outputs: (3 * grads[0],) if module is net.act else None
+    )
+    try:
+        with torch.no_grad(), pytest.raises(NoClosedFormError, match=r"backward hook|differs from autograd's"):
+            path.run(X)
+    finally:
+        handle.remove()
+
+
 def test_backward_hooks_that_come_later():
     net = Behind(lambda net, x, before: net.fc(net.act(pooled(x))))
     path = Path(net, None, ["layer"])

@@ -10,7 +10,7 @@ from problems import Backbone, Problem
 from reference import relative
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ClosedFormShapleyCAM, ContributionCAM, PCASVMNet, PCATarget
 
 
 def snapshot(net):
@@ -109,8 +109,22 @@ def test_autocast_of_the_user():
     assert parameter.grad is not None
     assert parameter.grad.any()
     assert maps.weights.dtype == torch.float32
+    assert maps.maps.dtype == torch.float32
     assert maps.output.dtype == torch.float64
     assert relative(maps.maps[:, :4], expected.maps[:, :4]) < 0.1
+
+
+def test_a_hook_may_explain_another_network():
+    problem, other = Problem(), Problem(seed=3)
+    expected = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
+    for method in (ClosedFormGradCAM, ContributionCAM, ClosedFormShapleyCAM):
+        inner = method(other.net, [other.target_layer])
+        handle = problem.backbone.classifier[0].register_forward_hook(
+            lambda *_, cam=inner: cam.explain(other.x) and None
+        )
+        maps = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
+        assert relative(maps, expected) == 0
+        handle.remove()
 
 
 def test_channels_last():

@@ -9,7 +9,8 @@ from sklearn.base import BaseEstimator
 class Fit:
     """Fitted estimators, and the objects that they held when a head was made from them.
 
-    Fitting again gives an estimator new arrays, so that their identity tells; nothing is compared number by number.
+    Fitting again gives an estimator new arrays, so identity tells; numbers are not compared, and parameters are
+    no fit.
     """
 
     def __init__(self, fitted: Any) -> None:

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.fit import Fit
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
-from pytorch_grad_cam_pcasvm.head.kernels import RBF
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, rounding
 from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
@@ -40,15 +40,17 @@ class HeadTrace:
         values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision. In a trace
             from ``resume``, None for what was not computed.
         saved: what the pullback of every stage needs; its tensors have the batch as first dimension.
+        eps: how exactly the backbone knows its features, relative to their size.
     """
 
     values: list[Tensor]
     saved: list[Any]
+    eps: float = torch.finfo(torch.float32).eps
 
     def rows(self, index: Any) -> "HeadTrace":
         """Return the trace of some images; for an integer, without a batch dimension and without a pullback."""
         values, saved = tree_map_only(Tensor, lambda tensor: tensor[index], (self.values, self.saved))
-        return HeadTrace(values, saved)
+        return HeadTrace(values, saved, self.eps)
 
 
 class Head(Hookable):
@@ -65,9 +67,10 @@ class Head(Hookable):
         ValueError: no stages, nothing in them to explain, or stages after a decision.
     """
 
+    _fit = Fit(())  # of those made from stages, or read from a file
+
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()
-        self._fit = Fit(())
         stages = list(stages)
         reductions = [position for position, stage in enumerate(stages, 1) if stage.reduces]
         decisions = [position for position, stage in enumerate(stages, 1) if isinstance(stage, Decision)]
@@ -156,7 +159,10 @@ class Head(Hookable):
                 "name the layer that the features came from, and their pool: PCASVMNet(backbone, head, layer=..., "
                 "pool=...)"
             )
-        return self.resume(0, features), None
+        trace = self.resume(0, features)
+        if features.dtype == torch.float64:
+            trace.eps = torch.finfo(torch.float64).eps
+        return trace, None
 
     def resume(self, position: int, value: Tensor) -> HeadTrace:
         """Return the trace of the head run from ``values[position]``, shape (M, .), onwards.
@@ -266,6 +272,7 @@ class Head(Hookable):
         start = max(sum(value is None for value in each.values) for each in traces)
         if any(position < start for position in seeds):
             raise ValueError(f"the trace was resumed at position {start}: it has no values before that to explain")
+        rounding.set(8 * trace.eps)
         scaled: Scaled | None = None
         for position in range(len(self.stages), start - 1, -1):
             y, seed = trace.values[position], seeds.get(position)
@@ -385,13 +392,15 @@ class Head(Hookable):
         second = None if versus is None else torch.full_like(first, self.class_index(versus))
         return machine.effect(x, machine.voting.seed(first, second, machine.intercept.unsqueeze(0)))
 
-    def why_blank(self, trace: HeadTrace) -> str | None:
-        """Return why a row of a trace has no gradient, if it lies on a support vector of an RBF machine; else None."""
+    def why_blank(self, trace: HeadTrace, seed: Tensor) -> str | None:
+        """Return why a row of a trace has no gradient, if it lies on a support vector of an RBF SVM; otherwise None."""
         machine = self._decision()
         if not isinstance(machine, KernelSVM) or not isinstance(machine.kernel, RBF):
             return None
-        same = machine.kernel.coincides(trace.values[-2].unsqueeze(0), machine.support_vectors)[0].nonzero()
-        if not len(same):
+        rounding.set(8 * trace.eps)
+        _, saved = machine.evaluate(trace.values[-2].unsqueeze(0))
+        same = machine.kernel.coincides(saved[0], machine.support_vectors)[0].nonzero()
+        if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):
             return None
         return (
             f"it lies on a support vector (training image {int(machine.support[same[0, 0]])}), where the kernel is "

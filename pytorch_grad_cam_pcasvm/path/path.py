@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
@@ -62,7 +63,7 @@ class Path:
             self._check(x, rows=2)
         known = signature in self._checked or signature in self._agreed
         if not known and signature not in self._check(x, rows=len(x)):
-            hooked = next((type(m).__name__ for m in self._modules if _has_backward_hooks(m)), None)
+            hooked = next((type(module).__name__ for module in self._hooked()), None)
             reason = "the network takes different steps in every run"
             raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
         exact, tape = passed, passed.tape
@@ -142,8 +143,13 @@ class Path:
         """Return what a pass is known by: its steps, and the modules and functions that took them."""
         # Hooks, ours among them, are called from torch's own module code in another way.
         codes = frozenset(code for code in tape.codes.values() if code.co_filename != _OF_MODULES)
-        hooked = tuple(id(module) for module in self._modules if _has_backward_hooks(module))
-        return tape.signature, codes, tuple(map(type, self._modules)), hooked
+        return tape.signature, codes, tuple(map(type, self._modules)), tuple(map(id, self._hooked()))
+
+    def _hooked(self) -> list[nn.Module]:
+        """Return the modules whose gradient a backward hook may change: all of them if there is a global one."""
+        if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
+            return list(self._modules)
+        return [module for module in self._modules if module._backward_hooks or module._backward_pre_hooks]
 
     def _check(self, x: Tensor, rows: int) -> set[Any]:
         """Compare the path with autograd on copies of so many images; return the signatures that were met."""
@@ -174,7 +180,7 @@ class Path:
             if self._agrees(ClosedFormPass(recorder.tape, self._names), reference, generator):
                 self._agreed.add(signature)
                 # What these do to autograd's gradient may change, unseen, from call to call.
-                if not any(map(_has_backward_hooks, self._modules)) and not _own_gradients(recorder.tape):
+                if not self._hooked() and not _own_gradients(recorder.tape):
                     self._checked.add(signature)
                 break
         return met
@@ -264,11 +270,7 @@ def _own_gradients(tape: Tape) -> bool:
     for kind in kinds:  # which grows
         kinds += kind.__subclasses__()
     codes = {getattr(kind.forward, "__code__", None) for kind in kinds}
-    return not codes.isdisjoint(tape.codes.values())
-
-
-def _has_backward_hooks(module: nn.Module) -> bool:
-    return bool(module._backward_hooks or module._backward_pre_hooks)
+    return None in codes or not codes.isdisjoint(tape.codes.values())
 
 
 def _is_float(leaf: Any) -> bool:

@@ -84,7 +84,7 @@ class Tape:
         output: the output of the network, or of its feature layer.
         outputs: position of each tensor of the output among the values; None if it depends on no target layer.
         branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``,
-            ``detach`` or under ``no_grad``: constants that are others at other activations.
+            ``detach`` or under ``no_grad``: constants here, but different ones at other activations.
         codes: the code of all functions of the network that the steps were called from, by id.
     """
 

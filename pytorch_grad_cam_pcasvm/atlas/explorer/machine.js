@@ -223,8 +223,6 @@
     return { scaled: terms.map((term, i) => (term === 0 ? 0 : term * Math.exp(exponents[i] - logScale))), logScale };
   }
 
-  const largestOf = (numbers) => numbers.reduce((largest, value) => Math.max(largest, Math.abs(value)), 0);
-
   /** Returns the gradient of a kernel machine by its input, or with x0 the secant from there, and its logarithm. */
   function kernelGradient(machine, seed, x, x0) {
     const { kernel, points, count, width } = machine;
@@ -249,19 +247,18 @@
       }
     }
     const { scaled, logScale } = timesExp(terms, exponents);
-    const gradient = new Float64Array(width);
-    let rounding = 0;
+    const gradient = new Float64Array(width), sizes = new Float64Array(width);
     for (let i = 0; i < count; i++) {
       if (scaled[i] === 0) continue;
-      const point = points.slice(i * width, (i + 1) * width);
       for (let j = 0; j < width; j++) {
+        const point = points[i * width + j];
         const place = kernel.ofProduct ? 0 : x0 ? x0[j] + along[i] * step[j] : x[j];
-        gradient[j] += scaled[i] * (point[j] - place);
+        gradient[j] += scaled[i] * (point - place);
+        sizes[j] += Math.abs(scaled[i]) * (Math.abs(point) + Math.abs(x[j]));
       }
-      if (!kernel.ofProduct && !x0) rounding += Math.abs(scaled[i]) * (largestOf(x) + largestOf(point));
     }
     // On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
-    if (largestOf(gradient) <= ROUNDING * rounding) gradient.fill(0);
+    if (!kernel.ofProduct && !x0 && gradient.every((value, j) => Math.abs(value) <= ROUNDING * sizes[j])) gradient.fill(0);
     return { gradient, logScale };
   }
 
