@@ -96,6 +96,19 @@ def alone(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def interrupted():
+    """Let SIGALRM do what Ctrl-C does, which runs of several tests at a time ignore."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_ray_writes_the_same(built, tmp_path, alone):
     pytest.importorskip("ray")
     before = set(threading.enumerate())
@@ -137,6 +150,22 @@ def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, a
         assert contents(build(tmp_path / "always").folder) == contents(built.folder)  # goes on where it died
     finally:
         ray.shutdown()
+
+
+def test_ctrl_c_while_ray_starts_waits_for_it_and_ends_it(tmp_path, monkeypatch, interrupted):
+    ray = pytest.importorskip("ray")
+    happened = []
+
+    def init(**options):
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.2)
+        happened.append("started")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: happened.append("ended"))
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "atlas", engine="ray")
+    assert happened == ["started", "ended"]
 
 
 @pytest.mark.slow
@@ -850,31 +879,25 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupted_build_leaves_nothing(tmp_path, workers):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
+def test_an_interrupted_build_leaves_nothing(tmp_path, workers, interrupted):
     began = time.monotonic()
     whole = contents(build(tmp_path / "whole", workers=workers).folder)
     seconds = time.monotonic() - began
     threads = set(threading.enumerate())
-    before, random = signal.signal(signal.SIGALRM, interrupt), np.random.default_rng()
-    try:
-        for turn in range(20 if workers == 0 else 8):
-            out, kept = tmp_path / str(turn), None
-            try:
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, seconds))
-                build(out, copy.deepcopy(problem()[0]), workers=workers)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except BaseException as error:  # code in C, such as that of safetensors, may turn it into another one
-                kept = error  # as an interactive session does
-            assert kept is None or multiprocessing.active_children() == [], kept
-            assert contents(build(out).folder) == whole
-            for thread in set(threading.enumerate()) - threads:
-                thread.join(10)
-                assert not thread.is_alive()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    random = np.random.default_rng()
+    for turn in range(20 if workers == 0 else 8):
+        out, kept = tmp_path / str(turn), None
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, seconds))
+            build(out, copy.deepcopy(problem()[0]), workers=workers)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except BaseException as error:  # code in C, such as that of safetensors, may turn it into another one
+            kept = error  # as an interactive session does
+        assert kept is None or multiprocessing.active_children() == [], kept
+        assert contents(build(out).folder) == whole
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def _on_a_full_disk(out: Path, data, told: Path) -> None:

@@ -163,6 +163,7 @@ class _Blocks(Dataset[tuple[Batch, list[str]]]):
 def _whole(start: Callable[[], Any]) -> Any:
     """Start processes in a thread: Ctrl-C would stop this one between two of them, and nothing would end the first."""
     with ThreadPoolExecutor(1) as thread:
+        thread.submit(int).result()  # only a thread that has begun is waited for
         return thread.submit(start).result()
 
 
@@ -227,10 +228,10 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
     except ImportError as error:
         raise ImportError("engine='ray' needs Ray: pip install 'pytorch_grad_cam_pcasvm[ray]'") from error
     started = not ray_.is_initialized()
-    if started:
-        ray_.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     actors: list[Any] = []
     try:
+        if started:
+            _whole(lambda: ray_.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR))
         resources = ray_.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if device_of(job.explainer.net).type == "cuda" else 0
         cpus = resources.get("CPU", 1)
