@@ -72,6 +72,8 @@ class _Constants(Mode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function is torch._C._set_grad_enabled:  # no concern of a mode that records around this
+            return set_gradients(*args)
         # Under a graph are targets alone; they are small, and may count what is called, as checkpoints do.
         if function in _AFFINE and not torch.is_grad_enabled():
             place = _place_of_dual(args, kwargs)

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.fit import Fit
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
-from pytorch_grad_cam_pcasvm.head.kernels import RBF, rounding
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
 from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
@@ -272,7 +272,6 @@ class Head(Hookable):
         start = max(sum(value is None for value in each.values) for each in traces)
         if any(position < start for position in seeds):
             raise ValueError(f"the trace was resumed at position {start}: it has no values before that to explain")
-        rounding.set(8 * trace.eps)
         scaled: Scaled | None = None
         for position in range(len(self.stages), start - 1, -1):
             y, seed = trace.values[position], seeds.get(position)
@@ -289,7 +288,8 @@ class Head(Hookable):
             if short:
                 scaled = stage.jacobian(intact(saved[0]), y)
             elif scaled is not None:
-                scaled = pulled_through(stage, scaled, *saved)
+                with known_to(trace.eps):
+                    scaled = pulled_through(stage, scaled, *saved)
         assert scaled is not None, "no seeds were given"
         grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
@@ -397,11 +397,11 @@ class Head(Hookable):
         machine = self._decision()
         if not isinstance(machine, KernelSVM) or not isinstance(machine.kernel, RBF):
             return None
-        rounding.set(8 * trace.eps)
         _, saved = machine.evaluate(trace.values[-2].unsqueeze(0))
-        same = machine.kernel.coincides(saved[0], machine.support_vectors)[0].nonzero()
-        if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):
-            return None
+        with known_to(trace.eps):
+            same = machine.kernel.coincides(saved[0], machine.support_vectors)[0].nonzero()
+            if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):
+                return None
         return (
             f"it lies on a support vector (training image {int(machine.support[same[0, 0]])}), where the kernel is "
             "flat and its gradient nothing but rounding: use ContributionCAM"

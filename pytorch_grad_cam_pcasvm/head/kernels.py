@@ -17,6 +17,8 @@ The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +31,18 @@ from torch import Tensor
 _REPRESENTABLE = -30.0
 
 # How exactly a network, usually in single precision, knows a point, relative to each of its numbers.
-rounding = ContextVar("rounding", default=8 * torch.finfo(torch.float32).eps)
+_rounding = ContextVar("rounding", default=8 * torch.finfo(torch.float32).eps)
+
+
+@contextmanager
+def known_to(eps: float) -> Iterator[None]:
+    """Take points as known up to rounding errors of a relative size eps."""
+    before = _rounding.set(8 * eps)
+    try:
+        yield
+    finally:
+        _rounding.reset(before)
+
 
 # Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
 _NODES = [((1 + node) / 2, weight / 2) for node, weight in zip(*np.polynomial.legendre.leggauss(12), strict=True)]
@@ -169,20 +182,20 @@ class RBF:
     def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, (N, K, B), and the logarithm of its factor, (N, K).
 
-        It is 0 where it is no larger than the ``rounding`` errors that x has from its network.
+        It is 0 where it is no larger than the rounding errors that x has from its network (see :func:`known_to`).
         """
         scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
         grad = scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1)
         # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
         sizes = scaled.abs()
         sizes = sizes @ points.abs() + sizes.sum(-1, keepdim=True) * x.abs().unsqueeze(1)
-        noise = (grad.abs() <= rounding.get() * sizes).all(-1, keepdim=True)
+        noise = (grad.abs() <= _rounding.get() * sizes).all(-1, keepdim=True)
         return grad - torch.where(noise, grad.detach(), 0.0), log_scale
 
     def coincides(self, x: Tensor, points: Tensor) -> Tensor:
         """Return whether x (N, B) equals each of the points but for rounding, shape (N, I)."""
         x = x.unsqueeze(1)
-        return ((x - points).abs() <= rounding.get() * (x.abs() + points.abs())).all(-1)
+        return ((x - points).abs() <= _rounding.get() * (x.abs() + points.abs())).all(-1)
 
     def secant(
         self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
