@@ -66,7 +66,7 @@ class Rollback:
     def _close(self, late: bool = False) -> None:
         for inner in reversed(_open[_open.index(self) + 1 :] if self in _open else []):
             if inner._thread == self._thread:
-                inner._close()  # its own end was interrupted before it began
+                inner._close(late)  # its own end was interrupted before it began
         failed: BaseException | None = None
         while self._undo:
             undo, always = self._undo[-1]

@@ -1,4 +1,4 @@
-"""What a used cam answers is what a fresh one answers, whatever it was asked before: 500 random pairs of questions."""
+"""What a used cam answers is what a fresh one answers, whatever it was asked before: 100 random pairs for each method."""
 
 from functools import partial
 
@@ -10,8 +10,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from pytorch_grad_cam_pcasvm import LIFTCAM, ClosedFormAblationCAM, ClosedFormGradCAM, ContributionCAM, ShapCAM
 from pytorch_grad_cam_pcasvm.targets import ScoreTarget
-
-PAIRS = 500
 
 
 class WrongReLU(torch.autograd.Function):
@@ -128,7 +126,8 @@ METHODS = (ContributionCAM, partial(ShapCAM, samples=4), LIFTCAM, ClosedFormAbla
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: getattr(method, "func", method).__name__)
-def test_a_used_cam_answers_as_a_fresh_one(method):
+@pytest.mark.parametrize("pairs", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_used_cam_answers_as_a_fresh_one(method, pairs):
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     net = Net().double().eval()
@@ -142,7 +141,7 @@ def test_a_used_cam_answers_as_a_fresh_one(method):
         baseline = [None, "zero", torch.from_numpy(rng.normal(0, 2, 3)), torch.from_numpy(rng.normal(0, 2, (2, 6, 6)))]
         return branch, act, images, baseline[rng.integers(4)]
 
-    for _ in range(PAIRS // len(METHODS)):
+    for _ in range(pairs):
         first, second = question(), question()
         if rng.random() < 0.5:  # the same question but for the images, or for the activation
             second = (first[0], second[1] if rng.random() < 0.5 else first[1], second[2], first[3])
@@ -154,5 +153,5 @@ def test_a_used_cam_answers_as_a_fresh_one(method):
         assert same(found, expected), (first[:2], second[:2], found, expected)
         answered += not isinstance(expected, str)
         refused += isinstance(expected, str)
-    assert answered >= 20
-    assert refused >= 10
+    assert answered >= pairs / 5
+    assert refused >= pairs / 10
