@@ -1,4 +1,4 @@
-"""What a used cam answers is what a fresh one answers, whatever it was asked before: 100 random pairs for each method."""
+"""A used cam answers as a fresh one, whatever it was asked before: 100 random pairs of questions for each method."""
 
 from functools import partial
 
