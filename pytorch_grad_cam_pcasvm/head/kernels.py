@@ -45,7 +45,8 @@ def known_to(eps: float) -> Iterator[None]:
 
 
 # Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
-_NODES = [((1 + node) / 2, weight / 2) for node, weight in zip(*np.polynomial.legendre.leggauss(12), strict=True)]
+_NODES, _WEIGHTS = (torch.from_numpy(each) / 2 for each in np.polynomial.legendre.leggauss(12))
+_NODES += 0.5
 
 
 class _OfInnerProduct:
@@ -286,14 +287,15 @@ def _along_a_line(at_start: Tensor, at_end: Tensor, along: Tensor, length: Tenso
     tau = nearest + (torch.exp(lowest) - torch.exp(-varies)) / (2 * squared * mean)
     # Where exp(-e) is nearly the same all along the line, these differences cancel; few nodes integrate it there.
     flat = varies < 1
-    zeroth = first = torch.zeros_like(along[flat])
-    for node, weight in _NODES:
-        term = weight * torch.exp(node * (2 * along[flat] - node * length[flat]))
-        zeroth, first = zeroth + term, first + node * term
-    mean[flat], tau[flat], lowest[flat] = zeroth, first / zeroth, 0.0
+    nodes, weights = _NODES.to(along), _WEIGHTS.to(along)
+    exponents = torch.where(flat, 2 * along, 0.0).unsqueeze(-1) - torch.where(flat, length, 0.0).unsqueeze(-1) * nodes
+    terms = exponents.mul_(nodes).exp_()
+    zeroth, first = terms @ weights, terms @ (weights * nodes)
+    tau = torch.where(flat, first / zeroth, tau)
     tau = torch.where(turned, 1 - tau, tau).clamp(0, 1)
     # Rounding must not make a distance negative.
-    return mean.log() - (at_start + lowest).clamp(min=0), tau
+    lowest = (at_start + torch.where(flat, 0.0, lowest)).clamp(min=0)
+    return torch.where(flat, zeroth, mean).log() - lowest, tau
 
 
 def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
