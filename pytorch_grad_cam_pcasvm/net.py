@@ -66,12 +66,6 @@ class HeadOutput(Tensor):
         """
         return None if self.decision is None else self.head.voting.margins(self.decision)
 
-    @property
-    def levels(self) -> list[Tensor]:
-        """Deprecated: ``head_trace.values``."""
-        warn("output.levels is now output.head_trace.values", DeprecationWarning)
-        return self.head_trace.values
-
     def labels(self) -> np.ndarray:
         """Return the fitted estimator's predictions for the rows, shape (N,), or a single label for one row."""
         if self.dim() == 1 and self.head.decision_position is not None:

@@ -45,7 +45,6 @@ from sklearn.preprocessing import MinMaxScaler, Normalizer, RobustScaler, Standa
 from sklearn.random_projection import GaussianRandomProjection
 from sklearn.svm import SVC
 from test_cam import _Traffic, on_meta, unchecked  # noqa: F401
-from test_storage import OLD
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import (
@@ -533,20 +532,6 @@ def test_heads_in_files_and_states(name: str, tmp_path: Any) -> None:
     for each in (Head.load(tmp_path / "head"), other):
         for target in TARGETS if head.stages[-1].variances is not None else TARGETS[::2]:
             assert torch.equal(target(output_of(each, QUERY)), target(output_of(head, QUERY)))
-
-
-@pytest.mark.parametrize("name", ["svc", "svr", "one_class", "ovo"])
-def test_files_of_version_0_1_do_not_know_the_inverse(name: str, tmp_path: Any) -> None:
-    head = Head.load(OLD / f"{name}.safetensors")
-    head.save(tmp_path / "again")
-    for each in (head, Head.load(tmp_path / "again")):
-        output = output_of(each, torch.ones(2, each.n_features).double())
-        for target in TARGETS:
-            message = (
-                r"earlier version; then save it again from the fitted estimator, Head.of\(estimator\).save\(path\)"
-            )
-            with pytest.raises(ValueError, match=message):
-                target(output)
 
 
 def without_inverse(head: Head) -> Head:

@@ -1,8 +1,6 @@
 """Every supported estimator, and heads made of them, against scikit-learn's own decision values."""
 
 import copy
-import importlib
-import sys
 import warnings
 from functools import cache
 
@@ -508,12 +506,3 @@ def test_a_machine_without_support_vectors_is_flat():
     x, y = DATA[2]
     head = Head.of(SVR(epsilon=10).fit(x, y * 1.0))
     assert not pulled_back(head, trace_of(head, QUERY), {1: None}).any()
-
-
-@pytest.mark.parametrize(("module", "name"), [("converters", "tensor"), ("stages", "Scale")])
-def test_modules_of_0_1_warn_and_still_have_what_the_readme_showed(module, name):
-    whole = f"pytorch_grad_cam_pcasvm.{module}"
-    sys.modules.pop(whole, None)
-    with pytest.warns(DeprecationWarning, match="import .* from pytorch_grad_cam_pcasvm.head"):
-        found = importlib.import_module(whole)
-    assert getattr(found, name) is getattr(importlib.import_module("pytorch_grad_cam_pcasvm.head"), name)

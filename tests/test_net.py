@@ -290,12 +290,6 @@ def test_outputs_are_copied_with_their_extras(problem):
     assert output[3].labels() == output.labels()[3]
 
 
-def test_levels_are_called_otherwise_now(problem):
-    output = problem.net(problem.x)
-    with pytest.warns(DeprecationWarning, match="head_trace.values"):
-        assert output.levels is output.head_trace.values
-
-
 @pytest.mark.parametrize("wrap", [lambda b: nn.DataParallel(b), lambda b: nn.Sequential(nn.DataParallel(b))])
 def test_copies_on_several_devices_are_refused(problem, wrap):
     with pytest.raises(ValueError, match=r"DataParallel.*\.module"):

@@ -16,7 +16,6 @@ from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, Normalizer, Robust
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from test_estimators import DATA, NEAR, QUERY, WIDTH, fitted
 from test_head import by_autograd, pulled_back, seeds_of, trace_of
-from test_storage import OLD
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import HeadTrace
@@ -512,12 +511,6 @@ def test_the_mean_of_the_features(parts, mean, tmp_path):
             assert each.feature_mean is None
         else:
             assert relative(each.feature_mean, mean) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["svc", "svr", "one_class", "ovo", "calibrated"])
-def test_files_that_do_not_say_what_a_shift_is(name):
-    head = Head.load(OLD / f"{name}.safetensors")
-    assert head.feature_mean is None or isinstance(head.stages[0], Projection)
 
 
 # --- what support vectors give to the decision ----------------------------------------------------------------------

@@ -23,11 +23,7 @@ from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, stages, voting
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
-
-# Files of version 0.1 differ in these names alone.
-_FORMATS = ("pytorch_grad_cam_pcasvm head 1", FORMAT)
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
-_RENAMED = {"Single": "Regression", "rule": "voting", "rules": "votings"}
 
 _PARTS: dict[str, type] = {
     part.__name__: part
@@ -110,9 +106,9 @@ def digest_of(parts: list[stages.Stage]) -> str:
 
 def load(path: str | PathLike[str]) -> list[stages.Stage]:
     """Read the stages of a head, on the CPU, from a file: see ``Head.load``."""
-    metadata, tensors = read(path, "net.head.save(path)", _FORMATS)
+    metadata, tensors = read(path, "net.head.save(path)", [FORMAT])
     try:
-        parts = [_decode(part, tensors) for part in _parsed(metadata["head"])]
+        parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
         if not all(isinstance(part, stages.Stage) for part in parts):
             raise ValueError("its parts are not stages")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -134,19 +130,11 @@ def agree(state: str, expected: str) -> bool:
     """Return whether two heads have the same ``constants``, ignoring what a ``state`` of an earlier version lacks."""
     if not state or not expected:
         return state == expected
-    return _within(_parsed(state, tensors=False), _parsed(expected, tensors=False))
+    return _within(*(json.loads(part, object_hook=_without_tensors) for part in (state, expected)))
 
 
-def _parsed(header: str, tensors: bool = True) -> Any:
-    """Return the JSON of a header, in the names of today; without tensors, None in the place of each."""
-
-    def renamed(entry: dict[str, Any]) -> dict[str, Any] | None:
-        if not tensors and entry.keys() == {"tensor"}:
-            return None
-        entry = {_RENAMED.get(key, key): value for key, value in entry.items()}
-        return entry | {"part": _RENAMED.get(entry["part"], entry["part"])} if "part" in entry else entry
-
-    return json.loads(header, object_hook=renamed)
+def _without_tensors(entry: dict[str, Any]) -> dict[str, Any] | None:
+    return None if entry.keys() == {"tensor"} else entry
 
 
 def _within(part: Any, whole: Any) -> bool:
