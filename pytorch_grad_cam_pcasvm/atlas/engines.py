@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -227,11 +228,29 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
         import ray as ray_
     except ImportError as error:
         raise ImportError("engine='ray' needs Ray: pip install 'pytorch_grad_cam_pcasvm[ray]'") from error
-    started = not ray_.is_initialized()
+    with nullcontext() if ray_.is_initialized() else _started(ray_):
+        yield from _on_ray(ray_, job, numbers, count, workers)
+
+
+@contextmanager
+def _started(ray_: Any) -> Iterator[None]:
+    """Let Ray run on this machine.
+
+    In a thread: Ctrl-C would stop this one between two of Ray's processes. The thread stays, as they end with it.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(int).result()  # only a thread that has begun is waited for
+        try:
+            options = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+            thread.submit(ray_.init, **options).result()
+            yield
+        finally:
+            thread.submit(ray_.shutdown).result()
+
+
+def _on_ray(ray_: Any, job: Job, numbers: Sequence[int], count: int | None, workers: int) -> Iterator[int]:
     actors: list[Any] = []
     try:
-        if started:
-            _whole(lambda: ray_.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR))
         resources = ray_.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if device_of(job.explainer.net).type == "cuda" else 0
         cpus = resources.get("CPU", 1)
@@ -270,12 +289,8 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
             "data set come from must be installed on every machine; all finished shards are kept"
         ) from error
     finally:
-        try:
-            for actor in actors:
-                ray_.kill(actor)
-        finally:
-            if started:
-                ray_.shutdown()
+        for actor in actors:
+            ray_.kill(actor)
 
 
 _ERRORS: dict[str, type[Exception]] = {"os": OSError, "value": ValueError, "type": TypeError, "other": RuntimeError}
