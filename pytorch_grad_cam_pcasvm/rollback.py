@@ -24,7 +24,7 @@ class Rollback:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Callable[[], Any], bool]] = []
-        self._thread = threading.get_ident()
+        self._thread, self._owner = threading.get_ident(), threading.current_thread()
         self._frame: FrameType | None = None
 
     def __enter__(self) -> "Rollback":
@@ -130,10 +130,10 @@ def _recover() -> None:
     while frame is not None:
         running.add(frame)
         frame = frame.f_back
-    threads = sys._current_frames()
     for rollback in reversed(_open.copy()):
         mine = rollback._thread == threading.get_ident()
-        if (mine and rollback._frame not in running) or rollback._thread not in threads:
+        # Not sys._current_frames(): other threads may wait for the lock that it holds, and it for theirs (gh-106883).
+        if (mine and rollback._frame not in running) or not rollback._owner.is_alive():
             with suppress(Exception):  # another call's, which was interrupted anyway
                 rollback._close(late=True)
 

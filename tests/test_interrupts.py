@@ -2,6 +2,7 @@
 
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -162,3 +163,26 @@ def test_undoing_is_tried_again():
         noted.__exit__()
     assert done == [1, 2]
     assert not rollback._open
+
+
+def test_other_threads_are_left_alone_while_they_live(monkeypatch):
+    # Its lock and the interpreter's wait for each other where the garbage collector comes in between (gh-106883).
+    monkeypatch.delattr(sys, "_current_frames")
+    done, begun, end = [], threading.Event(), threading.Event()
+
+    def run():
+        rollback.Rollback().__enter__().note(done.append, 1)
+        begun.set()
+        end.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    try:
+        with rollback.Rollback():
+            assert not done
+    finally:
+        end.set()
+        thread.join()
+    with rollback.Rollback():
+        assert done == [1]
