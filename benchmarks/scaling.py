@@ -28,8 +28,8 @@ from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVM
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
+from pytorch_grad_cam_pcasvm.head.multiclass import Binary, OneVsOne
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.head.voting import Binary, OneVsOne
 
 CHANNELS, FEATURES = 512, 1024
 

@@ -15,10 +15,10 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
-from pytorch_grad_cam_pcasvm.features import all_finite
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
-from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.model.features import all_finite
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
     PCATarget,
@@ -38,7 +38,7 @@ class SignedMaps:
     """The signed maps of K targets for each of N images, and what they were made of.
 
     For Grad-CAM ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F of the paper); for the other methods see
-    their classes in :mod:`~pytorch_grad_cam_pcasvm.methods`. Maps and weights are divided by ``exp(log_scale)``, which
+    their classes in :mod:`~pytorch_grad_cam_pcasvm.cams`. Maps and weights are divided by ``exp(log_scale)``, which
     differs from 1 only where the gradient is too small for a float, such as far from every support vector of an RBF
     machine.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 
 Target = Callable[[Any], Any]
 

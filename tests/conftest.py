@@ -30,12 +30,21 @@ def _seeded() -> None:
 def rules() -> Iterator[None]:
     """Forget, at the end, the rules that a test registers."""
     # Here, not above: the package is imported after its coverage is measured.
-    from pytorch_grad_cam_pcasvm.rules import registry
+    from pytorch_grad_cam_pcasvm.autodiff.rules import registry
 
     before = dict(registry._rules)
     yield
     registry._rules.clear()
     registry._rules.update(before)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done once, on numbers, is not done at all: "meta" has none."""
+    from pytorch_grad_cam_pcasvm.autodiff import Path
+
+    monkeypatch.setattr(Path, "run", Path.record)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # "meta" has none
 
 
 @pytest.fixture(scope="session")

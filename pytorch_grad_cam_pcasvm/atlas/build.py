@@ -16,12 +16,12 @@ from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
 from pytorch_grad_cam_pcasvm.atlas.compare import compare
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
-from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.images import THUMBNAIL, Batch, Images
+from pytorch_grad_cam_pcasvm.cams import ContributionCAM
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.maps import encoded
-from pytorch_grad_cam_pcasvm.methods import ContributionCAM
-from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
 
 # Images that the network sees at once: rounding depends on it, so it depends on nothing else.
@@ -63,7 +63,7 @@ def build(
             Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
         target_layers: one layer, as for the method.
         out: folder of the atlas; every machine must see it.
-        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
         targets: targets to keep besides the components; None: the predicted class if the method's maps of decisions
             are not sums of component maps, otherwise nothing more (see :meth:`Atlas.explain`).
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.

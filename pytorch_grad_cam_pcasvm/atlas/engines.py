@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.manifest import digest_of_tensor
-from pytorch_grad_cam_pcasvm.images import Batch, Images
-from pytorch_grad_cam_pcasvm.modules import device_of
+from pytorch_grad_cam_pcasvm.data import Batch, Images
+from pytorch_grad_cam_pcasvm.model.modules import device_of
 
 
 @dataclass

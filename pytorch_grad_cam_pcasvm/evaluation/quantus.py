@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.evaluation.subject import signed, upsampled
-from pytorch_grad_cam_pcasvm.modules import device_of, layer_name
-from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.model.modules import device_of, layer_name
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
@@ -26,7 +26,7 @@ def quantus_explainer(
     have, so the head is left unchanged. :func:`sensitivity` randomises it.
 
     Args:
-        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
         net: the network.
         target_layers: one layer.
         **options: options of the method.

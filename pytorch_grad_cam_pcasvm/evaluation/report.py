@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
 from pytorch_grad_cam_pcasvm.figures import plot_maps
-from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import Target
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 2"

@@ -10,7 +10,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, with_head
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, ResidualTarget
 
 RANDOM, ANOTHER, BLIND, HEAD = "random maps", "another image's map", "the blind map", "a randomised head's map"

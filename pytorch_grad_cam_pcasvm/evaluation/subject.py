@@ -15,14 +15,14 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
-from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams import ClosedFormGradCAM, ContributionCAM
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.data import Images
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
-from pytorch_grad_cam_pcasvm.images import Images
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite
-from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
-from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, fixed
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]

@@ -6,14 +6,14 @@ Every function returns a :class:`matplotlib.figure.Figure` without a window: not
 
 from pytorch_grad_cam_pcasvm.figures.component import plot_component
 from pytorch_grad_cam_pcasvm.figures.decision import plot_decision
-from pytorch_grad_cam_pcasvm.figures.head import (
+from pytorch_grad_cam_pcasvm.figures.feature_space import (
     plot_contribution_ratios,
     plot_feature_space,
     plot_support_vector_effect,
     plot_support_vectors,
 )
+from pytorch_grad_cam_pcasvm.figures.grid import plot_maps
 from pytorch_grad_cam_pcasvm.figures.jacobian import plot_jacobian
-from pytorch_grad_cam_pcasvm.figures.maps import plot_maps
 from pytorch_grad_cam_pcasvm.figures.volume import plot_volume
 
 __all__ = [

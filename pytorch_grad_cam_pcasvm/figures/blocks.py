@@ -16,7 +16,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.figures.style import HEAT, bare, draw_bar, draw_signed, literal, number
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.net import HeadOutput
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
     PCATarget,

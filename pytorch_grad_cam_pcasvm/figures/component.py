@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.cam import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams import ContributionCAM
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.features import checked_images
 from pytorch_grad_cam_pcasvm.figures.decision import weights_of
+from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
-from pytorch_grad_cam_pcasvm.figures.maps import check_maps
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     COLOURS,
@@ -35,9 +35,9 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     room_beside_bar,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.methods import ContributionCAM
-from pytorch_grad_cam_pcasvm.modules import device_of, evaluating, uncompiled
-from pytorch_grad_cam_pcasvm.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.model.features import checked_images
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, uncompiled
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 MOST_CLASSES = 12

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.cams.recombine import recombined
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject
+from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_maps
 from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
-from pytorch_grad_cam_pcasvm.figures.maps import check_classes, check_maps
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     RED,
@@ -29,7 +30,6 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     room_beside_bar,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.reduction import recombined
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 GREY = "0.35"

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, heading
+from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
-from pytorch_grad_cam_pcasvm.figures.maps import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import (
     as_array,
     bare,

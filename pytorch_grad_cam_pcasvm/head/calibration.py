@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.rollback import without_inference
+from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 
 # A curve on scores of one class (...), or a calibration of all classes, (..., C) or (..., 1) to (..., C).
 Calibration = Callable[[Tensor], Tensor]

@@ -32,7 +32,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.head import kernels, voting
+from pytorch_grad_cam_pcasvm.head import kernels, multiclass
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.stages import (
@@ -282,13 +282,15 @@ def _svc(estimator: Any) -> Stage:
             "class, and scikit-learn's labels are shifted. Fit it without these samples."
         )
     if len(classes) == 2:
-        return _machine(estimator, voting.Binary(zero_is_second=True), classes)
+        return _machine(estimator, multiclass.Binary(zero_is_second=True), classes)
     pairwise = estimator.decision_function_shape == "ovo"
     break_ties = estimator.break_ties and not pairwise
-    return _machine(estimator, voting.OneVsOne(len(classes), pairwise_scores=pairwise, break_ties=break_ties), classes)
+    return _machine(
+        estimator, multiclass.OneVsOne(len(classes), pairwise_scores=pairwise, break_ties=break_ties), classes
+    )
 
 
-def _machine(estimator: Any, votes: voting.Voting, classes: Any = None) -> Stage:
+def _machine(estimator: Any, votes: multiclass.Voting, classes: Any = None) -> Stage:
     points = tensor(estimator.support_vectors_)
     kernel = _kernel(estimator, estimator._gamma, points.shape[1])
     support = torch.as_tensor(estimator.support_).long()
@@ -305,9 +307,11 @@ def _linear_classifier(estimator: Any) -> Stage:
     return LinearDecision(weight, tensor(estimator.intercept_).expand(len(weight)).clone(), votes, estimator.classes_)
 
 
-def _plain_voting(n_classes: int, calibration: Calibration | None) -> voting.Voting:
+def _plain_voting(n_classes: int, calibration: Calibration | None) -> multiclass.Voting:
     """Return the voting of one decision value per class, or of one for two classes."""
-    return voting.Binary(calibration=calibration) if n_classes == 2 else voting.OneVsRest(n_classes, calibration)
+    return (
+        multiclass.Binary(calibration=calibration) if n_classes == 2 else multiclass.OneVsRest(n_classes, calibration)
+    )
 
 
 def _of_several_labels(estimator: Any) -> NoClosedFormError:
@@ -343,7 +347,7 @@ def _linear_regressor(estimator: Any) -> Stage:
     bias = tensor(estimator.intercept_).reshape(-1).expand(1).clone()
     if isinstance(estimator, PLSRegression):  # it predicts from x - mean
         bias = bias - weight @ tensor(estimator._x_mean)
-    return LinearDecision(weight, bias, voting.Regression(), None)
+    return LinearDecision(weight, bias, multiclass.Regression(), None)
 
 
 # --- several machines side by side ------------------------------------------------------------------------------------
@@ -367,9 +371,9 @@ def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
     members, decisions = _members(estimator, estimator.estimators_)
     zero_is_second = decisions[0].voting.zero_is_second
     if len(estimator.classes_) == 2:
-        return Ensemble(members, 1.0, voting.BinaryVote(zero_is_second=zero_is_second), estimator.classes_)
+        return Ensemble(members, 1.0, multiclass.BinaryVote(zero_is_second=zero_is_second), estimator.classes_)
     # Its members are positive for the second class of a pair, and the best score wins.
-    votes = voting.OneVsOne(len(estimator.classes_), break_ties=True, zero_is_second=zero_is_second)
+    votes = multiclass.OneVsOne(len(estimator.classes_), break_ties=True, zero_is_second=zero_is_second)
     return Ensemble(members, -1.0, votes, estimator.classes_)
 
 
@@ -382,10 +386,10 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
             raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes: fit it with fewer folds.")
     members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
     votings = [decision.voting for decision in decisions]
-    if folds[0].method == "temperature" and any(isinstance(each, voting.Calibrated) for each in votings):
+    if folds[0].method == "temperature" and any(isinstance(each, multiclass.Calibrated) for each in votings):
         raise NoClosedFormError("temperature scaling of these probabilities is not supported.")
     sizes = [decision.n_outputs for decision in decisions]
-    votes = voting.Calibrated(votings, sizes, [_calibration(fold) for fold in folds])
+    votes = multiclass.Calibrated(votings, sizes, [_calibration(fold) for fold in folds])
     return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
@@ -395,7 +399,7 @@ def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple
     decisions = [member.stages[-1] for member in members]
     for each, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
-        if not isinstance(decision, Decision) or (binary and type(decision.voting) is not voting.Binary):
+        if not isinstance(decision, Decision) or (binary and type(decision.voting) is not multiclass.Binary):
             raise NoClosedFormError(
                 f"{type(estimator).__name__} of {type(each).__name__} is not supported: fit it with a "
                 "classifier that has one decision value for two classes, e.g. SVC."
@@ -452,9 +456,9 @@ _IN_ONE: dict[type, Callable[[Any], Stage]] = {
     RBFSampler: lambda e: FourierFeatures(
         tensor(e.random_weights_), tensor(e.random_offset_), math.sqrt(2 / e.random_weights_.shape[1])
     ),
-    svm.SVR: lambda e: _machine(e, voting.Regression()),
-    svm.NuSVR: lambda e: _machine(e, voting.Regression()),
-    svm.OneClassSVM: lambda e: _machine(e, voting.OneClass()),
+    svm.SVR: lambda e: _machine(e, multiclass.Regression()),
+    svm.NuSVR: lambda e: _machine(e, multiclass.Regression()),
+    svm.OneClassSVM: lambda e: _machine(e, multiclass.OneClass()),
 }
 for _kind, _stage in _IN_ONE.items():
     stage_for.register(_kind, _stage)

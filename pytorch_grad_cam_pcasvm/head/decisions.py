@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.hooks import run
+from pytorch_grad_cam_pcasvm.head.guarded import run
 from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
+from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum
-from pytorch_grad_cam_pcasvm.head.voting import Voting, pairs
 
 
 class Decision(Stage):

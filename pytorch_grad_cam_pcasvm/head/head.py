@@ -15,8 +15,9 @@ from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.fit import Fit
-from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
+from pytorch_grad_cam_pcasvm.head.guarded import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
+from pytorch_grad_cam_pcasvm.head.multiclass import Regression, Voting
 from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
@@ -28,8 +29,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     pulled_through,
     scaled_sum,
 )
-from pytorch_grad_cam_pcasvm.head.voting import Regression, Voting
-from pytorch_grad_cam_pcasvm.rollback import without_inference
+from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact, run
+from pytorch_grad_cam_pcasvm.head.guarded import Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
 
 Scaled = tuple[Tensor, Tensor | None]

@@ -20,14 +20,14 @@ from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import warn
-from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, stages, voting
+from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, multiclass, stages
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 _PARTS: dict[str, type] = {
     part.__name__: part
-    for module in (stages, decisions, voting, kernels, calibration)
+    for module in (stages, decisions, multiclass, kernels, calibration)
     for part in vars(module).values()
     if isinstance(part, type) and part.__module__ == module.__name__
 }

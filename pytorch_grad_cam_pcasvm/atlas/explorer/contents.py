@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorch_grad_cam_pcasvm.atlas.explorer.data import packed
+from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
+from pytorch_grad_cam_pcasvm.cams.recombine import tail_of
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.voting import OneClass, Regression
-from pytorch_grad_cam_pcasvm.reduction import tail_of
+from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Regression
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TextIO
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
-from pytorch_grad_cam_pcasvm.atlas.explorer.data import json_text
+from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text
 
 _PACKAGE = Path(__file__).parent
 _STYLE = "explorer.css"

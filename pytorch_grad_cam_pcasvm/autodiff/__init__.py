@@ -1,0 +1,8 @@
+"""The path from target layers to features, and its pullbacks."""
+
+from pytorch_grad_cam_pcasvm.autodiff.autograd import AutogradPath
+from pytorch_grad_cam_pcasvm.autodiff.check import Path
+from pytorch_grad_cam_pcasvm.autodiff.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
+
+__all__ = ["AutogradPath", "Baseline", "Pass", "Path"]

@@ -1,0 +1,206 @@
+"""The path by autograd: the fallback for a network, and the reference for a closed form."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
+
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import multiplied
+from pytorch_grad_cam_pcasvm.autodiff.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, Regions, modes_kept
+from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
+from pytorch_grad_cam_pcasvm.model.features import output_of
+from pytorch_grad_cam_pcasvm.model.modules import modules_of
+from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, without_inference
+
+
+class _Differentiable(Mode):
+    """Records a graph for every call, also in a region without one that the target layer is in."""
+
+    def __init__(self, regions: Regions, watches: bool) -> None:
+        super().__init__()
+        self._regions, self._watches = regions, watches
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._watches and func is torch._C._set_grad_enabled:
+            self._regions.switch(args[0], sys._getframe(1))
+        if self._regions.off or not tree_any(lambda item: isinstance(item, Tensor), (args, kwargs)):
+            return func(*args, **kwargs)
+        # Tensors made in inference mode, as the weights of some networks, can take no part in a graph.
+        args, kwargs = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs))
+        with without_inference(), torch.enable_grad():
+            return func(*args, **kwargs)
+
+
+class AutogradPath:
+    """The path by autograd: the stem runs without a graph, everything after the first target layer with one.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+    """
+
+    def __init__(self, backbone: nn.Module, layer: str | None, names: Sequence[str]) -> None:
+        self._backbone, self._layer, self._names = backbone, layer, list(names)
+
+    def run(self, x: Tensor, recorder: Recorder | None = None) -> "AutogradPass":
+        """Run the network once, up to the features; a recorder records the same pass."""
+        leaves: dict[str, Tensor] = {}
+
+        # What follows a target layer gets another tensor, with a graph that begins there.
+        def split(name: str, output: Tensor) -> Tensor:
+            if not leaves:
+                regions = Regions() if recorder is None else recorder.regions
+                regions.begin()
+                torch.set_grad_enabled(True)
+                _Differentiable(regions, watches=recorder is None).__enter__()
+            with torch._C.DisableTorchFunction(), without_inference(), torch.enable_grad():
+                leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
+                following = leaves[name].clone()
+            return following if recorder is None else recorder.root(name, output, following)
+
+        x = x.clone() if x.is_inference() else x
+        with without_inference(), torch.no_grad(), modes_kept():
+            output = run_to_features(self._backbone, self._layer, self._names, x, split, recorder)
+            if recorder is not None:
+                recorder.stop()
+        if recorder is not None:
+            recorder.finish(output)
+        return AutogradPass([leaves[name] for name in self._names], output)
+
+
+@dataclass
+class AutogradPass(Pass):
+    """One forward pass of an :class:`AutogradPath`."""
+
+    activations: list[Tensor]
+    output: Any
+    _graph: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Separate the graph from the visible tensors."""
+        self._leaves = self.activations
+        self._graph = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        self.activations = [leaf.detach() for leaf in self._leaves]
+        self.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self.output)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the output depends on a target layer, as far as autograd knows."""
+        return any(tensor.requires_grad for tensor in self._graph)
+
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the derivative with respect to ``activations[target]``, shape (K, *activations.shape)."""
+        if baseline is not None:
+            self._refuse("secants")
+        leaf = self._leaves[target]
+        pairs = [
+            (tensor, seed)
+            for tensor, seed in zip(self._graph, seeds, strict=True)
+            if seed is not None and tensor.requires_grad
+        ]
+        if not pairs:
+            raise ValueError("the features do not depend on the target layer (a detach, or no gradient on the way?)")
+        tensors, given = zip(*pairs, strict=True)
+        # Seeds far below 1 would be lost in a backbone's half precision.
+        size = torch.stack([seed.reshape(len(seed), -1).abs().amax(1) for seed in given]).amax(0)
+        size = torch.where(size > 0, size, 1.0)
+        pulled = []
+        with without_inference():
+            for k, factor in enumerate(size):
+                rows = [(seed[k] / factor).to(tensor.dtype) for tensor, seed in pairs]
+                (part,) = torch.autograd.grad(tensors, leaf, rows, retain_graph=True, allow_unused=True)
+                pulled.append(torch.zeros_like(leaf) if part is None else part)
+        stacked = torch.stack(pulled).to(given[0].dtype)
+        return stacked * size.reshape(-1, *[1] * leaf.dim())
+
+    def weights(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the sum of the pullback over the positions of every channel, shape (K, N, T)."""
+        pulled = self.pullback(seeds, target, baseline)
+        return pulled.reshape(*pulled.shape[:3], -1).sum(-1)
+
+    def products(
+        self, seeds: Sequence[Tensor | None], target: int, x: Tensor, over: str, baseline: Baseline | None = None
+    ) -> Tensor:
+        """Return the sum of the pullback times x over channels, (K, N, *positions), or over positions, (K, N, T)."""
+        return multiplied(self.pullback(seeds, target, baseline), x, over)
+
+    def bytes_per_target(self) -> int:
+        """Return roughly how much memory one target takes for the batch."""
+        return 4 * max(leaf.numel() * leaf.element_size() for leaf in self._leaves)
+
+
+def run_to_features(
+    backbone: nn.Module,
+    layer: str | None,
+    names: Sequence[str],
+    x: Tensor,
+    reached: Any,
+    recorder: Recorder | None = None,
+    modules: Sequence[nn.Module] | None = None,
+) -> Any:
+    """Run a network up to its features, and return them.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+        x: input, shape (N, ...).
+        reached: called with the name and output of every target layer; may return another output.
+        recorder: watches the layers that have rules of their own.
+        modules: all modules of the network, if known.
+    """  # noqa: DOC201, DOC501 - said in one line
+    ran: set[str] = set()
+
+    def of(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
+                )
+            if name in ran:
+                raise ValueError(f"the target layer {name!r} runs more than once: choose the block around it")
+            ran.add(name)
+            return reached(name, output)
+
+        return hook
+
+    with ExitStack() as stack:
+        if recorder is not None:
+            stack.enter_context(recorder.watching(backbone, modules_of(backbone) if modules is None else modules))
+        hooks = stack.enter_context(hooked())
+        for name in dict.fromkeys(names):
+            hooks.after(backbone.get_submodule(name), of(name))
+        output = output_of(backbone, layer, x)
+    if isinstance(output, Mapping) and tree_is_leaf(output):
+        output = dict(output)  # a class of the user's, which torch cannot take apart
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
+        what = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
+        raise TypeError(
+            f"{type(backbone).__name__} returns a {type(output).__name__} of {what}s, like a detector's boxes: only a "
+            "tensor, or a dict, tuple or list of tensors, can be explained"
+        )
+    missing = [name for name in names if name not in ran]
+    if missing:
+        where = "the network's output" if layer is None else f"the features, {layer!r}"
+        raise ValueError(
+            f"the target layer {missing[0]!r} does not run before {where}: choose a layer that "
+            "runs before them (under fused attention, softmax and dropout never run)"
+        )
+    return output
+
+
+def _items(output: Any) -> Sequence[Any]:
+    return output if isinstance(output, tuple | list) else ()
+
+
+def _is_mapping(item: Any) -> bool:
+    return isinstance(item, Mapping)

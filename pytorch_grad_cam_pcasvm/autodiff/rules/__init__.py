@@ -1,0 +1,35 @@
+"""The rules: closed-form Jacobians of torch's functions, one short rule each."""
+
+from pytorch_grad_cam_pcasvm.autodiff.rules import (
+    arithmetic,
+    attention,
+    convolutions,
+    dense,
+    distances,
+    elementwise,
+    extremes,
+    interpolation,
+    norms,
+    pooling,
+    shapes,
+    softmaxes,
+    writes,
+)
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import register_jacobian
+
+__all__ = [
+    "arithmetic",
+    "attention",
+    "convolutions",
+    "dense",
+    "distances",
+    "elementwise",
+    "extremes",
+    "interpolation",
+    "norms",
+    "pooling",
+    "register_jacobian",
+    "shapes",
+    "softmaxes",
+    "writes",
+]

@@ -1,0 +1,145 @@
+"""Dense layers and products of matrices."""
+
+import string
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
+    Base,
+    by_rows,
+    functions,
+    mid,
+    register_jacobian,
+    unbroadcast,
+)
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+
+_LARGE = 1 << 20  # elements of a weight, and rows of a gradient, from which on a copy of some of its rows
+_MANY = 128  # takes less than products with all of them
+
+
+@register_jacobian(F.linear, secant="linear")
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor) -> Any:
+    """``y = x W^T + b``."""
+    return (
+        lambda: by_weight(grad, weight),
+        lambda: torch.einsum("k...o,...i->koi", grad, input),
+        lambda: grad.flatten(1, -2).sum(1) if grad.dim() > 2 else grad,
+    )
+
+
+def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return ``grad @ weight``, without the rows of a large weight that no gradient reaches, as behind a ReLU."""
+    if forward_ad.unpack_dual(weight).tangent is not None:
+        return grad @ weight
+    primal, tangent = forward_ad.unpack_dual(grad)
+    if tangent is not None:
+        moved = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
+        # Most targets are linear, with tangents of zeros; a GPU is not made to wait for which.
+        moving = tangent.flatten(1).any(1) if tangent.device.type == "cpu" else slice(None)
+        moved[moving] = by_weight(tangent[moving], weight)
+        return forward_ad.make_dual(by_weight(primal, weight), moved)
+    rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
+    if weight.numel() >= _LARGE and len(rows) >= _MANY and weight.device.type == "cpu":
+        active = rows.any(0).nonzero()[:, 0]
+        if len(active) < 0.8 * len(weight):
+            rows, weight = rows[:, active], weight[active]
+    return (rows @ weight).reshape(*grad.shape[:-1], weight.shape[-1])
+
+
+@register_jacobian(*functions("matmul", "bmm", "mm", "mv", "dot", "inner"), torch.Tensor.__matmul__, secant="linear")
+def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
+    """``y = A B`` for matrices, or stacks of them; a vector is a matrix of one column, or row."""
+    if other.dim() == 1:
+        of_input, of_column = matmul(input, other.unsqueeze(1), y=y, grad=grad.unsqueeze(-1))
+        return of_input, lambda: of_column().squeeze(-1)
+    if input.dim() == 1:
+        of_row, of_other = matmul(input.unsqueeze(0), other, y=y, grad=grad.unsqueeze(-2))
+        return lambda: of_row().squeeze(-2), of_other
+    return (
+        lambda: unbroadcast(by_rows(grad, other.mT), input),
+        lambda: unbroadcast(by_rows(grad.mT, input).mT, other),
+    )
+
+
+@register_jacobian(torch.Tensor.__rmatmul__, secant="linear")
+def rmatmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
+    """``y = B A``."""
+    return matmul(other, input, y=y, grad=grad)[::-1]
+
+
+@register_jacobian(*functions("addmm", "baddbmm", "addmv"), secant="linear")
+def addmm(
+    input: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1, y: Tensor, grad: Tensor
+) -> Any:
+    """``y = beta C + alpha A B``."""
+    return lambda: unbroadcast(beta * grad, input), *matmul(first, second, y=y, grad=alpha * grad)
+
+
+@register_jacobian(*functions("outer", "ger"), secant="linear")
+def outer(input: Tensor, vec2: Tensor, *, y: Tensor, grad: Tensor) -> Any:
+    """``y_ij = a_i b_j``."""
+    return lambda: grad @ vec2, lambda: input @ grad
+
+
+@register_jacobian(F.bilinear, torch.bilinear, secant="linear")
+def bilinear(
+    input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor
+) -> Any:
+    """``y_o = a W_o b``."""
+    return (
+        lambda: torch.einsum("k...o,oij,...j->k...i", grad, weight, input2),
+        lambda: torch.einsum("k...o,oij,...i->k...j", grad, weight, input1),
+    )
+
+
+def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+    """Grad in the place of the operand, for each of them."""
+    tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
+    given = tensors
+    if base is not None:
+        tensors0 = list(base.args[1] if isinstance(base.args[1], list | tuple) else base.args[1:])
+        if sum(x is not x0 for x, x0 in zip(tensors, tensors0, strict=True)) > 2:
+            raise NoClosedFormError(
+                "an einsum of more than two values that change has no secant", "multiply two at a time"
+            )
+        given = [mid(*pair) for pair in zip(tensors, tensors0, strict=True)]
+    terms, result, targets = _subscripts(equation, tensors)
+
+    def pull(place: int) -> Tensor:
+        others = [(term, x) for i, (term, x) in enumerate(zip(terms, given, strict=True)) if i != place]
+        known = result + "".join(term for term, _ in others)
+        found = "".join(letter for letter in terms[place] if letter in known)
+        sources = ",".join([targets + result, *(term for term, _ in others)])
+        pulled = torch.einsum(f"{sources}->{targets}{found}", grad, *(x for _, x in others))
+        # A letter that is in no other place was summed over: the gradient is the same all along it.
+        for dim, letter in enumerate(terms[place]):
+            pulled = pulled if letter in found else pulled.unsqueeze(dim + 1)
+        pulled = unbroadcast(pulled, tensors[place])
+        return pulled.expand(len(grad), *tensors[place].shape)
+
+    parts = [lambda place=place: pull(place) for place in range(len(tensors))]
+    return (None, parts) if isinstance(operands[0], list | tuple) else (None, *parts)
+
+
+register_jacobian(torch.einsum, secant=einsum)(einsum)
+
+
+def _subscripts(equation: str, tensors: list[Tensor]) -> tuple[list[str], str, str]:
+    """Return the letters of every operand and of the result, also those of an ellipsis, and one for the targets."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    targets, *free = [letter for letter in string.ascii_letters if letter not in equation]
+    spans = [x.dim() - len(term) + 3 if "..." in term else 0 for term, x in zip(terms, tensors, strict=True)]
+    hidden = "".join(free[: max(spans)])
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        result = "..." * ("..." in left) + "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
+    terms = [term.replace("...", hidden[len(hidden) - span :]) for term, span in zip(terms, spans, strict=True)]
+    if any(len(set(term)) < len(term) for term in terms):
+        raise NoClosedFormError(f"the einsum {equation!r} takes a diagonal, and has no rule", "use x.diagonal()")
+    return terms, result.replace("...", hidden), targets

@@ -1,0 +1,364 @@
+"""Elementwise functions, y_i = f(x_i): the Jacobian is diag(f'(x))."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
+    Base,
+    constant,
+    elementwise,
+    functions,
+    mid,
+    quotient,
+    register_jacobian,
+    unbroadcast,
+)
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+
+constant(*functions("sign", "round", "floor", "ceil", "trunc", "heaviside"))
+
+
+@elementwise(*functions("relu"))
+def relu(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """``y > 0``."""
+    return (y > 0).to(y.dtype)
+
+
+@elementwise(*functions("hardtanh"))
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1 between the limits."""
+    return ((input > min_val) & (input < max_val)).to(y.dtype)
+
+
+@elementwise(*functions("relu6"))
+def relu6(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1 between 0 and 6."""
+    return hardtanh(input, 0.0, 6.0, y=y)
+
+
+@elementwise(*functions("clamp", "clip"))
+def clamp(input: Tensor, min: Any = None, max: Any = None, *, y: Tensor) -> Tensor:
+    """1 between the limits; at them 0 or 1, as this version of torch has it."""
+    below, above = (torch.gt, torch.lt) if _slope_at_limit() == 0 else (torch.ge, torch.le)
+    inside = torch.ones_like(y) if min is None else below(input, min).to(y.dtype)
+    return inside if max is None else inside * above(input, max)
+
+
+def _slope_at_limit() -> float:
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), requires_grad=True)
+        return float(torch.autograd.grad(x.clamp(min=0.0), x)[0])
+
+
+@elementwise(*functions("leaky_relu"))
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1 or the negative slope."""
+    return torch.where(input > 0, torch.ones_like(input), negative_slope)
+
+
+@elementwise(*functions("elu"))
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1, or ``alpha exp(x)``."""
+    return torch.where(input > 0, 1.0, alpha * input.clamp(max=0).exp())
+
+
+@elementwise(*functions("sigmoid", "expit"))
+def sigmoid(input: Tensor, *, y: Tensor) -> Tensor:
+    """``y (1 - y)``."""
+    return y * (1 - y)
+
+
+@elementwise(*functions("tanh"))
+def tanh(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 - y^2``."""
+    return 1 - y * y
+
+
+@elementwise(*functions("silu"))
+def silu(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """``s (1 + x (1 - s))`` with s = sigmoid(x)."""
+    s = torch.sigmoid(input)
+    return s * (1 + input * (1 - s))
+
+
+@elementwise(*functions("gelu"))
+def gelu(input: Tensor, approximate: str = "none", *, y: Tensor) -> Tensor:
+    """``Phi(x) + x phi(x)``, or the derivative of its approximation by tanh."""
+    if approximate == "tanh":
+        c = math.sqrt(2 / math.pi)
+        t = torch.tanh(c * (input + 0.044715 * input**3))
+        return 0.5 * (1 + t) + 0.5 * input * (1 - t * t) * c * (1 + 3 * 0.044715 * input * input)
+    density = torch.exp(-0.5 * input * input) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + torch.erf(input / math.sqrt(2))) + input * density
+
+
+@elementwise(*functions("hardsigmoid"))
+def hardsigmoid(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1/6 between -3 and 3."""
+    return ((input > -3) & (input < 3)).to(y.dtype) / 6
+
+
+@elementwise(*functions("hardswish"))
+def hardswish(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """``x / 3 + 1 / 2`` between -3 and 3."""
+    return torch.where(input >= 3, 1.0, torch.where(input <= -3, 0.0, input / 3 + 0.5))
+
+
+@elementwise(*functions("neg", "negative"))
+def neg(input: Tensor, *, y: Tensor) -> Tensor:
+    """-1."""
+    return -torch.ones_like(y)
+
+
+@elementwise(*functions("exp"))
+def exp(input: Tensor, *, y: Tensor) -> Tensor:
+    """``y``."""
+    return y
+
+
+@elementwise(*functions("log"))
+def log(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / x``."""
+    return 1 / input
+
+
+@elementwise(*functions("sqrt"))
+def sqrt(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (2 y)``."""
+    return 0.5 / y
+
+
+@elementwise(*functions("rsqrt"))
+def rsqrt(input: Tensor, *, y: Tensor) -> Tensor:
+    """``-y^3 / 2``."""
+    return -0.5 * y**3
+
+
+def _square_secant(input: Tensor, *, y: Tensor, grad: Tensor, base: Base) -> Tensor:
+    """``x^2 - x0^2 = (x + x0) (x - x0)``."""
+    return grad * (input + base.args[0])
+
+
+@elementwise(*functions("square"), secant=_square_secant)
+def square(input: Tensor, *, y: Tensor) -> Tensor:
+    """``2 x``."""
+    return 2 * input
+
+
+@elementwise(*functions("erf"))
+def erf(input: Tensor, *, y: Tensor) -> Tensor:
+    """``2 / sqrt(pi) exp(-x^2)``."""
+    return 2 / math.sqrt(math.pi) * torch.exp(-input * input)
+
+
+def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+    """``n x^(n-1)`` and ``x^n log(x)``; 0 where the exponent is."""
+    input0, exponent0 = (input, exponent) if base is None else base.args[:2]
+    if input is not input0 and exponent is not exponent0:
+        raise NoClosedFormError("a power with both the base and the exponent computed has no secant")
+
+    def of_base() -> Tensor:
+        slope = exponent * input ** (exponent - 1)
+        slope = torch.where(torch.as_tensor(exponent == 0, device=grad.device), 0.0, slope)
+        slope = slope if base is None else quotient(input, y, base, input0, slope)
+        return unbroadcast(grad * slope, input)
+
+    def of_exponent() -> Tensor:
+        slope = y * torch.as_tensor(input).to(y).log()
+        slope = slope if base is None else quotient(exponent, y, base, exponent0, slope)
+        return unbroadcast(grad * slope, exponent)
+
+    return of_base, of_exponent
+
+
+register_jacobian(*functions("pow"), torch.Tensor.__pow__, torch.Tensor.__ipow__, secant=power)(power)
+
+
+@elementwise(*functions("abs", "absolute"))
+def absolute(input: Tensor, *, y: Tensor) -> Tensor:
+    """The sign."""
+    return input.sign()
+
+
+@elementwise(*functions("softplus"))
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, y: Tensor) -> Tensor:
+    """``sigmoid(beta x)``, and 1 beyond the threshold."""
+    return torch.where(input * beta > threshold, 1.0, torch.sigmoid(beta * input))
+
+
+@elementwise(*functions("clamp_min"))
+def clamp_min(input: Tensor, min: Any, *, y: Tensor) -> Tensor:
+    """1 above the limit."""
+    return clamp(input, min, y=y)
+
+
+@elementwise(*functions("clamp_max"))
+def clamp_max(input: Tensor, max: Any, *, y: Tensor) -> Tensor:
+    """1 below the limit."""
+    return clamp(input, None, max, y=y)
+
+
+@elementwise(*functions("threshold"))
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1 above the threshold."""
+    return (input > threshold).to(y.dtype)
+
+
+@elementwise(*functions("prelu"))
+def prelu(input: Tensor, weight: Tensor, *, y: Tensor) -> Tensor:
+    """1, or the weight of the channel."""
+    weight = weight if weight.numel() == 1 else weight.reshape(-1, *[1] * (input.dim() - 2))
+    return torch.where(input > 0, 1.0, weight.expand_as(input))
+
+
+@elementwise(*functions("rrelu"))
+def rrelu(
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+    *,
+    y: Tensor,
+) -> Tensor:
+    """1, or the mean of the slopes that are drawn in training."""
+    if training:
+        raise NoClosedFormError("an RReLU that draws random slopes changes every run", "put it in evaluation mode")
+    return torch.where(input > 0, 1.0, torch.full_like(y, (lower + upper) / 2))
+
+
+@elementwise(*functions("selu"))
+def selu(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """``scale``, or ``scale alpha exp(x)``."""
+    return _SELU_SCALE * elu(input, _SELU_ALPHA, y=y)
+
+
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+
+
+@elementwise(*functions("celu"))
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """1, or ``exp(x / alpha)``."""
+    return torch.where(input > 0, 1.0, (input.clamp(max=0) / alpha).exp())
+
+
+@elementwise(*functions("mish"))
+def mish(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
+    """``t + x (1 - t^2) sigmoid(x)`` with t = tanh(softplus(x))."""
+    t = torch.tanh(torch.nn.functional.softplus(input))
+    return t + input * (1 - t * t) * torch.sigmoid(input)
+
+
+@elementwise(*functions("softsign"))
+def softsign(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (1 + |x|)^2``."""
+    return (1 + input.abs()) ** -2
+
+
+@elementwise(*functions("logsigmoid"))
+def logsigmoid(input: Tensor, *, y: Tensor) -> Tensor:
+    """``sigmoid(-x)``."""
+    return torch.sigmoid(-input)
+
+
+@elementwise(*functions("hardshrink"))
+def hardshrink(input: Tensor, lambd: float = 0.5, *, y: Tensor) -> Tensor:
+    """0 between the limits."""
+    return (input.abs() > lambd).to(y.dtype)
+
+
+@elementwise(*functions("softshrink"))
+def softshrink(input: Tensor, lambd: float = 0.5, *, y: Tensor) -> Tensor:
+    """0 between the limits."""
+    return hardshrink(input, lambd, y=y)
+
+
+@elementwise(*functions("tanhshrink"))
+def tanhshrink(input: Tensor, *, y: Tensor) -> Tensor:
+    """``tanh(x)^2``."""
+    return torch.tanh(input) ** 2
+
+
+@elementwise(*functions("reciprocal"))
+def reciprocal(input: Tensor, *, y: Tensor) -> Tensor:
+    """``-y^2``."""
+    return -y * y
+
+
+@elementwise(*functions("log1p"))
+def log1p(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (1 + x)``."""
+    return 1 / (1 + input)
+
+
+@elementwise(*functions("log2"))
+def log2(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (x log 2)``."""
+    return 1 / (input * math.log(2))
+
+
+@elementwise(*functions("log10"))
+def log10(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (x log 10)``."""
+    return 1 / (input * math.log(10))
+
+
+@elementwise(*functions("expm1"))
+def expm1(input: Tensor, *, y: Tensor) -> Tensor:
+    """``y + 1``."""
+    return y + 1
+
+
+@elementwise(*functions("exp2"))
+def exp2(input: Tensor, *, y: Tensor) -> Tensor:
+    """``y log 2``."""
+    return y * math.log(2)
+
+
+@elementwise(torch.Tensor.__rpow__)
+def power_of(input: Tensor, other: float, *, y: Tensor) -> Tensor:
+    """``y log(other)``, of ``other^x``."""
+    return y * math.log(other)
+
+
+@elementwise(*functions("sin"))
+def sin(input: Tensor, *, y: Tensor) -> Tensor:
+    """``cos(x)``."""
+    return torch.cos(input)
+
+
+@elementwise(*functions("cos"))
+def cos(input: Tensor, *, y: Tensor) -> Tensor:
+    """``-sin(x)``."""
+    return -torch.sin(input)
+
+
+@elementwise(*functions("atan", "arctan"))
+def atan(input: Tensor, *, y: Tensor) -> Tensor:
+    """``1 / (1 + x^2)``."""
+    return 1 / (1 + input * input)
+
+
+@elementwise(*functions("nan_to_num"))
+def nan_to_num(input: Tensor, *limits: Any, y: Tensor, **options: Any) -> Tensor:
+    """1 where x is finite."""
+    return input.isfinite().to(y.dtype)
+
+
+def glu(input: Tensor, dim: int = -1, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Tensor:
+    """``y = a s`` with s = sigmoid(b), for two halves a and b: ``dy = mean(s) da + mean(a) ds``."""
+    a, b = input.chunk(2, dim)
+    s = torch.sigmoid(b)
+    slope = s * (1 - s)
+    if base is not None:
+        a0, b0 = base.args[0].chunk(2, dim)
+        s0 = torch.sigmoid(b0)
+        slope = quotient(b, s, Base((), {}, s0, base.eps), b0, slope)
+        a, s = mid(a, a0), mid(s, s0)
+    return torch.cat([grad * s, grad * a * slope], dim % input.dim() + 1)
+
+
+register_jacobian(*functions("glu"), secant=glu)(glu)

@@ -1,0 +1,354 @@
+"""Norms: what divides numbers by a size that is made of them, and such sizes themselves."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
+    Base,
+    dims_of,
+    functions,
+    mid,
+    quotient,
+    ratio,
+    register_jacobian,
+    with_dims,
+)
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+
+
+@register_jacobian(F.batch_norm, secant="linear")
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    y: Tensor,
+    grad: Tensor,
+) -> Tensor:
+    """``grad weight / sqrt(var + eps)``, channel by channel."""
+    if training or running_var is None:
+        raise NoClosedFormError("a BatchNorm without running statistics mixes the images of a batch")
+    scale = torch.rsqrt(running_var + eps)
+    scale = scale if weight is None else scale * weight
+    return grad * scale.reshape(-1, *[1] * (input.dim() - 2))
+
+
+def _divided(
+    grad: Tensor, now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor], dims: list[int], slope: Tensor
+) -> Tensor:
+    """``y = c / s``: ``dy = (dc - mean(y) ds) / mean(s)`` with ``ds = slope dc``; dims count from behind."""
+    # The means are those of c and s now and at the baseline, without one the numbers themselves. With 1 / s in place of
+    # s this would be exact, too, but of huge terms that cancel, where a baseline of zeros has no s.
+    (c, s), (c0, s0) = now, then
+    y, divided = c / s if c0 is c else mid(c / s, c0 / s0), grad / mid(s, s0)
+    return divided - slope * (divided * y).sum(dims, keepdim=True)
+
+
+def _standardised(grad: Tensor, x: Tensor, x0: Tensor, dims: list[int], eps: float, *, centred: bool = True) -> Tensor:
+    """``y = c / s`` with ``s = sqrt(mean(c^2) + eps)``, ``ds = mean(mean(c) dc) / mean(s)``; c is x, or x centred."""
+    now, then, slope = _standard(x, x0, dims, eps, centred)
+    pulled = _divided(grad, now, then, dims, slope)
+    return pulled - pulled.mean(dims, keepdim=True) if centred else pulled
+
+
+def _standard(
+    x: Tensor, x0: Tensor, dims: list[int], eps: float, centred: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """Return c and s now, at the baseline, and the slope of s."""
+
+    def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+        c = x - x.mean(dims, keepdim=True) if centred else x
+        return c, torch.sqrt(c.square().mean(dims, keepdim=True) + eps)
+
+    now = parts(x)
+    then = now if x0 is x else parts(x0)
+    return now, then, mid(now[0], then[0]) / mid(now[1], then[1]) / math.prod(x.shape[dim] for dim in dims)
+
+
+def summed_over_tokens(
+    grad: Tensor, x: Tensor, x0: Tensor, weight: Tensor | None, eps: float, *, centred: bool
+) -> Tensor:
+    """Return what LayerNorm's, or RMSNorm's, rule gives for every token, summed over tokens: D x D numbers an image.
+
+    Args:
+        grad: of the output, the same for all tokens, shape (K, N, D).
+        x: the input, shape (N, L, D).
+        x0: that at the baseline.
+        weight: of the norm, shape (D,).
+        eps: of the norm.
+        centred: whether it is a LayerNorm.
+
+    Returns:
+        The sum, shape (K, N, D).
+    """
+    (c, s), (c0, s0), slope = _standard(x, x0, [-1], eps, centred)
+    grad = grad if weight is None else grad * weight
+    size = mid(s, s0)
+    mixed = (mid(c / s, c0 / s0) / size).mT @ slope
+    pulled = grad * (1 / size).sum(1) - (grad.transpose(0, 1) @ mixed).transpose(0, 1)
+    return pulled - pulled.mean(-1, keepdim=True) if centred else pulled
+
+
+def _of_base(input: Tensor, base: Base | None) -> Tensor:
+    return input if base is None else base.args[0]
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *rest: Any,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` over the last dimensions."""
+    grad = grad if weight is None else grad * weight
+    dims = [-1 - i for i in range(len(normalized_shape))]
+    return _standardised(grad, input, _of_base(input, base), dims, eps)
+
+
+register_jacobian(*functions("layer_norm"), secant=layer_norm)(layer_norm)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps)`` over the last dimensions."""
+    grad = grad if weight is None else grad * weight
+    dims = [-1 - i for i in range(len(normalized_shape))]
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    return _standardised(grad, input, _of_base(input, base), dims, eps, centred=False)
+
+
+register_jacobian(*functions("rms_norm"), secant=rms_norm)(rms_norm)
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *rest: Any,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` over the positions of a group of channels."""
+    grad = grad if weight is None else grad * weight.reshape(-1, *[1] * (input.dim() - 2))
+    x0 = _of_base(input, base)
+    groups = input.reshape(len(input), num_groups, -1)
+    groups0 = groups if x0 is input else x0.reshape(len(x0), num_groups, -1)
+    return _standardised(grad.reshape(len(grad), *groups.shape), groups, groups0, [-1], eps).reshape(grad.shape)
+
+
+register_jacobian(*functions("group_norm"), secant=group_norm)(group_norm)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` over the positions of a channel, or by its running statistics."""
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, eps=eps, y=y, grad=grad)
+    return group_norm(input, input.shape[1], weight, eps=eps, y=y, grad=grad, base=base)
+
+
+register_jacobian(F.instance_norm, secant=instance_norm)(instance_norm)
+
+
+def _sizes(x: Tensor, p: float, dims: list[int]) -> Tensor:
+    return torch.linalg.vector_norm(x, p, dims, keepdim=True)
+
+
+def size_slope(x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float) -> Tensor:
+    """``ds = slope dx`` of ``s = (sum |x|^p)^(1/p)``: for p = 2, ``mean(x) / mean(s)``; 0 where s is."""
+    if not 0 < p < math.inf:
+        raise NoClosedFormError(f"a norm of order {p} has no rule", "use x.abs().amax(dim) for the largest")
+    s, s0 = _sizes(x, p, dims), _sizes(x0, p, dims)
+    if p == 2:
+        return ratio(mid(x, x0), mid(s, s0))
+    powers, powers0 = x.abs() ** p, x0.abs() ** p
+    total, total0 = powers.sum(dims, keepdim=True), powers0.sum(dims, keepdim=True)
+    of_power = quotient(x, powers, Base((), {}, powers0, eps), x0, p * ratio(powers, x))
+    return of_power * quotient(total, s, Base((), {}, s0, eps), total0, ratio(s, p * total))
+
+
+def _order(ord: Any, dims: list[int], *, of_matrix: bool = False) -> float:
+    """Return p of a vector's norm; refuse that of a matrix."""
+    if ord in (None, "fro"):
+        return 2.0
+    if isinstance(ord, str) or (of_matrix and len(dims) == 2):
+        raise NoClosedFormError("a norm of matrices other than Frobenius' has no rule", "use the norm of vectors")
+    return float(ord)
+
+
+def vector_norm(
+    input: Tensor,
+    ord: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    y: Tensor,
+    grad: Tensor,
+    dtype: Any = None,
+    out: Any = None,
+    base: Base | None = None,
+) -> Tensor:
+    """``s = (sum |x|^p)^(1/p)``."""
+    dims = dims_of(input, dim)
+    p = _order(ord, dims)
+    eps = torch.finfo(grad.dtype).eps if base is None else base.eps
+    from_behind = [d - input.dim() for d in dims]
+    return with_dims(grad, dims, keepdim) * size_slope(input, _of_base(input, base), p, from_behind, eps)
+
+
+register_jacobian(torch.linalg.vector_norm, secant=vector_norm)(vector_norm)
+
+
+def norm(input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+    """The same by its older name."""
+    return vector_norm(input, p, dim, keepdim, **options)
+
+
+register_jacobian(*functions("norm"), secant=norm)(norm)
+
+
+def linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:  # noqa: N803
+    """The same, but for matrices, of which only Frobenius' norm has a rule."""
+    dims = dims_of(A, dim)
+    return vector_norm(A, _order(ord, dims, of_matrix=True), dim, keepdim, **options)
+
+
+register_jacobian(torch.linalg.norm, secant=linalg_norm)(linalg_norm)
+
+
+def normalised(grad: Tensor, x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float, spacing: float) -> Tensor:
+    """Pull back through ``y = x / max(s, eps)``."""
+    s = _sizes(x, p, dims)
+    s0 = s if x0 is x else _sizes(x0, p, dims)
+    # Above eps the divisor changes as s does, below it not at all, and across it by a share.
+    above, above0 = (s > eps).to(s), (s0 > eps).to(s)
+    share = torch.where(above == above0, above, ratio(s.clamp(min=eps) - s0.clamp(min=eps), s - s0))
+    slope = share * size_slope(x, x0, p, dims, spacing)
+    return _divided(grad, (x, s.clamp(min=eps)), (x0, s0.clamp(min=eps)), dims, slope)
+
+
+def normalize(
+    input: Tensor,
+    p: float = 2.0,
+    dim: Any = 1,
+    eps: float = 1e-12,
+    out: Any = None,
+    *,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Tensor:
+    """``y = x / max(s, eps)``, s the norm of x."""
+    dims = [d - input.dim() for d in dims_of(input, dim)]
+    spacing = torch.finfo(grad.dtype).eps if base is None else base.eps
+    return normalised(grad, input, _of_base(input, base), p, dims, eps, spacing)
+
+
+register_jacobian(F.normalize, secant=normalize)(normalize)
+
+
+def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
+    def rule(
+        input: Tensor,
+        dim: Any = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+        y: Any,
+        grad: Any,
+        base: Base | None = None,
+    ) -> Tensor:
+        """``dv = 2 sum mean(c) dx / (n - 1)``, c is x centred; of the root, ``mean(c) / mean(s)`` for 2 mean(c)."""
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        dims = dims_of(input, dim)
+        count = math.prod(input.shape[d] for d in dims)
+        divisor = count - (int(unbiased) if correction is None else correction)
+
+        def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+            c = x - x.mean(dims, keepdim=True)
+            return c, (c.square().sum(dims, keepdim=True) / divisor).sqrt()
+
+        (c, s), (c0, s0) = parts(input), parts(_of_base(input, base))
+        slope = ratio(mid(c, c0), mid(s, s0)) if root else 2 * mid(c, c0)
+        of_spread, of_mean = grad if with_mean else (grad, None)
+        pulled: Tensor | float = 0.0
+        if of_spread is not None:
+            pulled = with_dims(of_spread, dims, keepdim) * slope / divisor
+        if of_mean is not None:
+            pulled = pulled + with_dims(of_mean, dims, keepdim).expand(len(of_mean), *input.shape) / count
+        assert isinstance(pulled, Tensor)
+        return pulled
+
+    return rule
+
+
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _rule = _spread("std" in _name, "mean" in _name)
+    register_jacobian(*functions(_name), secant=_rule)(_rule)
+
+
+def local_response_norm(
+    input: Tensor,
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    *,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Tensor:
+    """``y = x / d^beta`` with ``d = k + alpha / size sum x^2`` over the channels next to each."""
+    place = torch.arange(input.shape[1], device=grad.device)
+    apart = place - place.unsqueeze(1)
+    near = ((apart >= -(size // 2)) & (apart <= (size - 1) // 2)).to(grad) * alpha / size
+    x0 = _of_base(input, base)
+    d, d0 = (k + torch.einsum("ij,nj...->ni...", near, x.square()) for x in (input, x0))
+    s, s0 = d**beta, d0**beta
+    eps = torch.finfo(grad.dtype).eps if base is None else base.eps
+    divided = grad / mid(s, s0)
+    of_d = divided * mid(input / s, x0 / s0) * quotient(d, s, Base((), {}, s0, eps), d0, beta * s / d)
+    return divided - 2 * mid(input, x0) * torch.einsum("ij,kni...->knj...", near, of_d)
+
+
+register_jacobian(F.local_response_norm, secant=local_response_norm)(local_response_norm)

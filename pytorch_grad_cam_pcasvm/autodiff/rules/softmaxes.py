@@ -1,0 +1,100 @@
+"""Softmax, its logarithm, and the logarithm of a sum of exponentials."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
+    Base,
+    dims_of,
+    functions,
+    ratio,
+    register_jacobian,
+    with_dims,
+)
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+
+
+def softmax(
+    input: Tensor,
+    dim: int | None = None,
+    *rest: Any,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+    **options: Any,
+) -> Tensor:
+    """``s (grad - sum_j grad_j s_j / sum_j s_j)`` with s = y, or its logarithmic mean with y0."""
+    return through_softmax(y if base is None else logarithmic_mean(input, base.args[0], _one(dim)), grad, _one(dim))
+
+
+register_jacobian(*functions("softmax"), secant=softmax)(softmax)
+
+
+def softmin(input: Tensor, dim: int | None = None, *rest: Any, base: Base | None = None, **options: Any) -> Tensor:
+    """The softmax of -x."""
+    negative = None if base is None else Base((-base.args[0],), {}, base.y, base.eps)
+    return -softmax(-input, dim, base=negative, **options)
+
+
+register_jacobian(F.softmin, secant=softmin)(softmin)
+
+
+def _one(dim: int | None) -> int:
+    if dim is None:
+        raise NoClosedFormError("a softmax without a dim has no rule", "pass dim=-1")
+    return dim
+
+
+def through_softmax(s: Tensor, grad: Tensor, dim: int) -> Tensor:
+    """Pull grad (K, *s.shape) back: ``dy_i = s_i (dx_i - sum_j s_j dx_j / sum_j s_j)``."""
+    axis = dim if dim < 0 else dim + 1
+    total = s.sum(dim, keepdim=True).unsqueeze(0)
+    mean = (grad * s).sum(axis, keepdim=True) / torch.where(total == 0, 1.0, total)
+    return s * (grad - mean)
+
+
+def logarithmic_mean(x: Tensor, x0: Tensor, dims: Any) -> Tensor:
+    """Return ``(y - y0) / (log y - log y0)`` of two softmaxes; 0 where both are."""
+    shifted = (each - each.amax(dims, keepdim=True) for each in (x, x0))
+    logs, logs0 = (each - each.logsumexp(dims, keepdim=True) for each in shifted)
+    apart = (logs - logs0).abs()
+    # From the larger one down, so that nothing overflows and nothing cancels.
+    share = torch.where(apart == 0, 1.0, -torch.expm1(-apart) / apart)
+    return (torch.maximum(logs, logs0).exp() * share).nan_to_num()
+
+
+def _of_sum(x: Tensor, base: Base | None, dims: list[int]) -> Tensor:
+    """Return ``w / sum w``, w the softmax or its logarithmic mean: as softmaxes add to 1, ``dl = sum w dx / sum w``."""
+    w = logarithmic_mean(x, x if base is None else base.args[0], dims)
+    return ratio(w, w.sum(dims, keepdim=True))
+
+
+def logsumexp(
+    input: Tensor, dim: Any, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Base | None = None
+) -> Tensor:
+    """``l = log sum exp(x)``: ``grad softmax(x)``."""
+    dims = dims_of(input, dim)
+    return with_dims(grad, dims, keepdim) * _of_sum(input, base, dims)
+
+
+register_jacobian(*functions("logsumexp"), secant=logsumexp)(logsumexp)
+
+
+def log_softmax(
+    input: Tensor,
+    dim: int | None = None,
+    *rest: Any,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+    **options: Any,
+) -> Tensor:
+    """``y = x - l``: ``grad - softmax(x) sum_j grad_j``."""
+    dims = dims_of(input, _one(dim))
+    return grad - _of_sum(input, base, dims) * grad.sum(dims[0] + 1, keepdim=True)
+
+
+register_jacobian(*functions("log_softmax"), secant=log_softmax)(log_softmax)

@@ -1,0 +1,356 @@
+"""The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.model.modules import unchanged
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a value of the tape in the arguments of a step."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded call.
+
+    Attributes:
+        function: a torch function or tensor method, or the registered class of a layer.
+        args: its arguments, a :class:`Ref` for every value of the tape; for a layer, the layer and its inputs.
+        kwargs: its keyword arguments, likewise.
+        inputs: the values of the tape among the arguments.
+        outputs: the values that it returned; None for an output that is not a tensor.
+        single: whether it returned one tensor, not several.
+        inplace: whether it wrote into its first argument.
+        where: dotted name of the module that called it, if requested.
+        several: whether a layer was called with several arguments, which are then in a tuple.
+        autocast: the dtype of autocast, if it ran under that.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    single: bool
+    inplace: bool
+    where: str | None = None
+    several: bool = False
+    autocast: torch.dtype | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the function, or of the layer's class."""
+        name = getattr(self.function, "__name__", str(self.function))
+        return self.function.__self__.__name__ if name == "__get__" else name  # a property, as .imag
+
+    @property
+    def first(self) -> Any:
+        """The first argument of the call; for a layer, its input."""
+        args = self.args[1:] if isinstance(self.function, type) else self.args
+        return args[0] if args else None
+
+    @property
+    def output(self) -> int:
+        """The value of a step that returned only one."""
+        (index,) = self.outputs
+        assert index is not None
+        return index
+
+
+@dataclass
+class Tape:
+    """The steps of one forward pass, and the values between them.
+
+    A value may be a *switch*: a comparison, an index, or something computed from these. It depends on a target layer,
+    but has no gradient: pullbacks treat it as a constant, and only a replay computes it again.
+
+    Attributes:
+        steps: the steps in the order of their calls.
+        values: tensors that depend on a target layer, as the steps saw them, even if they were overwritten later.
+        roots: value of each target layer's output, by dotted name.
+        output: the output of the network, or of its feature layer.
+        outputs: position of each tensor of the output among the values; None if it depends on no target layer.
+        branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``,
+            ``detach`` or under ``no_grad``: constants here, but different ones at other activations.
+        codes: the code of all functions of the network that the steps were called from, by id.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    roots: dict[str, int] = field(default_factory=dict)
+    output: Any = None
+    outputs: list[int | None] = field(default_factory=list)
+    branches: bool = False
+    codes: dict[int, CodeType] = field(default_factory=dict)
+    _constants: list[tuple[Tensor, int | None]] = field(default_factory=list)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Which functions were called on which values: equal for passes that take the same steps."""
+        return tuple((step.function, step.inputs, step.outputs) for step in self.steps), tuple(self.outputs)
+
+    def following(self, root: int, *, switches: bool = False) -> tuple[list[Step], set[int]]:
+        """Return the steps and the values that depend on a value, including itself; with switches or without."""
+        values, steps = {root}, []
+        for step in self.steps:
+            if root not in step.outputs and not values.isdisjoint(step.inputs):
+                outputs = [
+                    output
+                    for output in step.outputs
+                    if output is not None and (switches or has_gradient(self.values[output]))
+                ]
+                if outputs:
+                    steps.append(step)
+                    values.update(outputs)
+        return steps, values
+
+    def line(self, value: int, steps: Sequence[Step]) -> Iterator[Step]:
+        """Yield the steps after a value one by one, as long as nothing else uses the last one's output."""
+        while value not in self.outputs:
+            users = [step for step in steps if value in step.inputs]
+            if len(users) != 1 or not users[0].single or users[0].inputs.count(value) != 1:
+                return
+            yield users[0]
+            value = users[0].output
+
+    def leads(self, name: str) -> bool:
+        """Return whether a target layer leads to the output."""
+        values = self.following(self.roots[name])[1]
+        return any(output in values for output in self.outputs)
+
+    def resolved(self, arguments: Any, values: Mapping[int, Tensor] | None = None) -> Any:
+        """Return the arguments of a step with tensors, those of ``values`` first, in place of their Refs."""
+
+        def value(item: Any) -> Any:
+            if not isinstance(item, Ref):
+                return item
+            return self.values[item.index] if values is None else values.get(item.index, self.values[item.index])
+
+        if isinstance(arguments, Mapping):
+            return {name: mapped(argument, value) for name, argument in arguments.items()}
+        return mapped(arguments, value)
+
+    def check_constants(self) -> None:
+        """Refuse a tensor that a step used and that something changed in place afterwards."""
+        for tensor, version in self._constants:
+            if version_of(tensor) != version:
+                raise NoClosedFormError(
+                    f"a tensor of shape {tuple(tensor.shape)} was written into after the path had used it",
+                    "write it out of place, as in x = x + 1",
+                )
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors of the output, in the order of ``outputs``."""
+        return [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+
+    def structured(self, tensors: Sequence[Tensor]) -> Any:
+        """Return tensors in the structure of the output."""
+        leaves, structure = tree_flatten(self.output)
+        given = iter(tensors)
+        return tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+
+    def replay(self, root: int, activations: Tensor, until: int | None = None) -> dict[int, Tensor]:
+        """Run the steps after a value again, from other numbers of the same shape.
+
+        Args:
+            root: the value.
+            activations: its new numbers.
+            until: the value to stop at; None: the output.
+
+        Returns:
+            The values that depend on it and lead there, by position.
+
+        Raises:
+            NoClosedFormError: a value has another shape there.
+        """
+        self.check_constants()
+        wanted = {output for output in self.outputs if output is not None} if until is None else {until}
+        steps = []
+        for step in reversed(self.following(root, switches=True)[0]):
+            if not wanted.isdisjoint(step.outputs):
+                wanted.update(step.inputs)
+                steps.append(step)
+        values = {root: _like(activations, self.values[root])}
+        with torch.no_grad():
+            for step in reversed(steps):
+                with _autocast(step.autocast, activations.device.type):
+                    result = self._called(step, values)
+                for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
+                    if output is not None:
+                        values[output] = tensor
+                        if tensor.shape != self.values[output].shape:
+                            raise NoClosedFormError(
+                                f"{step.name} returns shape {tuple(tensor.shape)} where it returned "
+                                f"{tuple(self.values[output].shape)} before: sizes after the target layer depend on "
+                                "the activations",
+                                "choose a later target layer",
+                            )
+        return values
+
+    def outputs_of(self, values: Mapping[int, Tensor]) -> list[Tensor]:
+        """Return the tensors of the output after a replay."""
+        return [
+            leaf if index is None else values.get(index, leaf)
+            for index, leaf in zip(self.outputs, self.leaves, strict=True)
+        ]
+
+    def in_blocks(self, root: int, rows: Tensor, until: int | None = None) -> list[Tensor]:
+        """Run the steps after a value again for M rows, in blocks of the recorded batch size N.
+
+        Row m takes the place of the recorded row ``m % N``: whatever bypasses the value is that row's.
+
+        Args:
+            root: the value.
+            rows: its new numbers, shape (M, ...).
+            until: the value to stop at; None: the output.
+
+        Returns:
+            The tensors of the output, or that value, of M rows each.
+        """
+        recorded = self.values[root]
+        missing = -len(rows) % len(recorded)
+        padded = torch.cat([rows, recorded[len(recorded) - missing :].to(rows)]) if missing else rows
+        blocks = []
+        for block in padded.split(len(recorded)):
+            values = self.replay(root, block, until)
+            blocks.append(self.outputs_of(values) if until is None else [values[until]])
+        if len(blocks) == 1 and not missing:
+            return blocks[0]
+        return [torch.cat(parts)[: len(rows)] for parts in zip(*blocks, strict=True)]
+
+    def in_single(self) -> "Tape":
+        """Return the same steps and values in single precision; the tape itself if nothing is in half precision.
+
+        Raises:
+            NoClosedFormError: a step cannot be run in single precision.
+        """
+        if not any(value.dtype in _HALF for value in self.values):
+            return self
+        steps = [
+            replace(
+                step,
+                function=Tensor.float if step.function in (Tensor.half, Tensor.bfloat16) else step.function,
+                args=mapped(step.args, _single),
+                kwargs={name: mapped(item, _single) for name, item in step.kwargs.items()},
+                autocast=None,
+            )
+            for step in self.steps
+        ]
+        tape = replace(self, steps=steps, values=list(map(_single, self.values)), output=tree_map(_single, self.output))
+        try:
+            for root in sorted(self.roots.values()):
+                for index, value in tape.replay(root, tape.values[root]).items():
+                    tape.values[index] = value
+        except RuntimeError as error:
+            raise NoClosedFormError(
+                f"half precision is too coarse for this method, and the path cannot be run in single ({error})",
+                "use net.float()",
+            ) from error
+        return replace(tape, output=tape.structured(tape.outputs_of(dict(enumerate(tape.values)))))
+
+    def _called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
+        """Return what a step gives for other values."""
+        args, kwargs = self.resolved(step.args, values), self.resolved(step.kwargs, values)
+        written = None
+        if isinstance(step.function, type):
+            layer, x = args
+            args = tuple(x) if step.several else (x,)
+            if step.inplace:
+                args = (args[0].clone(), *args[1:])
+            with unchanged(layer):
+                return layer.forward(*args, **kwargs)  # without its hooks, which are steps of their own
+        if step.inplace:
+            written = args[0].clone() if args else kwargs["input"].clone()
+            args, kwargs = ((written, *args[1:]), kwargs) if args else (args, kwargs | {"input": written})
+        result = step.function(*args, **kwargs)
+        return result if written is None else written
+
+
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """Return the dtype of autocast on a kind of device; None if it is off."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _autocast(dtype: torch.dtype | None, kind: str) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is as it was."""
+    if dtype == autocast_dtype(kind):
+        return nullcontext()
+    return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+# The arguments that attention makes its weights of, by position and by name.
+_OF_WEIGHTS: dict[Any, dict[int, str]] = {
+    **{softmax: {0: "input"} for softmax in (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)},
+    F.scaled_dot_product_attention: {0: "query", 1: "key", 3: "attn_mask"},
+    F.multi_head_attention_forward: {0: "query", 1: "key"},
+}
+
+
+def frozen(tape: Tape) -> Tape:
+    """Return a tape on which the attention weights are constants, so that gradients flow only through the values."""
+    steps = []
+    for step in tape.steps:
+        names = _OF_WEIGHTS.get(step.function)
+        if names is not None:
+            args = tuple(tape.resolved((item,))[0] if i in names else item for i, item in enumerate(step.args))
+            given = step.kwargs.items()
+            kwargs = {name: tape.resolved((item,))[0] if name in names.values() else item for name, item in given}
+            left = (item.index for item in tree_leaves((args, kwargs)) if isinstance(item, Ref))
+            step = replace(step, args=args, kwargs=kwargs, inputs=tuple(left))
+        steps.append(step)
+    return replace(tape, steps=steps)
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _single(item: Any) -> Any:
+    """Return a tensor, or the name of a dtype, in single precision if it is in half."""
+    if isinstance(item, torch.dtype):
+        return torch.float32 if item in _HALF else item
+    return item.float() if isinstance(item, Tensor) and item.dtype in _HALF else item
+
+
+def has_gradient(tensor: Tensor) -> bool:
+    """Return whether a tensor holds numbers that can be differentiated."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Return the count of writes into a tensor, or None."""
+    return None if tensor.is_inference() else tensor._version  # of what is made in inference mode nothing is counted
+
+
+def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
+    """Return an argument with its tensors and Refs replaced, in lists and tuples, too."""
+    if type(item) in (list, tuple):
+        return type(item)(mapped(part, function) for part in item)
+    if isinstance(item, list | tuple):
+        return tuple(mapped(part, function) for part in item)  # torch.Size, named tuples
+    return function(item)
+
+
+def _like(activations: Tensor, recorded: Tensor) -> Tensor:
+    """Return activations, one row for all or one for each, in the shape and layout of those recorded."""
+    if activations.shape[1:] != recorded.shape[1:] or len(activations) not in (1, len(recorded)):
+        raise ValueError(
+            f"activations have the shape {tuple(recorded.shape)}, or one row of it, got {tuple(activations.shape)}"
+        )
+    if activations.shape == recorded.shape and activations.stride() == recorded.stride():
+        return activations.to(recorded)
+    # A view of a batch that is one row repeated, or in another memory format, may not be possible.
+    return torch.empty_like(recorded).copy_(activations)

@@ -1,0 +1,469 @@
+"""ClosedFormCAM: pytorch-grad-cam's protocol for every method, with one forward pass and no backward pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_grad_cam.base_cam import BaseCAM
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path
+from pytorch_grad_cam_pcasvm.cams.context import Run
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.cams.reshape import transform_of
+from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
+from pytorch_grad_cam_pcasvm.maps import (
+    Jacobians,
+    SignedMaps,
+    check_finite,
+    largest,
+    one_per_image,
+    smoothed_by_svd,
+    warn_of_blanks,
+)
+from pytorch_grad_cam_pcasvm.model.features import checked_images, flatten
+from pytorch_grad_cam_pcasvm.model.modules import (
+    device_of,
+    eager,
+    evaluating,
+    last_norm,
+    layer_name,
+    modules_of,
+    refuse_parallel,
+    uncompiled,
+)
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.model.token_layout import Layout
+from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
+from pytorch_grad_cam_pcasvm.targets import (
+    PCATarget,
+    PredictedScore,
+    ScoreTarget,
+    SVMTarget,
+    Target,
+    every_class,
+    every_component,
+)
+
+
+@dataclass
+class Explained:
+    """What a method computes for K targets; attributes as in :class:`SignedMaps`."""
+
+    maps: Tensor
+    weights: Tensor
+    values: Tensor
+    log_scale: Tensor
+    opposite: Tensor | None = None
+    baseline_values: Tensor | None = None
+    remainder: Tensor | None = None
+    standard_errors: Tensor | None = None
+    heads: Tensor | None = None
+
+
+class ClosedFormCAM(BaseCAM):
+    """What all methods share: checks, running the network, chunking of targets, scaling, upsampling.
+
+    ``cam(input_tensor, targets)`` is pytorch-grad-cam's call; :meth:`explain` returns signed maps of every component
+    and decision at once. The network's own forward runs in every call, in evaluation mode; its training flags are
+    restored, and its gradients and hooks are left alone. Whatever bypasses a target layer, such as a skip connection,
+    is treated as a constant, as in pytorch-grad-cam.
+
+    Arguments and errors: see :class:`~pytorch_grad_cam_pcasvm.ClosedFormGradCAM`.
+    """
+
+    # What targets=None explains in a call. The host's methods explain a score, others add up to a margin.
+    _predicted: Target = PredictedScore()
+    # Whether maps are linear in the gradient, or in secants, so that those of decisions are sums of component maps.
+    _linear = False
+    # Whether maps are sums of those made of parts of the gradient, as of single heads of attention.
+    _of_heads_apart = False
+    # Whether differences between outputs count, of which half precision keeps too little.
+    _in_single = False
+    # Whether the weights are sums over positions where the host takes means.
+    _of_means = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target_layers: Sequence[nn.Module | str],
+        reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
+        *,
+        jacobian: str = "closed_form",
+        attention: str = "exact",
+        max_bytes: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        if jacobian not in ("closed_form", "auto", "autograd"):
+            raise ValueError(f"jacobian must be 'closed_form', 'auto' or 'autograd', got {jacobian!r}")
+        if attention not in ("exact", "frozen"):
+            raise ValueError(f"attention must be 'exact' or 'frozen', got {attention!r}")
+        if attention == "frozen" and jacobian != "closed_form":
+            raise ValueError("autograd cannot freeze attention: use jacobian='closed_form'")
+        if not (reshape_transform is None or reshape_transform == "tokens" or callable(reshape_transform)):
+            raise ValueError(f"reshape_transform must be 'tokens', a function or None, got {reshape_transform!r:.80}")
+        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes <= 0):
+            raise ValueError(f"max_bytes must be a positive integer or None, got {max_bytes!r}")
+        if not isinstance(target_layers, list | tuple) or not all(
+            isinstance(layer, nn.Module | str) for layer in target_layers
+        ):
+            kind = type(target_layers).__name__
+            raise TypeError(f"target_layers must be a list of modules or their names, got a {kind}: use [layer]")
+        if not target_layers:
+            raise ValueError("target_layers is empty: name the layer whose activations become the map")
+        model = uncompiled(model)
+        refuse_parallel(model)
+        _refuse_what_is_around(model)
+        self.jacobian = jacobian
+        self.attention = attention
+        self.max_bytes = max_bytes
+        self._given = list(target_layers)
+        self._names: list[str | None] = [None] * len(self._given)
+        self._by_autograd = jacobian == "autograd"
+        self._checked: set[Any] = set()
+        self._seen: set[Any] = set()
+        self._checked_head: Any = None
+        if next(model.parameters(), None) is None:
+            raise ValueError(
+                f"{type(model).__name__} has no parameters, which pytorch-grad-cam needs to find its device"
+            )
+        backbone, _, names = self._layers(model)
+        with evaluating(model):
+            # The host's classes between add nothing that is needed here.
+            # Of no layers: nothing here needs the host's hooks, which copy every activation to the CPU.
+            BaseCAM.__init__(self, model, [], reshape_transform)
+            self.target_layers = [backbone.get_submodule(name) for name in names]
+
+    def __call__(
+        self,
+        input_tensor: Tensor,
+        targets: Sequence[Target] | Target | None = None,
+        aug_smooth: bool = False,
+        eigen_smooth: bool = False,
+    ) -> np.ndarray:
+        """Return one map per image, as pytorch-grad-cam does.
+
+        Args:
+            input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
+            targets: one per image; a single target (not in a list) is used for all; None: each image's predicted
+                class.
+            aug_smooth: average over pytorch-grad-cam's test-time augmentations.
+            eigen_smooth: first principal component of the weighted activations, as in pytorch-grad-cam.
+
+        Returns:
+            Maps, float32, shape (N, H, W), in [0, 1]: for a PCATarget P_b^+ (sign "-": P_b^-) divided by nu_b, for
+            every other target scaled as in pytorch-grad-cam.
+
+        Raises:
+            NoClosedFormError: the path has a step without a rule.
+            TypeError: the input is not a floating-point tensor, or a target is not callable.
+            ValueError: an empty batch, NaN or infinite values, a number of targets that differs from the batch size, or
+                a target that the head does not know.
+        """
+        return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
+
+    def explain(
+        self, input_tensor: Tensor, targets: Sequence[Target] | Target | None = None, *, heads: bool = False
+    ) -> SignedMaps:
+        """Return the signed maps of every target for every image.
+
+        Args:
+            input_tensor: shape (N, ...).
+            targets: K targets, each for all images; None: every component, then the predicted class.
+            heads: also compute a map for each head of the first attention after the target layer, as ``heads``. For
+                Grad-CAM, HiResCAM and contributions only.
+
+        Returns:
+            Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device.
+
+        Raises:
+            NoClosedFormError: the path has a step without a rule, or no attention whose heads could be kept apart.
+            TypeError: the input is not a floating-point tensor, or a target is not callable.
+            ValueError: an empty batch, NaN or infinite values, no targets, several target layers, a target that the
+                head does not know, or ``heads`` with a method whose maps per head do not add up.
+        """
+        x = self._checked_images(input_tensor)
+        self._only_layer()
+        with self._running(x) as modules:
+            run = self._run(x, modules)
+            targets = self._default_targets(run.output) if targets is None else _as_list(targets)
+            made = self._explained(run, 0, targets)
+            if heads:
+                made.heads = self._of_heads(run, targets)
+            nu = largest(made.maps, made.opposite)
+            told = self._tell_blind_tokens(run, 0, nu)
+        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=run.output, linear=self._linear)
+        if nu.device.type == "cpu":
+            check_finite(nu)
+            if not told and not bool(nu.all()):
+                warn_of_blanks(made.maps, nu, lambda image, k: targets[k], run.output)
+        if isinstance(run.output, HeadOutput):
+            run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
+        return result
+
+    def jacobians(self, input_tensor: Tensor) -> Jacobians:
+        """Return the full Jacobians of components and margins with respect to the activations (Algorithm 1).
+
+        Args:
+            input_tensor: shape (N, ...).
+
+        Returns:
+            ``components`` (N, T, B, H W) and ``margins`` (N, T, C, H W), on the model's device.
+
+        Raises:
+            NoClosedFormError: the path has a step without a rule.
+            TypeError: the input is not a floating-point tensor.
+            ValueError: an empty batch, NaN or infinite values, or several target layers.
+        """
+        x = self._checked_images(input_tensor)
+        self._only_layer()
+        with self._running(x) as modules:
+            run = self._run(x, modules)
+            activations = run.activations(0)
+            of_components, _ = self._jacobian(run, every_component(run.output))
+            of_margins, log_scale = self._jacobian(run, every_class(run.output))
+        return Jacobians(of_components, of_margins, log_scale, activations, run.output)
+
+    def forward(
+        self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
+    ) -> np.ndarray:
+        """Return one map per image, without test-time augmentation: arguments and result as for ``__call__``.
+
+        Args:
+            input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
+            targets: one per image, a single one for all, or None.
+            eigen_smooth: first principal component of the weighted activations.
+
+        Returns:
+            Maps, float32, shape (N, H, W), in [0, 1].
+        """
+        x = self._checked_images(input_tensor)
+        targets = self._targets_per_image(x, targets)
+        layers = self._layer_maps(x, targets, eigen_smooth)
+        by_nu = np.array([isinstance(target, PCATarget) for target in targets])
+        shared = np.mean(np.concatenate(layers, axis=1), axis=1)
+        # The host's last step would stretch every map to [0, 1] and take P^+ and P^- off their shared scale.
+        scaled = shared if by_nu.all() else self.aggregate_multi_layers(layers)
+        scaled[by_nu] = shared[by_nu]
+        return scaled
+
+    def compute_cam_per_layer(
+        self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
+    ) -> list[np.ndarray]:
+        """Return the maps of every target layer, each of shape (N, 1, H, W), from one forward pass.
+
+        Args:
+            input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
+            targets: one per image, a single one for all, or None.
+            eigen_smooth: first principal component of the weighted activations.
+
+        Returns:
+            One float32 array per target layer.
+        """
+        x = self._checked_images(input_tensor)
+        return self._layer_maps(x, self._targets_per_image(x, targets), eigen_smooth)
+
+    def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
+        """Let every exception through (pytorch-grad-cam swallows ``IndexError``)."""
+
+    def __del__(self) -> None:
+        """Do nothing: there are no hooks to release."""
+
+    def _layers(self, model: nn.Module, x: Tensor | None = None) -> tuple[nn.Module, Any, list[str]]:
+        """Return the backbone, where its features come from, and the names of the target layers, as they are now."""
+        backbone, source = model.feature_source(x) if isinstance(model, PCASVMNet) else (model, None)
+        pairs = zip(self._names, self._given, strict=True)
+        if any(name is None or not _is_at(backbone, name, given) for name, given in pairs):
+            self._names = [layer_name(backbone, given) for given in self._given]
+            if None in self._names:
+                raise ValueError("the target layer is the network itself: choose one of its layers")
+        return backbone, source, [str(name) for name in self._names]
+
+    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        """Return the maps of K targets, each for all images or a :class:`Rowwise`, made in chunks."""
+        parts = [self._maps(run, layer, chunk) for chunk in self._chunks(targets, run.passed, len(run))]
+        if len(parts) == 1:
+            return parts[0]
+        columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
+        joined: Any = {name: None if c[0] is None else torch.cat(c, 1) for name, c in columns.items()}
+        return Explained(**joined)
+
+    def _of_heads(self, run: Run, targets: Sequence[Any]) -> Tensor:
+        """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
+        if not self._of_heads_apart:
+            raise ValueError(
+                f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
+                "ContributionCAM"
+            )
+        apart = replace(run, passed=run.passed.with_heads(), kept={})
+        return torch.stack([self._maps(apart, 0, [target]).maps for target in targets], 1)
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        """Return the maps of K targets that fit into memory together: this is the method."""
+        raise NotImplementedError(f"{type(self).__name__} is not a method itself: use ClosedFormGradCAM or another")
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        """Return what the maps of a target are sums of, channel by channel, shape (N, T, H, W)."""
+        weights, activations = made.weights[:, 0], run.activations(layer)
+        return weights.unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
+
+    def _run(self, x: Tensor, modules: Sequence[nn.Module]) -> Run:
+        """Run the network once."""
+        if isinstance(self.model, PCASVMNet):
+            _refuse_what_is_around(self.model)  # hooks may have come since
+        layers = self._layers(self.model, x)
+        passed: Pass | None = None
+        if not self._by_autograd:
+            try:
+                passed = Path(*layers, self._checked, modules, self.attention, self._in_single).run(x)
+            except NoClosedFormError as error:
+                if self.jacobian == "closed_form":
+                    raise
+                warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning)
+                self._by_autograd = True
+        passed = AutogradPath(*layers).run(x) if passed is None else passed
+        transforms = [
+            transform_of(self.reshape_transform, layers[0], name, x, activations, self._seen)
+            for name, activations in zip(layers[2], passed.activations, strict=True)
+        ]
+        run = Run(self.model, x, passed, passed.output, layers[2], transforms)
+        if isinstance(self.model, PCASVMNet) and self._checked_head is not self.model.head:
+            self.model.head.check(flatten(passed.output)[:2])
+            self._checked_head = self.model.head
+        run.output = run.output_of(passed.output)
+        return run
+
+    def _tell_blind_tokens(self, run: Run, layer: int, nu: Tensor) -> bool:
+        """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
+        layout = run.transforms[layer]
+        others = isinstance(layout, Layout) and layout.before + layout.after > 0
+        if not others or nu.device.type != "cpu" or bool(nu.any()):
+            return False
+        norm = last_norm(self._layers(self.model)[0])
+        fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
+        warn(
+            f"no map of {run.layers[layer]!r} has a gradient: after it the features look at other tokens only, such as "
+            f"the class token; {fix}the last layer before an attention",
+            BlankMapWarning,
+        )
+        return True
+
+    def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
+        """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
+        size = self.get_target_width_height(x)
+        with self._running(x) as modules:
+            run = self._run(x, modules)
+            self.outputs = run.output  # where the host keeps it
+            layers = []
+            for layer, name in enumerate(run.layers):
+                activations = run.activations(layer)
+                if eigen_smooth and activations[0, 0].numel() == 1:
+                    raise ValueError(
+                        "eigen_smooth takes a principal component over positions, but the maps of "
+                        f"{name!r} have only one position: choose a layer with more, or eigen_smooth=False"
+                    )
+                shared = Rowwise(list(targets))
+                made = self._explained(run, layer, [shared])
+                maps, nu = made.maps, largest(made.maps, made.opposite)
+                if self._tell_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
+                    layers.append(np.zeros((len(x), 1, *x.shape[2:]), np.float32))
+                    continue
+                if eigen_smooth:
+                    check_finite(maps)
+                    maps = smoothed_by_svd(self._terms(run, layer, shared, made), maps, targets)
+                    nu = largest(maps)
+                if self._of_means:
+                    # The host's weights are means over positions, and its scaling adds 1e-7: size matters there.
+                    maps, nu = (numbers / activations[0, 0].numel() for numbers in (maps, nu))
+                layers.append(one_per_image(maps, nu, targets, run.output, x.shape[2:], size))
+        return layers
+
+    def _jacobian(self, run: Run, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
+        if not targets:
+            return None, None
+        parts, log_scales = [], []
+        for chunk in self._chunks(targets, run.passed, len(run)):
+            seeds = run.seeds(chunk)
+            parts.append(run.pullback(seeds, 0).flatten(3).transpose(1, 2))
+            log_scales.append(seeds.log_scale)
+        return torch.cat(parts, 2), torch.cat(log_scales, 1)
+
+    def _chunks(self, targets: Sequence[Target], passed: Pass, count: int) -> Iterator[Sequence[Target]]:
+        size = len(targets)
+        if self.max_bytes is not None:
+            needed = passed.bytes_per_target()
+            if isinstance(self.model, PCASVMNet):
+                needed = max(needed, self.model.head.bytes_per_target(count))
+            size = max(1, self.max_bytes // needed)
+        return (targets[start : start + size] for start in range(0, len(targets), size))
+
+    def _default_targets(self, output: Any) -> list[Target]:
+        """Return every component, then the predicted class."""
+        if not isinstance(output, HeadOutput):
+            return [ScoreTarget()]
+        return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
+
+    def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
+        if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
+            raise ValueError("targets=None needs a head with an SVM, but this one has none: use PCATarget")
+        if targets is None:
+            targets = self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
+        if not isinstance(targets, list | tuple):
+            return [targets] * len(x)  # type: ignore[list-item]
+        targets = _as_list(targets)
+        if len(targets) != len(x):
+            raise ValueError(
+                f"{len(targets)} target{'s' if len(targets) != 1 else ''} for {len(x)} images: give one per image, as "
+                f"in targets=[target] * {len(x)}, "
+                "or explain(x, targets) for every target of every image"
+            )
+        return targets
+
+    def _only_layer(self) -> None:
+        if len(self._given) > 1:
+            raise ValueError("explain and jacobians take one target layer: make one ClosedFormGradCAM for each")
+
+    def _checked_images(self, x: Tensor) -> Tensor:
+        return checked_images(x).to(device_of(self.model))
+
+    @contextmanager
+    def _running(self, x: Tensor) -> Iterator[Sequence[nn.Module]]:
+        """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
+        with ExitStack() as stack:
+            modules = modules_of(self.model)
+            stack.enter_context(evaluating(self.model, modules))
+            stack.enter_context(eager(modules))
+            # Evaluating puts this back, not a context, which an interrupt could leave to the garbage collector; and not
+            # inference mode, whose tensors a user could not train on.
+            set_gradients(False)
+            if torch.is_autocast_enabled(x.device.type):
+                torch.set_autocast_cache_enabled(False)
+            yield modules
+
+
+def _is_at(backbone: nn.Module, name: str, given: nn.Module | str) -> bool:
+    """Return whether a target layer is still where it was found: looking for it takes longer."""
+    return name == given if isinstance(given, str) else backbone.get_submodule(name) is given
+
+
+def _refuse_what_is_around(model: nn.Module) -> None:
+    """Refuse what a PCASVMNet does besides backbone and head: it would not be explained."""
+    if isinstance(model, PCASVMNet):
+        own = type(model).forward is PCASVMNet.forward
+        if own and not model._forward_hooks and not model._forward_pre_hooks:
+            return
+        what = "hooks" if own else "a forward of its own"
+        raise ValueError(f"{type(model).__name__} has {what}, which would not be explained: move it into the backbone")
+    if any(isinstance(module, PCASVMNet) for module in model.modules()):
+        raise ValueError(f"{type(model).__name__} wraps a PCASVMNet: move what is around it into the net's backbone")
+
+
+def _as_list(targets: Sequence[Target] | Target) -> list[Target]:
+    listed = list(targets) if isinstance(targets, list | tuple) else [targets]
+    if not listed:
+        raise ValueError("targets is empty: pass None for the default, or at least one target")
+    return listed  # type: ignore[return-value]

@@ -1,0 +1,204 @@
+"""One run of a network, and what a method may ask of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
+
+from pytorch_grad_cam_pcasvm.autodiff import Baseline, Pass
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import multiplied
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds, seeds_of
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.head.stages import full_precision
+from pytorch_grad_cam_pcasvm.model.features import flatten
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.model.token_layout import Layout
+
+
+@dataclass
+class Run:
+    """What a network did with N images.
+
+    Gradients are of shape (N, K, ...) here: those of K targets for every image.
+
+    Attributes:
+        model: the network.
+        images: what it ran on, shape (N, ...).
+        passed: the pass from target layers to features.
+        output: the network's output.
+        layers: names of the target layers.
+        transforms: what brings the activations of each target layer to (N, T, H, W), or None.
+        kept: what a method keeps between chunks of targets, by position of the target layer.
+    """
+
+    model: nn.Module
+    images: Tensor
+    passed: Pass
+    output: Any
+    layers: Sequence[str]
+    transforms: Sequence[Callable[[Tensor], Tensor] | None]
+    kept: dict[int, Any] = field(default_factory=dict)
+    _last: tuple[Seeds, list[Tensor | None]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def activations(self, layer: int) -> Tensor:
+        """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
+        activations = self.shaped(self.passed.activations[layer], layer)
+        if activations.dim() not in (4, 5):
+            raise ValueError(
+                f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}: a map needs "
+                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer, or pass reshape_transform='tokens' (for "
+                "transformers) or a function"
+            )
+        return activations
+
+    def shaped(self, activations: Tensor, layer: int) -> Tensor:
+        """Return activations of a target layer, given in the network's layout, in the shape of maps."""
+        transform = self.transforms[layer]
+        return activations if transform is None else transform(activations)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of gradients: that of the network's output, at least float32."""
+        dtype = torch.float32
+        for leaf in tree_leaves(self.passed.output):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                dtype = torch.promote_types(dtype, leaf.dtype)
+        return dtype
+
+    def seeds(self, targets: Sequence[Any], baseline: Any = None) -> Seeds:
+        """Return the gradients of K targets with respect to the features, or their secants from a baseline's output."""
+        return seeds_of(self.output, len(self), targets, self.dtype, baseline)
+
+    def output_of(self, features: Any) -> Any:
+        """Return the network's output for the path's output."""
+        return self.model.of_features(flatten(features)) if isinstance(self.model, PCASVMNet) else features
+
+    def pullback(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the gradients of K targets with respect to the activations, or secants, shape (N, K, T, H, W)."""
+        with full_precision(seeds.values.device):
+            pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
+        return self._in_shape(pulled, layer)
+
+    def sums(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
+        transform = self.transforms[layer]
+        if isinstance(transform, Layout) and transform.tokens is not None:
+            with full_precision(seeds.values.device):
+                sums = self.passed.token_sums(self._grads(seeds), layer, transform.tokens, baseline)
+            return sums.squeeze(transform.tokens[0] + 1).transpose(0, 1)
+        if transform is not None:
+            return self.pullback(seeds, layer, baseline).flatten(3).sum(-1)
+        with full_precision(seeds.values.device):
+            return self.passed.weights(self._grads(seeds), layer, baseline).transpose(0, 1)
+
+    def products(self, seeds: Seeds, layer: int, x: Tensor, over: str, baseline: Baseline | None = None) -> Tensor:
+        """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
+
+        Args:
+            seeds: of K targets.
+            layer: position of the target layer.
+            x: what to multiply the pullback by, in the shape of maps.
+            over: ``"channels"``: the result is (N, K, H, W); ``"positions"``: (N, K, T).
+            baseline: baseline of secants; None: gradients.
+
+        Returns:
+            The sums.
+        """
+        if self.transforms[layer] is None:
+            with full_precision(seeds.values.device):
+                return self.passed.products(self._grads(seeds), layer, x, over, baseline).transpose(0, 1)
+        return summed(self.pullback(seeds, layer, baseline), x, over)
+
+    def contributions(self, seeds: Seeds, layer: int, x: Tensor, baseline: Baseline) -> tuple[Tensor, Tensor]:
+        """Return secants times x, summed over channels, and what is not on the map.
+
+        Args:
+            seeds: of K targets.
+            layer: position of the target layer.
+            x: activations minus those of the baseline, in the network's layout.
+            baseline: baseline of the secants.
+
+        Returns:
+            The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
+        """
+        transform = self.transforms[layer]
+        if isinstance(transform, Layout) and transform.tokens is not None:
+            tokens, start, length = transform.tokens
+            dims = (transform.batch, tokens)
+            with full_precision(seeds.values.device):
+                every = self.passed.token_contributions(self._grads(seeds), layer, dims, baseline).transpose(0, 1)
+            others = every[..., :start].sum(-1) + every[..., start + length :].sum(-1)
+            return every.narrow(2, start, length).unflatten(2, transform.grid), others
+        if transform is None or isinstance(transform, Layout):
+            maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
+            return maps, maps.new_zeros(maps.shape[:2])
+        with full_precision(seeds.values.device):
+            pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
+        maps = summed(self._in_shape(pulled, layer), self.shaped(x, layer), "channels")
+        given = x.to(pulled.dtype)
+        every = torch.stack([self._by_image(part * given, layer) for part in pulled], 1)
+        return maps, every - maps.flatten(2).sum(-1)
+
+    def relevance(self, seeds: Seeds, layer: int, baseline: Baseline) -> Tensor:
+        """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
+        with full_precision(seeds.values.device):
+            shared = self.passed.relevance(self._grads(seeds), layer, baseline)
+        return self._in_shape(shared, layer)
+
+    def along(self, layer: int, direction: Tensor) -> "Run":
+        """Return the same run as a function of its activations, whose tensors carry the derivative along a direction.
+
+        Raises:
+            NoClosedFormError: it is called under autocast.
+        """
+        if torch.is_autocast_enabled(self.images.device.type):
+            raise NoClosedFormError("second derivatives do not support autocast", "call it outside torch.autocast")
+        # A copy, as what was made in inference mode takes no derivative.
+        activations = forward_ad.make_dual(self.passed.activations[layer].clone(), direction)
+        passed = self.passed.moved(activations, layer)
+        return Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
+
+    def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
+        """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (N, K, T, H, W)."""
+        transform = self.transforms[layer]
+        if transform is None or isinstance(transform, Layout):  # which knows where the images are
+            return self.shaped(pulled, layer).transpose(0, 1)
+        return torch.stack([self.shaped(part, layer) for part in pulled], 1)
+
+    def _by_image(self, numbers: Tensor, layer: int) -> Tensor:
+        """Return the sums over everything else of numbers as the network has them, shape (N,)."""
+        transform = self.transforms[layer]
+        if not isinstance(transform, Layout) and len(numbers) != len(self):
+            raise ValueError(
+                f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does not "
+                "count images, so what reshape_transform leaves out is unknown: pass reshape_transform='tokens'"
+            )
+        return numbers.movedim(transform.batch if isinstance(transform, Layout) else 0, 0).flatten(1).sum(1)
+
+    def _grads(self, seeds: Seeds) -> list[Tensor | None]:
+        """Return the seeds in the shapes of what the pass gave."""
+        if not isinstance(self.output, HeadOutput):
+            return seeds.grads
+        if self._last is None or self._last[0] is not seeds:  # the same list for the same seeds
+            (grad,) = seeds.grads
+            shape = self.passed.output.shape
+            self._last = seeds, [None if grad is None else grad.reshape(len(grad), *shape)]
+        return self._last[1]
+
+
+def summed(coefficients: Tensor, x: Tensor, over: str) -> Tensor:
+    """Return coefficients (N, K, T, H, W) times x (N, T, H, W), summed as :meth:`Run.products` does."""
+    return multiplied(coefficients.transpose(0, 1), x, over).transpose(0, 1)
+
+
+def at_one(coefficients: Tensor) -> Tensor:
+    """Return coefficients (N, K, T, H, W), or (N, K, T, 1, 1) if they are the same at all positions."""
+    same = [slice(0, 1) if stride == 0 else slice(None) for stride in coefficients.stride()[3:]]
+    return coefficients[(..., *same)]

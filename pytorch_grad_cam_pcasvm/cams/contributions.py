@@ -1,0 +1,86 @@
+"""Methods of contributions: where the change from a baseline to the image comes from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
+from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
+from pytorch_grad_cam_pcasvm.cams.context import Run
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.maps import signed_maps
+
+
+class ContributionCAM(WithBaseline, ClosedFormCAM):
+    """Maps that add up: what every position contributes to the change from a baseline to the image.
+
+    ``c = sum_t (F - F0)_t J_t``, J the product of the secant Jacobians of path and head between F0 and F, so that
+    ``maps.sum((2, 3)) + baseline_values == values`` to rounding (sums times ``exp(log_scale)``). Followed by a mean
+    over positions, it is the integrated gradient of the whole head, in closed form (Sundararajan et al., arXiv
+    1703.01365); through ReLU and max pooling it is the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685).
+    Unlike the gradient it does not fade where a kernel machine is flat. Arguments as for :class:`ClosedFormGradCAM`.
+
+    Args:
+        baseline: F0, where contributions start. ``"zero"``: no activation at all; ``"mean"``: the mean of the training
+            set, which the head knows if the features are means over positions (the maps of a component then sum to its
+            value, and red means positive); activations as the layer returns them, shape (T,), (T, H, W) or
+            (N, T, H, W), for tokens (L, D) or (N, L, D), for example from :func:`mean_activations`; or an image of the
+            same shape as the explained ones, which is run through the network. With ``attention="frozen"`` the
+            baseline, and so ``baseline_values``, is evaluated with the image's own attention weights.
+
+    Raises:
+        TypeError: the baseline is neither one of these names nor a tensor.
+        ValueError: it is another name, or has NaN or infinite values; on computing a map: it has another shape, or the
+            mean is not known.
+    """
+
+    _linear = True
+    _of_heads_apart = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at = self._at_baseline(run, layer)
+        seeds = run.seeds(targets, at.output)
+        maps, remainder = run.contributions(seeds, layer, at.difference, at.path)
+        weights = run.sums(seeds, layer, at.path)
+        return Explained(
+            maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
+        )
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        at = self._at_baseline(run, layer)
+        return run.pullback(run.seeds([target], at.output), layer, at.path)[:, 0] * run.shaped(at.difference, layer)
+
+
+class LIFTCAM(WithBaseline, ClosedFormCAM):
+    """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i`` the contribution of channel t (:class:`ContributionCAM`).
+
+    Jung and Oh, arXiv 2102.05228. Arguments as for :class:`ClosedFormGradCAM`.
+
+    Args:
+        baseline: where contributions start, as for :class:`ContributionCAM`.
+    """
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at = self._at_baseline(run, layer)
+        seeds = run.seeds(targets, at.output)
+        weights = run.products(seeds, layer, run.shaped(at.difference, layer), "positions", at.path)
+        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+
+
+class RelevanceCAM(WithBaseline, ClosedFormCAM):
+    """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, R the relevance of the activations.
+
+    R is layer-wise relevance propagation on the path (z+ rule). The paper covers networks that end in a softmax, not
+    a PCA or SVM; here the relevance of the features is their contribution: the secants of the head times the features'
+    difference from the baseline. Lee et al., CVPR 2021. Arguments as for :class:`ClosedFormGradCAM`.
+
+    Args:
+        baseline: where contributions to the head start, as for :class:`ContributionCAM`.
+    """
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at = self._at_baseline(run, layer)
+        seeds = run.seeds(targets, at.output)
+        weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)
+        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)

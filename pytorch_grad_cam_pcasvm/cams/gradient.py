@@ -1,0 +1,189 @@
+"""Methods of the gradient.
+
+F are the activations (T channels), d the gradient of a target with respect to them, sums over i run over positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pytorch_grad_cam import (
+    GradCAM,
+    GradCAMElementWise,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    ShapleyCAM,
+    XGradCAM,
+)
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from pytorch_grad_cam_pcasvm.autodiff.forward_ad import DualNumbers
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
+from pytorch_grad_cam_pcasvm.cams.context import Run, at_one, summed
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.maps import signed_maps
+
+
+class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
+    """Grad-CAM, ``sum_t (sum_i d_t,i) F_t``: the maps of the paper (Eqs. 11 to 17).
+
+    Selvaraju et al., Grad-CAM, arXiv 1610.02391.
+
+    Args:
+        model: a :class:`PCASVMNet`, or any network with a differentiable end, which gets pytorch-grad-cam's maps. For
+            a compiled model, the module that was compiled is used, since maps need the modules themselves.
+        target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
+            (N, T, D, H, W), if need be after ``reshape_transform``.
+        reshape_transform: brings activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid, and
+            the tokens that belong to no patch (class, registers), by running the network on a few noise images; also
+            for channels-last activations.
+        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd for such a path
+            only, with one warning; ``"autograd"``: always use autograd.
+        attention: ``"frozen"``: treat the weights of attention, and of every other softmax, as constants, as in
+            attention rollout and per-head decompositions: this explains how tokens move, not why; ``"exact"``: treat
+            them as functions of the activations, as autograd does.
+        max_bytes: bound on the temporary memory of a call besides the network's own; targets are processed in chunks
+            of at least one. None: all at once.
+
+    Raises:
+        TypeError: the model is not a module, or the target layers are not a list of modules or names.
+        ValueError: an unknown ``jacobian``, ``attention`` or ``reshape_transform``, no target layer, one that is not in
+            the network, or a DataParallel.
+    """
+
+    _linear = True
+    _of_heads_apart = True
+    _of_means = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        weights = run.sums(seeds, layer).contiguous()  # not a view of one image's numbers for all of them
+        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
+
+
+class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
+    """HiResCAM, ``sum_t d_t F_t`` position by position. Followed by a mean over positions, it equals Grad-CAM.
+
+    Draelos and Carin, arXiv 2011.08891. Arguments as for :class:`ClosedFormGradCAM`.
+    """
+
+    _linear = True
+    _of_heads_apart = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        maps = run.products(seeds, layer, activations, "channels")
+        return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return run.pullback(run.seeds([target]), layer)[:, 0] * run.activations(layer)
+
+
+class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
+    """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``, or 0 where that sum of F is 0.
+
+    Followed by a mean over positions, it equals Grad-CAM. Fu et al., arXiv 2008.02312. Arguments as for
+    :class:`ClosedFormGradCAM`.
+    """
+
+    _linear = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        products = run.products(seeds, layer, activations, "positions")
+        total = activations.flatten(2).sum(-1, dtype=products.dtype).unsqueeze(1)
+        weights = torch.where(total == 0, 0.0, products / total)
+        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale)
+
+
+class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
+    """Grad-CAM++, ``sum_t w_t F_t`` with ``w_t = sum_i relu(d_t,i) / (2 + d_t,i sum_j F_t,j)``.
+
+    Its weights are derived for ``exp(score)``; for a component or a margin the same formula is applied.
+    Chattopadhyay et al., arXiv 1710.11063, Eq. 19. Arguments as for :class:`ClosedFormGradCAM`.
+    """
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        pulled = run.pullback(seeds, layer)
+        grads = at_one(pulled).flatten(3)
+        same = pulled[0, 0, 0].numel() // grads.shape[3]
+        total = activations.flatten(2).sum(-1, dtype=grads.dtype).unsqueeze(1).unsqueeze(-1)
+        size = seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1)
+
+        def weights(signed: Tensor) -> Tensor:
+            rising = signed.relu()
+            return (rising / (rising * size).mul_(total).add_(2)).sum(-1) * same
+
+        of_target, of_opposite = weights(grads), weights(-grads)
+        maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
+        return Explained(maps, of_target, seeds.values, seeds.log_scale, opposite)
+
+
+class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
+    """LayerCAM, ``sum_t relu(d_t) F_t`` position by position.
+
+    Jiang et al., IEEE Transactions on Image Processing 30 (2021). Arguments as for :class:`ClosedFormGradCAM`.
+    """
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        rising, falling = _signs(run.pullback(seeds, layer))
+        maps, opposite = (summed(part, activations, "channels") for part in (rising, falling))
+        return Explained(maps, rising.flatten(3).sum(-1), seeds.values, seeds.log_scale, opposite)
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return run.pullback(run.seeds([target]), layer)[:, 0].relu() * run.activations(layer)
+
+
+class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
+    """Element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``.
+
+    Arguments as for :class:`ClosedFormGradCAM`.
+    """
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        grads = run.pullback(seeds, layer)
+        rising, falling = _signs(grads)
+        # relu(d F) = relu(d) relu(F) + relu(-d) relu(-F)
+        plus, minus = activations.relu(), (-activations).relu()
+        maps, opposite = (
+            summed(one, plus, "channels") + summed(other, minus, "channels")
+            for one, other in ((rising, falling), (falling, rising))
+        )
+        return Explained(maps, grads.flatten(3).sum(-1), seeds.values, seeds.log_scale, opposite)
+
+    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return (run.pullback(run.seeds([target]), layer)[:, 0] * run.activations(layer)).relu()
+
+
+def _signs(grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``relu(d)`` and ``relu(-d)``, which stay unexpanded where d is the same at all positions."""
+    return at_one(grads).relu().expand_as(grads), (-at_one(grads)).relu().expand_as(grads)
+
+
+class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
+    """ShapleyCAM, ``sum_t w_t F_t`` with ``w_t = sum_i (d - H F / 2)_t,i``, H the Hessian of the target.
+
+    The product H F is the derivative of the closed-form gradient along F; where path and head are linear it is 0 and
+    the map equals Grad-CAM's. Cai, arXiv 2501.06261. Arguments as for :class:`ClosedFormGradCAM`.
+    """
+
+    _of_means = True
+
+    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations = run.activations(layer)
+        with DualNumbers():
+            moved = run.along(layer, run.passed.activations[layer])
+            seeds = moved.seeds(targets)
+            sums = moved.sums(seeds, layer)
+            (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
+            weights, product = forward_ad.unpack_dual(sums)
+            if product is not None:
+                weights = weights - product / 2
+            if of_scale is not None:  # of the factor that was taken out
+                weights = weights - forward_ad.unpack_dual(sums).primal * of_scale.unsqueeze(-1).to(sums.dtype) / 2
+        return Explained(signed_maps(weights, activations), weights, values, log_scale)

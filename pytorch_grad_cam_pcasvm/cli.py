@@ -1,0 +1,341 @@
+"""The command line: fit a head on a folder of images, explain another folder, browse the maps, evaluate them."""
+
+import argparse
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from pytorch_grad_cam_pcasvm import cams
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.model.features import extract_features
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+
+_METHODS = {name: getattr(cams, name) for name in cams.__all__}
+
+# What messages call what is typed here.
+_TYPED = {
+    "skip_bad_images=True": "--skip-bad-images",
+    "verify=True": "--verify",
+    "another folder as out=": "another folder as --out",
+    "atlas.build(..., out=": "the atlas command (--out ",
+    "reshape_transform='tokens'": "--tokens",
+    "PCASVMNet(backbone, head, layer=..., pool=...)": "--features and --pool",
+}
+
+_RUN = "python -m pytorch_grad_cam_pcasvm"
+_EXAMPLE = f"""example:
+  {_RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
+  {_RUN} atlas --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out atlas
+  {_RUN} explore atlas --out explorer
+  {_RUN} evaluate --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out evaluation
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: the command-line arguments; None: those that Python was started with.
+
+    Returns:
+        The exit status: 0, or 2 on an error, or 130 if interrupted.
+    """
+    options = _parser().parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = _told  # type: ignore[assignment]
+        try:
+            options.run(options)
+        except KeyboardInterrupt:
+            print("stopped: finished work is kept; run the same command again to resume", file=sys.stderr)
+            return 130
+        # Whatever a library raises: who types a command is not helped by a traceback.
+        except Exception as error:
+            told = " ".join(str(error).split()) or type(error).__name__
+            for option, typed in _TYPED.items():
+                told = told.replace(option, typed)
+            print(f"error: {told}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_RUN,
+        description="Signed attention maps through a PCA and an SVM, for a folder of images.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[Any], None], text: str, example: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n  {_RUN} {name} {example}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=run)
+        return added
+
+    at = "--images photos/{} --backbone mobilenet_v2 --layer features"
+    fit = command("fit", _fit, "fit scaler, PCA and SVM on the features of a folder with one folder per class",
+                  at.format("train") + " --out head.safetensors")  # fmt: skip
+    _of_network(fit)
+    _of_reading(fit)
+    fit.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
+    fit.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
+    fit.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the head, .safetensors")
+    build = command("atlas", _atlas, "explain every image of a folder once, and keep the maps",
+                    at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
+    _of_network(build)
+    _of_reading(build)
+    _of_maps(build)
+    build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
+    build.add_argument("--method", default="ContributionCAM", choices=sorted(_METHODS), metavar="NAME",
+                       help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
+    build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
+    build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
+    build.add_argument("--skip-bad-images", action="store_true", help="list images that cannot be read, and continue")
+    build.add_argument("--verify", action="store_true", help="compare every image with what is there, not a sample")
+    evaluate = command("evaluate", _evaluate, "measure whether the maps can be believed, and write a report page",
+                       at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
+    _of_network(evaluate)
+    _of_maps(evaluate)
+    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the page and its JSON")
+    evaluate.add_argument("--method", action="append", choices=sorted(_METHODS), metavar="NAME",
+                          help="may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
+    evaluate.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
+    evaluate.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
+    evaluate.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    explore = command("explore", _explore, "write a page for browsing an atlas", "atlas --out explorer")
+    explore.add_argument("atlas", type=Path, help="folder of the atlas")
+    explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
+    explore.add_argument(
+        "--head", action="append", default=[], metavar="NAME=FILE", help="another head, selectable on the page"
+    )
+    explore.add_argument("--single-file", action="store_true", help="write one file, easy to send")
+    return parser
+
+
+def _of_maps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="from 'fit', Head.save or skops")
+    parser.add_argument("--tokens", action="store_true", help="for a transformer: find the grid of its patches")
+    begin = "the mean of the training images (default), if the head knows it, or zeros"
+    parser.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=f"for contributions: {begin}")
+
+
+def _of_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, or one folder per class")
+    parser.add_argument("--backbone", required=True, metavar="NAME", help="a torchvision name, or timm:NAME")
+    parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's own, downloaded)")
+    parser.add_argument("--layer", required=True, metavar="NAME", help="layer whose activations become maps")
+    parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
+    parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
+
+
+def _of_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch-size", type=int, default=64, help="images to read at a time (default: 64)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
+
+
+def _fit(options: Any) -> None:
+    from sklearn.base import clone
+    from sklearn.decomposition import PCA
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVC
+
+    from pytorch_grad_cam_pcasvm.data import Images
+
+    if options.components < 1:
+        raise ValueError("--components must be positive")
+    if options.out.suffix != ".safetensors":
+        raise ValueError(f"--out must end in .safetensors, got {options.out}")
+    if not options.out.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {options.out.parent}")
+    backbone, transform = _backbone(options)
+    images = Images(options.images, transform)
+    if images.names is None:
+        raise ValueError(f"{options.images} has no classes: give a folder with one folder of images for each class")
+    loader = DataLoader(images.data, batch_size=options.batch_size, num_workers=options.workers)
+    try:
+        features, numbers = extract_features(backbone, loader, options.features or options.layer, pool=_pool(options))
+    except OSError as error:  # which image was it?
+        bad = next((bad for row in range(len(images)) if (bad := images.read([row]).bad)), None)
+        if bad is None:
+            raise
+        ((row, why),) = bad.items()
+        raise OSError(f"{images.id(row)} cannot be read ({why}): mend or delete it") from error
+    if options.components > min(features.shape):
+        raise ValueError(
+            f"{len(features)} images with {features.shape[1]} features have fewer components: lower --components"
+        )
+    labels = [images.names[number] for number in numbers]
+    head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), SVC(kernel=options.kernel))
+    Head.of(head.fit(features, labels)).save(options.out)
+    counts = Counter(labels)
+    print(f"{len(counts)} classes: {', '.join(f'{name} {count}' for name, count in counts.items())}")
+    print(f"{options.out}: {options.components} components")
+    if (folds := min(5, *counts.values())) > 1:
+        score = cross_val_score(clone(head), features, labels, cv=folds).mean()
+        print(f"{score:.0%} correct in {folds}-fold cross-validation", end=", ")
+    print(f"{head.score(features, labels):.0%} on the images it was fitted on, which is no test")
+
+
+def _atlas(options: Any) -> None:
+    from pytorch_grad_cam_pcasvm import atlas
+
+    net, transform = _network(options)
+    store = atlas.build(
+        net,
+        options.images,
+        [options.layer],
+        options.out,
+        method=_METHODS[options.method],
+        transform=transform,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        engine=options.engine,
+        processes=options.processes,
+        skip_bad_images=options.skip_bad_images,
+        verify=options.verify,
+        **_options(options, _METHODS[options.method]),
+    )
+    print(store)
+    if store.labels is not None and store.head.classes_ is not None:
+        try:
+            print(f"{store.correct.mean():.1%} of the {len(store)} images are classified correctly")
+        except ValueError as error:  # the atlas is complete
+            print(f"whether they are classified correctly cannot be told: {error}")
+    if store.manifest["bad"]:
+        print(f"left out because they cannot be read: {', '.join(store.manifest['bad'])}")
+    print(f"browse it: {_RUN} explore {options.out}")
+
+
+def _evaluate(options: Any) -> None:
+    from pytorch_grad_cam_pcasvm import evaluation
+
+    for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    net, transform = _network(options)
+    names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
+    page = evaluation.report(
+        net,
+        options.images,
+        [options.layer],
+        {name: (_METHODS[name], _options(options, _METHODS[name])) for name in names},
+        out=options.out,
+        images=options.count,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        transform=transform,
+    )
+    print(f"open {page.resolve().as_uri()}")
+
+
+def _options(options: Any, method: type[ClosedFormCAM]) -> dict[str, Any]:
+    found = {"reshape_transform": "tokens"} if options.tokens else {}
+    return found | ({"baseline": options.baseline} if issubclass(method, WithBaseline) else {})
+
+
+def _explore(options: Any) -> None:
+    from pytorch_grad_cam_pcasvm import atlas
+
+    heads = {}
+    for given in options.head:
+        name, _, path = given.partition("=")
+        if not path:
+            raise ValueError(f"--head takes NAME=FILE, got {given!r}")
+        heads[name] = _head(Path(path))
+    page = atlas.load(options.atlas).to_html(options.out, heads=heads or None, single_file=options.single_file)
+    print(f"open {page.resolve().as_uri()}")
+
+
+def _network(options: Any) -> tuple[PCASVMNet, Callable[[Any], Any]]:
+    head = _head(options.head)  # before weights are downloaded
+    backbone, transform = _backbone(options)
+    return PCASVMNet(backbone, head, options.features or options.layer, pool=_pool(options)), transform
+
+
+def _pool(options: Any) -> str | None:
+    return None if options.pool == "none" else options.pool
+
+
+def _head(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no head {path}: make one with '{_RUN} fit', or net.head.save(path)")
+    if path.suffix != ".skops":
+        return Head.load(path)
+    try:
+        from skops import io
+    except ImportError as error:
+        raise ImportError("a head in a .skops file needs skops: pip install skops") from error
+    return io.load(path)
+
+
+def _backbone(options: Any) -> tuple[nn.Module, Callable[[Any], Any]]:
+    """Return a network in evaluation mode, and the transform that its weights were trained with."""
+    library, _, name = options.backbone.rpartition(":")
+    given = options.weights is not None
+    if library == "timm":
+        try:
+            import timm
+            from timm import data
+        except ImportError as error:
+            raise ImportError("timm:NAME needs timm: pip install timm") from error
+        net = timm.create_model(name, pretrained=not given, num_classes=0)
+        transform: Any = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
+    elif not library:
+        import torchvision
+
+        if name not in torchvision.models.list_models():
+            near = get_close_matches(name, torchvision.models.list_models(), n=1)
+            hint = f"did you mean {near[0]!r}? For" if near else "for"
+            raise ValueError(f"torchvision has no backbone {name!r}; {hint} one from timm: --backbone timm:{name}")
+        weights = torchvision.models.get_model_weights(name).DEFAULT
+        try:
+            net = torchvision.models.get_model(name, weights=None if given else weights)
+        except OSError as error:
+            raise OSError(f"the weights cannot be downloaded ({error}): give a file, --weights FILE") from error
+        transform = weights.transforms()
+    else:
+        raise ValueError(f"--backbone must be a torchvision name, or timm:NAME, got {options.backbone!r}")
+    if given:
+        state = _state(Path(options.weights))
+        try:
+            net.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{options.weights} has no weights of {name}: it begins with {next(iter(state), 'nothing')!r}, and "
+                f"{next(iter(net.state_dict()))!r} is expected"
+            ) from error
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return net.eval().to(device), transform
+
+
+def _state(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no weights file {path}")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _told(message: Any, category: Any, *where: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)

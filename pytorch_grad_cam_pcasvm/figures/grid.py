@@ -1,0 +1,183 @@
+"""The figure of maps: images, and the maps that explain their components and decisions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
+from pytorch_grad_cam_pcasvm.figures.layout import FONT, Layout
+from pytorch_grad_cam_pcasvm.figures.style import as_pictures, literal
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets import PCATarget
+
+MOST_COMPONENTS = 8  # of each head, where none are chosen
+
+
+def plot_maps(
+    images: Any,
+    maps: SignedMaps | Mapping[str, SignedMaps],
+    *,
+    rows: Sequence[Any] | None = None,
+    classes: Sequence[Any] | None = None,
+    components: int | Sequence[int] | None = None,
+    compare: bool | None = None,
+    overlay: bool = True,
+    signed: bool = False,
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw images and their maps, one image per row: input, P_b^+ and P_b^- of every component, other targets.
+
+    P_b^+ and P_b^- share one scale, whose bar ends at nu_b. For every other target the positive part is drawn; its bar
+    ends at the largest value. The target's value for the image is written above the maps. What does not fit the width
+    continues on another line of the same image.
+
+    Args:
+        images: pictures to draw under the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
+        maps: from ``explain``, or several by title: from several networks,
+            ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``, or methods, ``{"Grad-CAM": ..., "contributions": ...}``.
+        rows: a title for each image, e.g. its true class.
+        classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels. With
+            several maps, they apply to those that have this many classes.
+        components: which components: their numbers, from 0, or how many; None: at most the first 8. The figure says
+            how many there are.
+        compare: draw several maps on separate lines, with the same targets below each other; otherwise side by side.
+            None: if there are at least two maps and all have the same targets. Every picture keeps its own scale.
+        overlay: draw over the image (with pytorch-grad-cam's ``show_cam_on_image``), otherwise bare.
+        signed: one picture per target, from -nu (blue: lowers it) through 0 (white) to nu (red: raises it).
+        size: width and height of the figure in inches.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: images, maps, titles, classes or components do not belong together, compared maps have different
+            targets or images, or the size is too small.
+    """
+    groups = maps if isinstance(maps, Mapping) else {"": maps}
+    for title, group in groups.items():
+        check_maps(title, group, len(images))
+    pictures = as_pictures(images)
+    if rows is not None and len(rows) != len(pictures):
+        raise ValueError(f"{len(rows)} row titles for {len(pictures)} images: give one for each")
+    check_classes(classes, groups)
+    check_components(components, groups)
+    if compare is None:
+        targets = [list(group.targets) for group in groups.values()]
+        compare = all(len(each) > 1 and each == targets[0] for each in targets)
+    compare = compare and len(groups) > 1
+    blocks, notes = [], [_how_to_read(groups, signed)]
+    if compare:
+        _check_comparable(groups)
+        notes.append("Every scale ends at the number beside it.")
+    adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
+    if adding_up:
+        which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
+        others = (groups[title].remainder for title in adding_up)
+        tokens = " + class and register tokens" if any(r is not None and bool(r.any()) for r in others) else ""
+        notes.append(f"Sum of a map{tokens} + value at the baseline = the value above it{which}.")
+    for title, group in groups.items():
+        numbers, known = selected(group.targets, components)
+        blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]
+        shown = len({group.targets[k].component for k in numbers if isinstance(group.targets[k], PCATarget)})
+        if shown < known:
+            notes.append(f"{f'{title}: ' if title else ''}{shown} of {known} components are drawn.")
+            if components is None:
+                notes[-1] += f" components={known} draws all, components=[0, {known - 1}] the first and the last."
+    if not blocks:
+        raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
+    if compare:  # with equal widths they stand below each other
+        for same in zip(*([b for b in blocks if b.title == title] for title in groups), strict=True):
+            longest = max(block.longest for block in same)
+            for block in same:
+                block.longest = longest
+    layout = Layout.fitting(blocks, pictures.shape, [literal(title) for title in rows or ()], notes, size, compare)
+    with mpl.rc_context({"font.size": FONT}):
+        return layout.draw(pictures, overlay)
+
+
+def check_maps(title: str, group: SignedMaps, images: int) -> None:
+    """Raise a ValueError for maps of volumes or of another number of images."""
+    shape, named = tuple(group.maps.shape), f" ({title})" if title else ""
+    if len(shape) == 5:
+        raise ValueError(
+            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, but only pictures are drawn: choose "
+            f"one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, :, d]), and give that slice of "
+            "the images, shape (N, H, W)"
+        )
+    if len(shape) != 4 or shape[0] != images:
+        raise ValueError(
+            f"{images} images for maps of shape {shape}{named}: give the images that were explained, and maps of shape "
+            "(N, K, H, W)"
+        )
+
+
+def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
+    (title, first), *others = groups.items()
+    for other, group in others:
+        if list(group.targets) != list(first.targets):
+            raise ValueError(
+                f"{title!r} and {other!r} have different targets, {first.targets} and {group.targets}, and cannot be "
+                "compared: give every explain the same targets"
+            )
+        outputs = first.output, group.output
+        if all(isinstance(output, HeadOutput) for output in outputs) and outputs[0].head is outputs[1].head:
+            here, there = (output.features.cpu() for output in outputs)
+            if here.shape != there.shape or not torch.allclose(here, there, 1e-2, 1e-2 * float(here.abs().max())):
+                raise ValueError(
+                    f"{title!r} and {other!r} are of different images, or the network has changed: explain the same "
+                    "batch, or draw them side by side with compare=False"
+                )
+
+
+def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps]) -> None:
+    """Raise a ValueError if none of these maps has as many classes as there are names."""
+    known = sorted({len(labels) for group in groups.values() if (labels := labels_of(group.output)) is not None})
+    if classes is not None and known and len(classes) not in known:
+        raise ValueError(
+            f"{len(classes)} names for {' or '.join(map(str, known))} classes: give one for each, in the order of "
+            "classes_ (of a classifier: of its outputs)"
+        )
+
+
+def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
+    """Raise a ValueError for a choice of components that do not exist."""
+    if components is None or (_is_count(components) and components >= 0):
+        return
+    known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
+    if isinstance(components, bool | int | np.integer | str) or not known.issuperset(components):
+        of_these = f"these maps have components {sorted(known)}" if known else "these maps are of no components"
+        raise ValueError(
+            f"components must be a count, or numbers from 0 as in components=[0, 2], got {components!r}: {of_these}"
+        )
+
+
+def _is_count(components: Any) -> bool:
+    return isinstance(components, int | np.integer) and not isinstance(components, bool)
+
+
+def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
+    """Return which targets are drawn, components in the requested order, and how many components there are."""
+    component = {k: target.component for k, target in enumerate(targets) if isinstance(target, PCATarget)}
+    known = list(dict.fromkeys(component.values()))
+    if components is None or isinstance(components, int | np.integer):
+        wanted = known[: MOST_COMPONENTS if components is None else components]
+    else:
+        wanted = list(components)
+    drawn = iter(sorted((k for k in component if component[k] in wanted), key=lambda k: wanted.index(component[k])))
+    kept = [k for k in range(len(targets)) if k not in component or component[k] in wanted]
+    return [next(drawn) if k in component else k for k in kept], len(known)
+
+
+def _how_to_read(groups: Mapping[str, SignedMaps], signed: bool) -> str:
+    if signed:
+        return "Red raises the value above the map, blue lowers it."
+    of_components = [isinstance(target, PCATarget) for group in groups.values() for target in group.targets]
+    if not any(of_components):
+        return "Bright: raises the value above the map."
+    pair = "$P^+$ raises a component, $P^-$ lowers it: both on one scale, which ends at $\\nu$."
+    return pair if all(of_components) else f"{pair} Other maps: what raises the value above them."

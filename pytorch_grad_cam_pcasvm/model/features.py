@@ -1,0 +1,303 @@
+"""Features: the output of a layer of the backbone, flattened, for one batch or for a whole data loader."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.data import image_and_label, plain_tensor
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, uncompiled
+from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
+from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
+from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+
+
+def extract_features(
+    backbone: nn.Module,
+    loader: Iterable[Any],
+    layer: str | nn.Module | None = None,
+    *,
+    pool: Any = None,
+    as_numpy: bool = True,
+    progress: bool = True,
+) -> tuple[Any, Any]:
+    """Run a backbone over a data loader and collect the features to fit a scikit-learn head on.
+
+    The backbone runs in evaluation mode without gradients on the device of its parameters; its training flags are
+    restored afterwards. What follows ``layer`` is not run.
+
+    Args:
+        backbone: the network.
+        loader: yields ``(images, labels)`` batches, dicts with ``image`` and optionally ``label`` as in MONAI, or
+            ``images`` alone; images of shape (N, ...).
+        layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model
+            it may also name a field of the output, such as ``"last_hidden_state"``.
+        pool: how positions or tokens become one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
+            ``"gem"`` (or ``("gem", power)``) over positions, or over the patch tokens; ``"cls"``, the class token;
+            ``"cls+mean"``, both; or a function of the output.
+        as_numpy: return numpy arrays; otherwise tensors on the backbone's device.
+        progress: show a progress bar.
+
+    Returns:
+        Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
+        yields none. A column of labels, shape (N, 1), becomes (R,); several labels per image stay (R, C). Labels that
+        are not tensors, such as names, are always returned as an array.
+
+    Raises:
+        TypeError: the loader yields images that are not tensors, or whose dtype differs from the backbone's; or the
+            features are not a tensor.
+        ValueError: the loader is empty, its labels are not one per image, the backbone has no such layer, or the images
+            have a number of channels that it does not take; a dict without an image; an unknown pool, or one whose
+            tokens the output does not have.
+    """
+    backbone = backbone if layer is None else uncompiled(backbone)
+    source = FeatureSource.of(backbone, layer, pool)
+    device = device_of(backbone)
+    features: list[Tensor] = []
+    labels: list[Any] = []
+    with evaluating(backbone), torch.no_grad(), _loading():
+        for batch in tqdm(loader, desc="features", unit="batch", disable=not progress):
+            images, label = image_and_label(batch)
+            check_tensor(images, "images")
+            if label is not None:
+                labels.append(_column(label))
+            fits = not labels or (len(labels) == len(features) + 1 and labels[-1].shape[:1] == (len(images),))
+            if not fits:
+                raise ValueError(
+                    "the loader must yield one label for every image, or no labels at all; a data set of single images "
+                    "is not a loader: use DataLoader(data_set, batch_size=32)"
+                )
+            images = images.to(device)
+            output = features_of(backbone, source.at(backbone, images), images)
+            output = output.to(torch.promote_types(output.dtype, torch.float32))
+            features.append(output.cpu() if as_numpy else output)
+    if not features:
+        raise ValueError("the loader yielded no batch: there is nothing to extract features from")
+    stacked = torch.cat(features)
+    if as_numpy or not all(isinstance(label, Tensor) for label in labels):  # names: no tensor can hold them
+        arrays = [label.cpu().numpy() if isinstance(label, Tensor) else label for label in labels]
+        return stacked.numpy() if as_numpy else stacked, np.concatenate(arrays) if labels else None
+    return stacked, torch.cat([label.to(device) for label in labels]) if labels else None
+
+
+def _column(labels: Any) -> Any:
+    """Return the labels of a batch, those of shape (N, 1), as MedMNIST's, as (N,)."""
+    labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
+@dataclass(frozen=True, repr=False)
+class FeatureSource:
+    """Where the features come from, and how they are pooled.
+
+    Attributes:
+        layer: dotted name of a module; None: the backbone's own output.
+        field: name of a field of the output, if that is not a tensor.
+        pool: as for :func:`extract_features`, or a function of the output.
+        named: whether the pool is one of the package's, which take tokens; from an output with fields they take the
+            last hidden state.
+    """
+
+    layer: str | None = None
+    field: str | None = None
+    pool: Any = None
+    named: bool = False
+
+    def __repr__(self) -> str:
+        return repr(self.field or self.layer or "its output")
+
+    @staticmethod
+    def of(
+        backbone: nn.Module, layer: str | nn.Module | None, pool: Any = None, *, checked: bool = False
+    ) -> "FeatureSource":
+        """Return the source given by a layer or a field of the output, and a pool; ``checked``: no need to check it."""
+        if not checked:
+            check_pool(pool)
+        named = isinstance(pool, str | tuple)
+        # A configuration have those whose outputs have fields.
+        a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
+        if a_name and hasattr(backbone, "config"):
+            return FeatureSource(None, layer, pool, named)  # type: ignore[arg-type]
+        if checked and not isinstance(layer, nn.Module):
+            return FeatureSource(layer, None, pool, named)
+        return FeatureSource(layer_name(backbone, layer), None, pool, named)
+
+    def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
+        """Return the same source with the pool as a function, for images of the shape of x."""
+        if self.pool is None or callable(self.pool):
+            return self
+        whole = replace(self, pool=None)
+        layout = layout_of(
+            backbone,
+            lambda net, images: output_of(net, whole, images),
+            f"the output of {self}" if self.field or self.layer else "the backbone's output",
+            x,
+            fix="pass a function as pool, such as pool=lambda t: t[:, 0] for tokens (N, L, D)",
+            without="it is pooled already, so leave pool out, or name an earlier layer, as layer=",
+        )
+        return replace(self, pool=pool_of(self.pool, layout))
+
+    def of_output(self, output: Any) -> Any:
+        """Return the features (N, ...) for the layer's output."""
+        field = self.field
+        if field is None and self.named and not isinstance(output, Tensor):
+            field = "last_hidden_state"
+        if field is not None:
+            found = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
+            if found is None:
+                has = list(output) if isinstance(output, Mapping) else type(output).__name__
+                raise ValueError(f"the backbone has no layer {field!r}, and its output has no such field: it has {has}")
+            output = found
+        return output if self.pool is None else self.pool(output)
+
+
+def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
+    """Return the output of ``layer`` for a batch, shape (N, D): :func:`flatten` of :func:`output_of`."""
+    return flatten(output_of(backbone, layer, x))
+
+
+def output_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Any:
+    """Return the output of the first call of ``layer`` (None: the backbone) for a batch; what follows is not run."""
+    if isinstance(layer, FeatureSource):
+        return layer.of_output(output_of(backbone, layer.layer, x))
+    if layer is None:
+        with explained(backbone, x):
+            return backbone(x)
+    reached: list[Any] = []
+
+    def stop(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        reached.append(output)
+        raise Reached
+
+    try:
+        with hooked() as hooks, explained(backbone, x):
+            hooks.after(backbone.get_submodule(layer), stop)
+            backbone(x)
+    except Reached:
+        if not reached:  # that of a pass around this one
+            raise
+    if reached:  # also where a bare "except:" of the network's own kept the pass running
+        return reached[0]
+    raise ValueError(
+        f"the layer {layer!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
+        "layers cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
+    )
+
+
+class Reached(BaseException):
+    """Raised when the feature layer is reached; not an ``Exception``, which a network's own ``except`` might catch."""
+
+
+@contextmanager
+def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
+    """Say what is wrong with the images x if torch rejects them deep inside the backbone."""
+    try:
+        yield
+    # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
+    except RuntimeError as error:
+        dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), x.dtype)
+        if x.dtype != dtype and re.search(
+            "should be the same|same d(ata)?type|expected scalar type|not implemented for", str(error)
+        ):
+            if not x.is_floating_point():
+                raise TypeError(_NOT_FLOATING.format("images", x.dtype)) from error
+            fix = {torch.float32: "float()", torch.float64: "double()"}.get(dtype, f"to({dtype})")
+            has = f"the backbone's parameters are {dtype}, but the images {x.dtype}"
+            raise TypeError(f"{has}: use images.{fix}") from error
+        convolution = next((m for m in backbone.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+        channels = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+        if convolution and channels and x.dim() > 2:
+            expected, found = map(int, channels.groups())
+            if expected == convolution.in_channels and found == x.shape[1]:
+                raise ValueError(
+                    f"images have {found} channel{'s' if found > 1 else ''}, but the backbone's first convolution "
+                    f"takes {expected}: {_fix_of_channels(x, expected)}"
+                ) from error
+        raise
+
+
+def _fix_of_channels(x: Tensor, expected: int) -> str:
+    spatial = x.dim() - 2
+    if x.shape[-1] == expected:
+        order = (0, spatial + 1, *range(1, spatial + 1))
+        return f"the shape {tuple(x.shape)} has its channels last: use x.permute{order}"
+    if x.shape[1] == 1:
+        return f"use x.expand{(-1, expected, *[-1] * spatial)} or torchvision.transforms.Grayscale({expected})"
+    if expected == 1:
+        return "use x.mean(1, keepdim=True) or torchvision.transforms.Grayscale(1)"
+    return f"give it the {expected} channels it was trained on, such as x[:, :{expected}] for RGBA images"
+
+
+_NOT_FLOATING = "{} must have floating-point values, got {}: scale and normalise it as in training"
+
+
+def flatten(output: Any) -> Tensor:
+    """Return a layer's output, shape (N, ...), as rows of features, shape (N, D)."""
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"features must be one tensor, but the layer returns a {type(output).__name__}: name another layer, or one "
+            "of the output's fields, as layer='last_hidden_state', or pass pool=lambda output: output.pooler_output"
+        )
+    if output.dim() < 2:
+        raise ValueError(f"features must be rows (N, ...), but the layer's output has shape {tuple(output.shape)}")
+    return output.flatten(1)
+
+
+def checked_images(x: Any) -> Tensor:
+    """Return the input if it is a batch of images: finite floating-point values of shape (N, ...)."""
+    check_tensor(x, "input_tensor")
+    if not x.is_floating_point():
+        raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
+    if x.dim() == 3:
+        raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
+    if x.dim() < 2 or len(x) == 0:
+        raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
+    # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
+    if x.device.type == "cpu" and not all_finite(x):
+        raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
+    return plain_tensor(x)
+
+
+def all_finite(x: Tensor) -> bool:
+    """Return whether all values are finite; waits for the device."""
+    # A sum is one pass, and finite only if all its terms are; a large one may be infinite all the same.
+    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
+
+
+_TRANSFORM = (
+    "transform=torchvision.transforms.ToTensor(), or v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])"
+)
+
+
+def check_tensor(x: Any, name: str) -> None:
+    """Refuse what is not a tensor, with the way to make it one."""
+    if isinstance(x, Tensor):
+        return
+    one = next(iter(x), None) if isinstance(x, list | tuple) else x
+    hint = "use a DataLoader"
+    if isinstance(one, Image.Image):
+        hint = f"give the data set {_TRANSFORM}"
+    elif isinstance(one, Tensor):
+        hint = "use torch.stack(...)"
+    elif isinstance(x, np.ndarray):
+        hint = "use torch.from_numpy(...)"
+    raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}: {hint}")
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Say what is missing where a DataLoader cannot make a batch of PIL images."""
+    try:
+        yield
+    except TypeError as error:
+        if "default_collate" in str(error) and "PIL" in str(error):
+            raise TypeError(f"the loader cannot make a batch of PIL images: give its data set {_TRANSFORM}") from error
+        raise

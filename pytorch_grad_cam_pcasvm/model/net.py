@@ -1,0 +1,224 @@
+"""A backbone and its fitted head as one network: image to scores."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.head import HeadTrace
+from pytorch_grad_cam_pcasvm.model.features import FeatureSource, check_tensor, checked_images, features_of
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, refuse_parallel, uncompiled
+
+
+class HeadOutput(Tensor):
+    """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else the head computed on the way.
+
+    Iteration and integer indexing return rows (shape (C,)) that keep their own extras, so that a target can be called
+    on a row or on the batch; every other operation returns a plain tensor.
+
+    Attributes:
+        head: the head that computed it.
+        head_trace: features, then the output of every stage, each of shape (N, ...), rows (...).
+    """
+
+    head: Head
+    head_trace: HeadTrace
+
+    @staticmethod
+    def of(head: Head, trace: HeadTrace) -> "HeadOutput":
+        """Return the output for a trace of ``head``, with N rows or just one."""
+        return HeadOutput._with(head.scores(trace), head, trace)
+
+    @staticmethod
+    def _with(scores: Tensor, head: Head, trace: HeadTrace) -> "HeadOutput":
+        output = scores.as_subclass(HeadOutput)
+        output.head, output.head_trace = head, trace
+        return output
+
+    @property
+    def features(self) -> Tensor:
+        """The features q, shape (N, D), in the head's precision."""
+        return self.head_trace.values[0]
+
+    @property
+    def components(self) -> Tensor | None:
+        """The components p, shape (N, B), or None without a reduction."""
+        position = self.head.component_position
+        return None if position is None else self.head_trace.values[position]
+
+    @property
+    def decision(self) -> Tensor | None:
+        """The decision values, shape (N, P), or None without an SVM."""
+        position = self.head.decision_position
+        return None if position is None else self.head_trace.values[position]
+
+    @property
+    def margins(self) -> Tensor | None:
+        """The margin of each class, which maps explain, shape (N, C), or None without an SVM.
+
+        For one-vs-one it is the sum of a class's signed pairwise decisions, otherwise the score.
+        """
+        return None if self.decision is None else self.head.voting.margins(self.decision)
+
+    def labels(self) -> np.ndarray:
+        """Return the fitted estimator's predictions for the rows, shape (N,), or a single label for one row."""
+        if self.dim() == 1 and self.head.decision_position is not None:
+            return self.head.labels(self.head_trace.rows(None))[0]
+        return self.head.labels(self.head_trace)
+
+    def rows(self, index: Any) -> "HeadOutput":
+        """Return some rows, with their extras."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, self.head_trace.rows(index))
+
+    @staticmethod
+    def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
+        """Return the rows of several outputs of one head as one output, without what pullbacks have saved."""
+        values = [torch.cat(parts) for parts in zip(*(o.head_trace.values for o in outputs), strict=True)]
+        return HeadOutput.of(outputs[0].head, HeadTrace(values, []))
+
+    def moved(self, device: Any) -> "HeadOutput":
+        """Return the output on another device; its head stays where it is."""
+        parts = (self.head_trace.values, self.head_trace.saved)
+        trace = HeadTrace(*tree_map_only(Tensor, lambda tensor: tensor.to(device), parts))
+        return HeadOutput._with(self.as_subclass(Tensor).to(device), self.head, trace)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return one row with its extras for an integer, otherwise a plain tensor."""
+        if isinstance(index, int | np.integer) and self.dim() == 2:
+            return self.rows(int(index))
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Iterate over the rows, each with its extras."""
+        return (self[index] for index in range(len(self)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "HeadOutput":
+        """Copy the scores with their extras, where torch can copy tensors (those without a graph)."""
+        parts = (self.as_subclass(Tensor), self.head, self.head_trace)
+        return HeadOutput._with(*(copy.deepcopy(part, memo) for part in parts))  # type: ignore[arg-type]
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return plain tensors from every operation."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, HeadOutput):  # .cpu() where there is nothing to do
+                result = result.as_subclass(Tensor)
+        if func in _SOFTMAX and args and isinstance(args[0], HeadOutput):
+            # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
+            result.head, result.head_trace = args[0].head, args[0].head_trace
+        return result
+
+
+_SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
+
+
+class PCASVMNet(nn.Module):
+    """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
+
+    The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works, and what follows
+    ``layer`` is not run. ``torch.compile(net)`` gives the same scores.
+
+    Args:
+        backbone: the network that the features came from. For a compiled one, the module that was compiled is used:
+            hooks, layers and maps need the modules themselves.
+        head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted
+            estimators in order, or a :class:`Head`.
+        layer: a module of the backbone, or its dotted name, whose output, flattened from dim 1, is what the head was
+            fitted on; None: the backbone's own output. For a Hugging Face model it may also name a field of the output,
+            such as ``"last_hidden_state"``.
+        pool: how positions or tokens become one row of features, as for :func:`extract_features`.
+
+    Raises:
+        TypeError: the backbone is not a module, or the head is not made of estimators.
+        ValueError: the backbone has no such layer, or is a DataParallel, the head is empty, or the pool is unknown.
+        NotFittedError: an estimator is not fitted.
+        NoClosedFormError: an estimator has no closed-form Jacobian.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, head: Any, layer: str | nn.Module | None = None, *, pool: Any = None
+    ) -> None:
+        super().__init__()
+        if not isinstance(backbone, nn.Module):
+            raise TypeError(f"the backbone must be a torch.nn.Module, got {type(backbone).__name__}")
+        refuse_parallel(backbone)
+        self.backbone = uncompiled(backbone)
+        self.head = Head.of(head).to(device_of(backbone))
+        source = FeatureSource.of(self.backbone, layer, pool)
+        self.layer: Any = source.field or source.layer
+        self.pool = pool
+        self._warned_of_training = False
+
+    def forward(self, x: Tensor) -> HeadOutput:
+        """Return the scores of a batch.
+
+        Args:
+            x: input, shape (N, ...).
+
+        Returns:
+            Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). For a
+            head without a classifier, the output of its last stage: the components, shape (N, B).
+
+        Raises:
+            TypeError: the input is not a tensor.
+        """
+        check_tensor(x, "images")
+        self._warn_of_training()
+        backbone, source = self.feature_source(x)
+        return self.of_features(features_of(backbone, source, x))
+
+    def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
+        """Return the current backbone and where its features come from, with a pool for images like x."""
+        backbone = uncompiled(self.backbone)
+        source = FeatureSource.of(backbone, self.layer, self.pool, checked=True)
+        return backbone, source if x is None else source.at(backbone, x)
+
+    def of_features(self, features: Tensor) -> HeadOutput:
+        """Return the scores for features, shape (N, D)."""
+        if not torch.compiler.is_compiling():
+            self.head.tell_of_fit()
+        return HeadOutput.of(self.head, self.head(features))
+
+    def predict(self, x: Tensor) -> np.ndarray:
+        """Return the labels of a batch, as from ``head.predict`` (components without a classifier).
+
+        Args:
+            x: input, shape (N, ...).
+
+        Returns:
+            Labels, shape (N,), of the dtype of ``classes_``.
+
+        Raises:
+            TypeError: the input is not a floating-point tensor.
+            ValueError: it is not a batch, or has NaN or infinite values.
+        """
+        x = checked_images(x)
+        with evaluating(self), torch.no_grad():
+            return self(x).labels()
+
+    def _warn_of_training(self) -> None:
+        """Say once that a net in training mode gives other scores than the head was fitted for."""
+        if self._warned_of_training or not self.backbone.training or torch.compiler.is_compiling():
+            return
+        random = [m for m in self.backbone.modules() if m.training and _differs_in_training(m)]
+        if random:
+            self._warned_of_training = True
+            warn(
+                f"the backbone is in training mode, in which its {type(random[0]).__name__} gives different features "
+                "from those the head was fitted on: call net.eval()",
+                UserWarning,
+            )
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd) or (
+        "Drop" in type(module).__name__ and not isinstance(module, nn.Identity)
+    )

@@ -1,0 +1,1 @@
+"""What a call changes for as long as it runs."""

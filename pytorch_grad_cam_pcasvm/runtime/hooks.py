@@ -1,0 +1,67 @@
+"""Hooks that serve one thread and are removed again."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+
+
+class Hooks:
+    """Forward hooks on modules that may also be running in other threads, whose passes they leave alone."""
+
+    def __init__(self, rollback: Rollback) -> None:
+        self._thread = threading.get_ident()
+        self._rollback = rollback
+
+    def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Call ``hook(module, args, kwargs)`` before the module runs."""
+
+        def run(*args: Any) -> None:
+            if threading.get_ident() == self._thread:
+                hook(*args)
+
+        self._rollback.note(_remove, run, module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+        module.register_forward_pre_hook(run, with_kwargs=True)
+
+    def after(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> None:
+        """Call ``hook(module, args, kwargs, output)`` after the module runs; it may return another output."""
+
+        def run(*args: Any) -> Any:
+            return hook(*args) if threading.get_ident() == self._thread else None
+
+        self._rollback.note(_remove, run, module._forward_hooks, module._forward_hooks_with_kwargs)
+        module.register_forward_hook(run, with_kwargs=True, prepend=prepend)
+
+    def before_scripted(self, hook: Callable[..., None]) -> None:
+        """Call ``hook(module, args)`` before any scripted module runs, as these take no hooks of their own."""
+
+        def run(module: nn.Module, args: Any) -> None:
+            if isinstance(module, torch.jit.ScriptModule) and threading.get_ident() == self._thread:
+                hook(module, args)
+
+        self._rollback.note(_remove, run, torch_module._global_forward_pre_hooks)
+        torch_module.register_module_forward_pre_hook(run)
+
+
+@contextmanager
+def hooked() -> Iterator[Hooks]:
+    """Yield hooks that are removed at the end.
+
+    Yields:
+        The hooks.
+    """
+    with Rollback() as rollback:
+        yield Hooks(rollback)
+
+
+def _remove(run: Any, hooks: dict[int, Any], *others: dict[int, Any]) -> None:
+    """Remove a hook from where torch keeps it; by itself, as an interrupt may come before its handle does."""
+    for number in [number for number, hook in hooks.copy().items() if hook is run]:
+        for kept in (*others, hooks):
+            kept.pop(number, None)

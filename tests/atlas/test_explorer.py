@@ -1,0 +1,906 @@
+"""The explorer: what the page computes against Python, in headless Chromium, and what must never happen in it."""
+
+import base64
+import fcntl
+import itertools
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.decomposition import PCA
+from sklearn.kernel_approximation import Nystroem
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+pytest.importorskip("pyarrow")
+
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ClosedFormLayerCAM,
+    ContributionCAM,
+    PCASVMNet,
+    PCATarget,
+    SVMTarget,
+    atlas,
+    extract_features,
+    recombined,
+)
+from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
+from pytorch_grad_cam_pcasvm.atlas.explorer.contents import SAVED, decided
+from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text, packed
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, rows_of_points
+from pytorch_grad_cam_pcasvm.cams.recombine import tail_of
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.stages import KernelMap
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+COUNT, COMPONENTS = 60, 4
+HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(2)>", "a\u2028b & \"c\" 'd' __proto__"]
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+
+# --- a browser, spoken to through a pipe ------------------------------------------------------------------------------
+
+
+class Browser:
+    """Headless Chromium by its debugging protocol."""
+
+    def __init__(self, profile: Path, *options: str) -> None:
+        command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+        command += [f"--user-data-dir={profile}", "--disable-dev-shm-usage", "--no-first-run", *options, "about:blank"]
+        ends = [*os.pipe(), *os.pipe()]
+        # The protocol reads from descriptor 3 and writes to 4, which may be other files here.
+        to_browser, write, read, from_browser = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
+
+        def moved() -> None:
+            os.dup2(to_browser, 3)
+            os.dup2(from_browser, 4)
+
+        self.process = subprocess.Popen(command, preexec_fn=moved, close_fds=False, stderr=subprocess.DEVNULL)
+        for end in (*ends, to_browser, from_browser):
+            os.close(end)
+        self.write, self.read, self.numbers, self.buffer = write, read, itertools.count(1), b""
+        self.events: list[dict[str, Any]] = []
+        self.session: str | None = None
+
+    def call(self, method: str, **params: Any) -> Any:
+        number = next(self.numbers)
+        message = {"id": number, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._message()
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def _message(self) -> Any:
+        while b"\0" not in self.buffer:
+            assert select.select([self.read], [], [], 60)[0], "the browser does not answer"
+            part = os.read(self.read, 2**20)
+            assert part, "the browser has gone"
+            self.buffer += part
+        message, self.buffer = self.buffer.split(b"\0", 1)
+        return json.loads(message)
+
+    def open(self, url: str, width: int = 1400) -> "Browser":
+        """Open a page in a new tab, and wait until it can be asked."""
+        self.session, self.events = None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Page.navigate", url=url)
+        for _ in range(200):
+            if self.run(
+                "location.href !== 'about:blank' && document.readyState === 'complete' && Boolean(window.atlas)"
+            ):
+                break
+            time.sleep(0.05)
+        self.run("atlas.ready.then(() => true, () => false)")
+        return self
+
+    def run(self, code: str) -> Any:
+        """Return what an expression, or what it promises, is."""
+        result = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def wait(self, code: str) -> None:
+        """Wait until an expression is true."""
+        for _ in range(200):
+            if self.run(code):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"never: {code}")
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    @property
+    def requests(self) -> list[str]:
+        return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
+
+    @property
+    def complaints(self) -> list[Any]:
+        """Errors and warnings of the console, and exceptions."""
+        logged = [e["params"]["entry"] for e in self.events if e.get("method") == "Log.entryAdded"]
+        said = [e["params"] for e in self.events if e.get("method") == "Runtime.consoleAPICalled"]
+        thrown = [e["params"] for e in self.events if e.get("method") == "Runtime.exceptionThrown"]
+        return [entry for entry in logged + said if entry.get("level", entry.get("type")) != "info"] + thrown
+
+    def close(self) -> None:
+        self.session = None
+        os.close(self.write)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.read)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+# --- atlases ----------------------------------------------------------------------------------------------------------
+
+
+class Blobs(Dataset[Any]):
+    """Pictures with a bright corner, another one for every class."""
+
+    def __init__(self, classes: int, names: list[str] | None = None) -> None:
+        generator = torch.Generator().manual_seed(classes)
+        self.labels = [row % classes for row in range(COUNT)]
+        self.images = 0.5 * torch.rand(COUNT, 3, 24, 32, generator=generator)
+        for row, label in enumerate(self.labels):
+            self.images[row, :, 10 * (label // 2) :, 14 * (label % 2) :][:, :10, :14] += 0.3
+        if names:
+            self.classes = names
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return self.images[row], self.labels[row]
+
+
+def network(classes: int, names: list[str] | None, head: Any = None) -> tuple[PCASVMNet, Blobs]:
+    torch.manual_seed(0)
+    data = Blobs(classes, names)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 5, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 5 * 7, 12), nn.ReLU())
+    backbone.eval()
+    features = extract_features(backbone, torch.utils.data.DataLoader(data, 16), progress=False)[0]
+    fitted = head or make_pipeline(StandardScaler(), PCA(COMPONENTS), SVC())
+    return PCASVMNet(backbone, fitted.fit(features, data.labels)), data
+
+
+def built(folder: Path, classes: int, method: Any, names: list[str] | None = None, head: Any = None) -> atlas.Atlas:
+    net, data = network(classes, names, head)
+    return atlas.build(net, data, ["1"], folder, method=method, shard_size=32, progress=False)
+
+
+def heads_of(store: atlas.Atlas) -> dict[str, Any]:
+    """Return heads of every kind that the page computes, on the components of an atlas."""
+    p, y = store.components, store.labels
+    assert y is not None
+    fitted: dict[str, Any] = {
+        "linear": SVC(kernel="linear"),
+        "rbf": SVC(),
+        "far": SVC(gamma=3000.0),
+        "poly": SVC(kernel="poly", coef0=1.0),
+        "sigmoid": SVC(kernel="sigmoid", gamma=0.05),
+        "scaled": make_pipeline(StandardScaler(), MinMaxScaler(), SVC(gamma=2.0)),
+        "linear decision": make_pipeline(StandardScaler(), LinearSVC()),
+        "one vs rest": OneVsRestClassifier(make_pipeline(StandardScaler(), SVC())),
+        "one vs one": OneVsOneClassifier(SVC(kernel="poly", degree=2)),
+        "calibrated": CalibratedClassifierCV(SVC(), cv=2),
+        "regressor": SVR(),
+        "one class": OneClassSVM(gamma=0.1),
+    }
+    # At a support vector itself a narrow kernel has no slope: this one knows only rows that are not asked for.
+    known = np.isin(np.arange(COUNT) % 10, [2, 3, 4, 5])
+    return {name: head.fit(p[known], y[known]) if name == "far" else head.fit(p, y) for name, head in fitted.items()}
+
+
+@pytest.fixture(scope="session", params=[2, 3], ids=lambda n: f"{n} classes")
+def classes(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="session", params=[ContributionCAM, ClosedFormGradCAM], ids=["contributions", "gradient"])
+def opened(
+    request: pytest.FixtureRequest, classes: int, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, dict[str, Any], Path]:
+    """An atlas, heads on its components, and its page."""
+    folder = tmp_path_factory.mktemp("atlas")
+    store = built(folder / "atlas", classes, request.param)
+    heads = heads_of(store)
+    return store, heads, write_page(store, folder / "page", heads=heads)
+
+
+class FakeStore:
+    """An atlas of made-up numbers: as much of its interface as the explorer uses."""
+
+    def __init__(self, rows: int, components: int = 3, shape: tuple[int, ...] = (7, 7), classes: int = 3) -> None:
+        rng = np.random.default_rng(0)
+        self.labels = rng.integers(classes, size=rows)
+        centres = 4 * rng.normal(size=(classes, components))
+        self.components = centres[self.labels] + rng.normal(size=(rows, components))
+        fitted = SVC().fit(self.components[:1000], self.labels[:1000])
+        pca = PCA(components).fit(rng.normal(size=(50, components + 1)))
+        self.head = Head.of([pca, fitted])
+        self.predictions = fitted.predict(self.components[:1]).repeat(rows)
+        self.ids = [str(row) for row in range(rows)]
+        self.manifest = {"method": "ContributionCAM", "adds_up": True, "linear": True, "classes": None, "versions": {}}
+        self.manifest |= {"target_layer": "features.2", "backbone": "CNN"}
+        self.baseline_values, self.remainder = np.zeros((rows, components)), None
+        self.log_scale = np.zeros((rows, components))
+        self.count, self.shape = components, shape
+        noise = rng.integers(0, 255, size=(64, 12, 12, 3), dtype=np.uint8)
+        self.pictures = [self._webp(pixels) for pixels in noise]
+
+    @staticmethod
+    def _webp(pixels: np.ndarray) -> bytes:
+        with tempfile.SpooledTemporaryFile() as file:
+            Image.fromarray(pixels).resize((96, 96)).save(file, "WEBP")
+            file.seek(0)
+            return file.read()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def names(self, values: Any) -> list[str]:
+        return [f"class {value}" for value in values]
+
+    def maps(self, rows: Any) -> SignedMaps:
+        generator = torch.Generator().manual_seed(int(rows[0]))
+        maps = torch.randn(len(rows), self.count, *self.shape, generator=generator)
+        of_rows = {
+            "values": self.components,
+            "log_scale": self.log_scale,
+            "baseline_values": self.baseline_values,
+            "remainder": self.remainder,
+        }
+        tensors: dict[str, Any] = {
+            name: None if array is None else torch.from_numpy(array[rows]) for name, array in of_rows.items()
+        }
+        targets = [PCATarget(b) for b in range(self.count)]
+        weights = torch.zeros(len(rows), self.count, 0)
+        return SignedMaps(
+            maps=maps, weights=weights, nu=largest(maps), targets=targets, output=None, linear=True, **tensors
+        )
+
+    def thumbnails(self, rows: Any) -> list[bytes]:
+        return [self.pictures[row % len(self.pictures)] for row in rows]
+
+    def mean_maps(self, by: Any = None) -> Any:
+        groups, counts = np.unique(by, return_counts=True)
+        mean = SimpleNamespace(groups=groups.tolist(), counts=counts, maps=np.ones((len(groups), *self.shape)))
+        return [mean] * self.components.shape[1]
+
+
+# --- the machine as data, without a browser ---------------------------------------------------------------------------
+
+
+def unpacked(array: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(array["base64"]), np.dtype(array["type"])).reshape(array["shape"])
+
+
+def kernel_values(kernel: dict[str, Any], x: np.ndarray, points: np.ndarray) -> np.ndarray:
+    if kernel["name"] == "linear":
+        return x @ points.T
+    if kernel["name"] == "rbf":
+        return np.exp(-kernel["gamma"] * ((x[:, None] - points) ** 2).sum(-1))
+    z = kernel["gamma"] * (x @ points.T) + kernel["coef0"]
+    return np.tanh(z) if kernel["name"] == "sigmoid" else z ** kernel["degree"]
+
+
+def decisions(data: dict[str, Any], p: np.ndarray) -> np.ndarray:
+    """Return the decision values (R, P) of a machine's data, slowly and from its definition."""
+    found = np.full((len(p), data["outputs"]), np.nan)
+    for machine in data["machines"]:
+        first = machine["first"]
+        if machine["kind"] == "linear":
+            weight = unpacked(machine["weight"])
+            found[:, first : first + len(weight)] = p @ weight.T + unpacked(machine["bias"])
+            continue
+        affine, kernel, points = machine["affine"], machine["kernel"], unpacked(machine["points"])
+        x = p if affine is None else p @ unpacked(affine["matrix"]).T + unpacked(affine["offset"])
+        values = kernel_values(kernel, x, points)
+        intercept, dual = unpacked(machine["intercept"]), unpacked(machine["dual"])
+        total, i = np.tile(intercept, (len(p), 1)), 0
+        for group in machine["groups"]:
+            for _ in range(group["count"]):
+                for r, decision in enumerate(group["decisions"]):
+                    total[:, decision] += dual[r, i] * values[:, i]
+                i += 1
+        found[:, first : first + len(intercept)] = total
+    return found
+
+
+def clouds(classes: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(classes)
+    labels = np.arange(90) % classes
+    return rng.normal(size=(90, 3)) + 1.2 * rng.normal(size=(classes, 3))[labels], labels
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "poly", "sigmoid"])
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_data_of_a_kernel_machine_gives_scikit_learns_decisions(kernel: str, classes: int) -> None:
+    p, labels = clouds(classes)
+    fitted = make_pipeline(StandardScaler(), SVC(kernel=kernel, coef0=0.5, decision_function_shape="ovo"))
+    fitted.fit(p, labels)
+    data = machine_data(Head.of(fitted.steps[1][1]), p)  # without the scaler, as fitted on components
+    scaled = fitted[0].transform(p)
+    expected = fitted[1].decision_function(scaled).reshape(len(p), -1)
+    np.testing.assert_allclose(decisions(data, scaled), expected, atol=1e-9)
+    whole = machine_data(Head.of(fitted), p)
+    assert whole["machines"][0]["affine"] is not None
+    np.testing.assert_allclose(decisions(whole, p), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("name", ["decision", "rest", "one", "calibrated", "regressor", "one class"])
+def test_data_of_other_machines_gives_scikit_learns_decisions(name: str, classes: int) -> None:
+    p, labels = clouds(classes)
+    fitted: Any = {
+        "decision": make_pipeline(MinMaxScaler(), StandardScaler(), LinearSVC()),
+        "rest": OneVsRestClassifier(make_pipeline(StandardScaler(), SVC())),
+        "one": OneVsOneClassifier(SVC(kernel="poly")),
+        "calibrated": CalibratedClassifierCV(SVC(decision_function_shape="ovo"), cv=2),
+        "regressor": SVR(),
+        "one class": OneClassSVM(),
+    }[name].fit(p, labels)
+    found = decisions(machine_data(Head.of(fitted), p), p)
+    if name == "calibrated":
+        members = [each.estimator for each in fitted.calibrated_classifiers_]
+        expected = np.concatenate([each.decision_function(p).reshape(len(p), -1) for each in members], 1)
+    elif name == "one":
+        members = fitted.estimators_
+        expected = (1 if classes == 2 else -1) * np.stack([each.decision_function(p) for each in members], 1)
+    elif name == "regressor":
+        expected = fitted.predict(p)[:, None]
+    else:
+        expected = fitted.decision_function(p).reshape(len(p), -1)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_seeds_are_those_of_the_targets() -> None:
+    p, labels = clouds(4)
+    tail = Head.of(SVC().fit(p, labels))
+    data = machine_data(tail, p)
+    values = tail(torch.from_numpy(p)).values[-1]
+    for category, row in enumerate(data["margins"]):
+        found = sum(factor * values[:, int(position)] for position, factor in row)
+        torch.testing.assert_close(found, tail.voting.margins(values)[:, category])
+    assert data["pairs"] == [[[position, 1.0]] for position in range(6)]
+
+
+def test_a_step_that_is_not_affine_is_said_to_be_beyond_the_page() -> None:
+    p, labels = clouds(3)
+    fitted = make_pipeline(Nystroem(n_components=8), LinearSVC()).fit(p, labels)
+    assert KernelMap.__name__ in machine_data(Head.of(fitted), p)["reason"]
+    clipped = make_pipeline(MinMaxScaler(clip=True), SVC()).fit(p, labels)
+    assert "not affine" in machine_data(Head.of(clipped), p)["reason"]
+
+
+def test_support_vectors_are_found_among_the_rows() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(500, 4))
+    points = np.concatenate([rows[[7, 400, 7]] + 1e-6, rng.normal(size=(2, 4)) + 9])
+    assert rows_of_points(points, rows).tolist() == [7, 400, 7, -1, -1]
+    assert rows_of_points(points, rows[:0]).tolist() == [-1] * 5
+
+
+def test_heads_on_other_components_are_refused(tmp_path: Path) -> None:
+    store = FakeStore(20)
+    wrong = SVC().fit(np.random.default_rng(0).normal(size=(10, 5)), [0, 1] * 5)
+    with pytest.raises(ValueError, match="head 'mine': the head takes 5 components, but there are maps of 3"):
+        write_page(store, tmp_path / "page", heads={"mine": wrong})
+    assert not (tmp_path / "page").exists()
+
+
+def test_the_tail_of_a_head_is_what_is_behind_its_components() -> None:
+    p, labels = clouds(2)
+    whole = Head.of(make_pipeline(StandardScaler(), PCA(2), SVC()).fit(p, labels))
+    tail = tail_of(whole, 2, whole, 3)
+    assert tail is not None
+    assert len(tail.stages) == 1
+    assert tail_of(Head(list(whole.stages)[:2]), 2, whole, 3) is None
+
+
+def test_what_heads_say_of_rows_is_what_scikit_learn_says() -> None:
+    p, labels = clouds(4)
+    fitted = SVC(break_ties=True).fit(p, labels)
+    found = decided(Head.of(fitted), p)
+    ranking = fitted.decision_function(p)
+    assert (found["predictions"] == fitted.predict(p)).all()
+    assert (np.stack([found["first"], found["second"]], 1) == np.argsort(-ranking)[:, :2]).all()
+
+
+def test_json_stays_inside_its_script() -> None:
+    text = json_text({"</script>": "\u2028<!--&"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"</script>": "\u2028<!--&"}
+    with pytest.raises(ValueError, match="JSON"):
+        json_text(float("nan"))
+    with pytest.raises(TypeError, match="int64"):
+        packed(np.arange(3))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="not empty"):
+        write_page(FakeStore(5), tmp_path)
+    (tmp_path / "thesis.html").write_text("<p>mine</p>")
+    with pytest.raises(FileExistsError, match="not an explorer"):
+        write_page(FakeStore(5), tmp_path / "thesis.html", single_file=True)
+    with pytest.raises(FileExistsError, match="is a file"):
+        write_page(FakeStore(5), tmp_path / "thesis.txt")
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_an_earlier_page_is_replaced(tmp_path: Path) -> None:
+    page = write_page(FakeStore(300), tmp_path / "page")
+    (tmp_path / "page" / "notes.txt").write_text("mine")
+    assert page == tmp_path / "page" / "index.html"
+    assert len(list(page.parent.glob("data/pictures-*.js"))) == 10
+    page.unlink()  # as after a run that was stopped
+    write_page(FakeStore(5), tmp_path / "page")
+    assert page.is_file()
+    assert len(list(page.parent.glob("data/pictures-*.js"))) == 1
+    assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
+
+
+def test_one_file_has_a_name_or_a_folder(tmp_path: Path) -> None:
+    assert write_page(FakeStore(5), tmp_path / "a.html", single_file=True) == tmp_path / "a.html"
+    assert write_page(FakeStore(5), tmp_path / "a.html", single_file=True) == tmp_path / "a.html"
+    (tmp_path / "link.html").symlink_to("a.html")
+    assert write_page(FakeStore(6), tmp_path / "link.html", single_file=True) == tmp_path / "link.html"
+    assert (tmp_path / "link.html").is_symlink()
+    assert write_page(FakeStore(5), tmp_path / "b", single_file=True) == tmp_path / "b" / "index.html"
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["index.html"]
+
+
+def test_volumes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"volumes \(4, 5, 6\).*slices"):
+        write_page(FakeStore(5, shape=(4, 5, 6)), tmp_path / "page")
+
+
+def test_a_page_that_cannot_be_finished_leaves_none(tmp_path: Path) -> None:
+    store = FakeStore(300)
+    store.thumbnails = lambda rows: 1 / 0  # type: ignore[assignment, return-value]
+    for name, single in (("page", False), ("page.html", True)):
+        with pytest.raises(ZeroDivisionError):
+            write_page(store, tmp_path / name, single_file=single)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page"]
+    assert not (tmp_path / "page" / "index.html").exists()
+
+
+def test_the_sources_ask_nobody_and_evaluate_nothing() -> None:
+    folder = Path(sys.modules[write_page.__module__].__file__ or "").parent
+    sources = {path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".js", ".css", ".html")}
+    assert len(sources) > 5
+    for name, text in sources.items():
+        for word in (
+            "http:",
+            "https:",
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "eval(",
+            "@import",
+        ):
+            assert word not in text, f"{word} in {name}"
+        assert " style=" not in text, f"an inline style in {name}"
+        assert "</script" not in text or name == "index.html"
+        assert " onclick=" not in text
+
+
+# --- in the browser ---------------------------------------------------------------------------------------------------
+
+
+def asked(browser: Browser, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the page explains for several questions: {row, head, category, versus}."""
+    return browser.run(f"""Promise.all({json.dumps(questions)}.map(async (question) => {{
+        const found = await atlas.explain(question.row, question);
+        return {{...found, map: found.map && Array.from(found.map), seed: null,
+                 gradient: null, factors: null, parts: found.parts && Array.from(found.parts)}};
+    }}))""")
+
+
+def compared(store: Any, head: Any, target: SVMTarget, row: int, found: dict[str, Any]) -> None:
+    """Hold an answer of the page against Python's."""
+    expected = store.explain([row], [target], head=head)
+    value, nu, log_scale = (float(getattr(expected, name)[0, 0]) for name in ("values", "nu", "log_scale"))
+    top = max(1.0, abs(value))
+    assert abs(found["value"] - value) <= 1e-6 * top
+    if nu == 0:
+        assert found["nu"] < 1e-38  # the page computes in double precision
+        return
+    assert abs(np.log(found["nu"] / nu) + found["logScale"] - log_scale) < 1e-3
+    shown, reference = np.array(found["map"]) / found["nu"], expected.maps[0, 0].flatten().numpy() / nu
+    assert np.abs(shown - reference).max() < 1e-3
+    assert np.abs(reference).max() > 0.99
+    if store.manifest["adds_up"]:
+        baseline = float(expected.baseline_values[0, 0])  # type: ignore[index]
+        assert abs(found["baselineValue"] - baseline) <= 1e-6 * top
+        assert abs(sum(found["parts"]) - (value - baseline)) <= 1e-6 * top
+        total = sum(found["map"]) * np.exp(found["logScale"]) + found["remainder"]
+        assert abs(total - (value - baseline)) <= 2e-2 * top  # as exact as half precision is
+
+
+@needs_chromium
+def test_maps_and_values_equal_pythons(opened: Any, browser: Browser, classes: int) -> None:
+    store, heads, page = opened
+    browser.open(page.as_uri())
+    questions, references = [], []
+    for name, head in {SAVED: None, **heads}.items():
+        labels = None if name in ("regressor", "one class") else list(range(classes))
+        for row in (0, 7, 31, 59):
+            pairs: list[tuple[Any, Any]] = [(None, None)]
+            if labels is not None:
+                pairs += [(1, None), (0, 1), (labels[-1], 0), (None, "second"), (1, "second")]
+            for category, versus in pairs:
+                questions.append({"row": row, "head": name, "category": category, "versus": versus})
+                references.append((head, SVMTarget(category, "runner-up" if versus == "second" else versus), row))
+    answers = asked(browser, questions)
+    for (head, target, row), found in zip(references, answers, strict=True):
+        compared(store, head, target, row, found)
+    blank = sum(found["nu"] == 0 for found in answers)
+    assert blank < len(answers) / 20
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_an_rbf_machine_far_away_is_not_blank(opened: Any, browser: Browser) -> None:
+    store, heads, page = opened
+    browser.open(page.as_uri())
+    rows = [row for row in range(COUNT) if row % 10 not in (2, 3, 4, 5)]
+    found = asked(browser, [{"row": row, "head": "far", "category": 1} for row in rows])
+    assert all(each["nu"] > 0 for each in found)
+    if not store.manifest["adds_up"]:
+        assert any(each["logScale"] < -745 for each in found)  # where exp gives 0 in double precision, too
+    for row, each in zip(rows, found, strict=True):
+        compared(store, heads["far"], SVMTarget(1), row, each)
+
+
+@needs_chromium
+@pytest.mark.parametrize("single_file", [False, True], ids=["folder", "one file"])
+def test_hostile_names_stay_text_and_nothing_is_asked_for(
+    single_file: bool, browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("hostile")
+    store = built(folder / "atlas", 3, ContributionCAM, HOSTILE)
+    heads = {HOSTILE[1]: SVC(kernel="linear").fit(store.components, store.labels)}
+    out = folder / ("page.html" if single_file else "page")
+    page = write_page(store, out, heads=heads, single_file=single_file)
+    browser.open(page.as_uri() + "#colour=prediction&head=1&style=split")
+    browser.wait("['#lowest canvas', '#means canvas'].every((each) => document.querySelector(each))")
+    options = browser.run("[...document.querySelectorAll('#category option')].map((option) => option.textContent)")
+    assert options[1:] == HOSTILE
+    assert browser.run("document.querySelector('#head').selectedOptions[0].textContent") == HOSTILE[1]
+    assert browser.run("document.querySelectorAll('body img').length") == 0
+    assert browser.run("[...document.scripts].filter((script) => script.text.startsWith('alert')).length") == 0
+    for url in browser.requests:
+        assert url.startswith(("file://", "data:image/webp")), url
+    assert single_file == (sum(url.startswith("file://") for url in browser.requests) == 1)
+    assert not browser.complaints
+    # The policy would not let it, either.
+    refused = """new Promise((resolve) => {
+        addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+        fetch("https://example.invalid/").catch(() => setTimeout(() => resolve("not by the policy"), 1000));
+    })"""
+    assert browser.run(refused) == "connect-src"
+    inline = """new Promise((resolve) => {
+        addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+        const script = document.createElement("script");
+        script.textContent = "window.hacked = true";
+        document.body.append(script);
+        setTimeout(() => resolve("nothing"), 1000);
+    })"""
+    assert browser.run(inline).startswith("script-src")
+    assert browser.run("window.hacked") is None
+
+
+@needs_chromium
+def test_keys_and_links_move_the_view(opened: Any, browser: Browser) -> None:
+    store, _, page = opened
+    browser.open(page.as_uri() + "#row=5&x=2&y=3&opacity=80&class=1&judged=right&low=-100")
+    chosen = "atlas.view.current"
+    assert browser.run(f"[{chosen}.row, {chosen}.x, {chosen}.y, {chosen}.opacity, {chosen}.low]") == [5, 2, 3, 80, -100]
+    right = np.flatnonzero((store.labels == 1) & (store.predictions == 1))
+    assert browser.run("atlas.view.selected().length") == len(right)
+    browser.run("document.getElementById('scatter').focus()")
+    browser.run(f"atlas.view.set({{row: {right[0]}}})")
+    order = right[np.argsort(store.components[right, 2], kind="stable")]
+    at = list(order).index(right[0])
+    key, expected = ("ArrowRight", order[at + 1]) if at + 1 < len(order) else ("ArrowLeft", order[at - 1])
+    browser.press(key)
+    browser.wait(f"{chosen}.row === {expected}")
+    browser.wait(f"location.hash.includes('row={expected}')")
+    browser.wait(f"document.getElementById('image-id').textContent.includes('(row {expected})')")
+    assert f"Image {store.ids[expected]}." in browser.run("document.getElementById('live').textContent")
+    browser.run("location.hash = '#row=2&x=junk&component=99&class=400'")
+    browser.wait(f"{chosen}.row === 2 && {chosen}.x === 0 && {chosen}.component === 0 && {chosen}.class === null")
+    # In a row of pictures, too: Enter chooses.
+    second = int(np.argsort(-store.components[:, 0])[1])
+    button = "document.querySelectorAll('#highest button')[1]"
+    # Not the row of before, whose filters were others.
+    browser.wait(f"({button}?.getAttribute('aria-label') ?? '').includes('{store.ids[second]}, component 1 ')")
+    browser.run("document.querySelector('#highest button').focus()")
+    browser.press("ArrowRight")
+    assert browser.run("[...document.querySelectorAll('#highest button')].indexOf(document.activeElement)") == 1
+    browser.run("document.activeElement.click()")
+    browser.wait(f"{chosen}.row === {second}")
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_everything_has_a_name_for_screen_readers(opened: Any, browser: Browser) -> None:
+    browser.open(opened[2].as_uri(), width=400)
+    browser.wait("['#lowest canvas', '#bars tr'].every((each) => document.querySelector(each))")
+    nameless = browser.run("""[...document.querySelectorAll("button, select, input, canvas")].filter((each) =>
+        !each.closest("[hidden]") && !each.getAttribute("aria-label") && !each.textContent.trim()
+        && !each.closest("label") && each.getAttribute("aria-hidden") !== "true").map((each) => each.outerHTML)""")
+    assert not nameless
+    assert browser.run("document.documentElement.lang") == "en"
+    # Nothing is wider than a narrow window.
+    assert browser.run("document.documentElement.scrollWidth") <= 400
+
+
+@needs_chromium
+def test_support_vectors_are_shown_with_their_parts(opened: Any, browser: Browser, classes: int) -> None:
+    store, heads, page = opened
+    browser.open(page.as_uri() + "#head=2&category=1")
+    browser.wait("document.querySelectorAll('#vectors .tile').length > 0")
+    found = browser.run("""(async () => {
+        const head = await atlas.data.head(2), found = await atlas.explain(0, {head: 2, category: 1});
+        return atlas.machine.vectorParts(head.machine, found.seed, atlas.data.pointOf(0).p);
+    })()""")
+    effect = Head.of(heads["rbf"]).support_vector_effect(torch.from_numpy(store.components[:1]), 1)
+    expected = {int(i): float(part) for i, part in zip(effect.indices, effect.decision[0, 0], strict=True) if part}
+    assert {each["training"]: pytest.approx(each["part"], abs=1e-9) for each in found["parts"]} == expected
+    # It was fitted on the rows themselves.
+    assert all(each["row"] == each["training"] for each in found["parts"])
+    sizes = [abs(each["part"]) for each in found["parts"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@needs_chromium
+def test_gradients_and_secants_equal_those_of_the_kernels(browser: Browser, tmp_path: Path) -> None:
+    """Anywhere: on support vectors, far from all, with a baseline at the same place, near it and far away."""
+    browser.open(write_page(FakeStore(5), tmp_path / "page").as_uri())
+    rng = np.random.default_rng(1)
+    p, labels = clouds(2)
+    points = [p[0], p[1], 5 * rng.normal(size=3), 40 * rng.normal(size=3), 1e-3 * rng.normal(size=3)]
+    starts = [np.zeros(3), p[0], p[1] * (1 + 1e-9), p[2], 30 * rng.normal(size=3)]
+    machines = [SVC(gamma=gamma) for gamma in (1e-6, 0.01, 1.0, 30.0, 1e4)]
+    machines += [SVC(kernel="poly", degree=degree, coef0=2.0) for degree in (1, 2, 5)]
+    machines += [SVC(kernel="sigmoid", gamma=gamma, coef0=-1.0) for gamma in (0.01, 1.0, 8.0)]
+    blank = 0
+    for fitted in machines:
+        head = Head.of(fitted.fit(p, labels))
+        found = browser.run(f"""(() => {{
+            const whole = atlas.machine.read({json.dumps(machine_data(head, p))}), seed = Float64Array.of(1);
+            const numbers = ({{gradient, logScale}}) => ({{gradient: [...gradient], logScale}});
+            return {json.dumps([point.tolist() for point in points])}.map((p) => [
+                numbers(atlas.machine.gradient(whole, seed, p)),
+                ...{json.dumps([start.tolist() for start in starts])}.map(
+                    (p0) => numbers(atlas.machine.gradient(whole, seed, p, p0))),
+            ]);
+        }})()""")
+        for point, answers in zip(points, found, strict=True):
+            for start, answer in zip([None, *starts], answers, strict=True):
+                trace, at = (None if x is None else head(torch.from_numpy(x[None])) for x in (point, start))
+                grad, log_scale = head.pullback(trace, {1: None}, at)  # type: ignore[arg-type]
+                expected = grad[0, 0].numpy()
+                size = np.abs(expected).max()
+                blank += size == 0  # on a support vector, all others being far away
+                ratio = np.exp(answer["logScale"] - float(log_scale[0, 0]))
+                np.testing.assert_allclose(
+                    np.array(answer["gradient"]) * ratio, expected, atol=1e-7 * size if size else 1e-12
+                )
+    assert blank < 10  # of 330
+
+
+@needs_chromium
+def test_heads_that_the_page_cannot_compute_are_said_to_be_so(browser: Browser, tmp_path: Path) -> None:
+    store = built(tmp_path / "atlas", 3, ClosedFormGradCAM)
+    beyond = make_pipeline(Nystroem(n_components=8), LinearSVC()).fit(store.components, store.labels)
+    page = write_page(store, tmp_path / "page", heads={"beyond": beyond})
+    browser.open(page.as_uri() + "#head=1&colour=error")
+    browser.wait("document.getElementById('parts-note').textContent.includes('not affine')")
+    browser.wait("document.querySelectorAll('#components canvas').length > 0")
+    right = int((beyond.predict(store.components) == store.labels).sum())
+    browser.run("atlas.view.set({judged: 'right'})")
+    browser.wait(f"document.getElementById('count').textContent.startsWith('{right} of')")
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_methods_that_are_not_linear_show_components_alone(browser: Browser, tmp_path: Path) -> None:
+    store = built(tmp_path / "atlas", 3, ClosedFormLayerCAM)
+    page = write_page(store, tmp_path / "page")
+    browser.open(page.as_uri())
+    browser.wait("document.getElementById('parts-note').textContent.includes('not a sum of component maps')")
+    # Both signs have a map of their own.
+    browser.wait("document.querySelectorAll('#components canvas').length === 8")
+    assert browser.run("document.querySelectorAll('#large canvas').length") == 1
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_a_head_without_a_machine_shows_components_alone(browser: Browser, tmp_path: Path) -> None:
+    store = built(tmp_path / "atlas", 3, ContributionCAM, head=make_pipeline(StandardScaler(), PCA(1)))
+    page = write_page(store, tmp_path / "page")
+    browser.open(page.as_uri())
+    browser.wait("document.querySelectorAll('#components canvas').length > 0")
+    hidden = "['parts-panel', 'vectors-panel', 'decision-controls'].every((id) => document.getElementById(id).hidden)"
+    browser.wait(hidden)
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_factors_of_components_and_what_is_not_on_the_maps_take_part(browser: Browser, tmp_path: Path) -> None:
+    store, rng = FakeStore(30), np.random.default_rng(3)
+    store.log_scale[4:] = [0.0, -2.0, -900.0]  # as behind a KernelPCA, far from all points
+    store.log_scale[8:] = [-900.0, -901.0, -950.0]
+    store.remainder = rng.normal(size=(30, 3))  # type: ignore[assignment]
+    store.baseline_values = rng.normal(size=(30, 3))  # another one for every image
+    browser.open(write_page(store, tmp_path / "page").as_uri())
+    rows = [0, 4, 5, 8, 29]
+    answers = asked(browser, [{"row": row, "category": 1, "versus": 0} for row in rows])
+    whole = store.maps(np.arange(30))
+    expected = recombined(whole, Head(list(store.head.stages)[1:]), SVMTarget(1, 0))
+    for row, found in zip(rows, answers, strict=True):
+        nu, log_scale = float(expected.nu[row, 0]), float(expected.log_scale[row, 0])
+        assert abs(np.log(found["nu"] / nu) + found["logScale"] - log_scale) < 1e-3
+        reference = expected.maps[row, 0].flatten().numpy() / nu
+        np.testing.assert_allclose(np.array(found["map"]) / found["nu"], reference, atol=1e-3)
+        remainder = float(expected.remainder[row, 0]) * np.exp(log_scale)  # type: ignore[index]
+        assert found["remainder"] == pytest.approx(remainder, rel=1e-5)
+        assert found["baselineValue"] == pytest.approx(float(expected.baseline_values[row, 0]))  # type: ignore[index]
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_without_labels_and_pictures_the_rest_works(browser: Browser, tmp_path: Path) -> None:
+    store = FakeStore(40)
+    store.labels = None
+    store.pictures = [b""]
+    browser.open(write_page(store, tmp_path / "page").as_uri() + "#colour=error&class=1")
+    browser.wait("document.querySelectorAll('#legend span').length === 3")  # the predicted classes
+    predicted = store.head.labels(Head(list(store.head.stages)[1:])(torch.from_numpy(store.components)))
+    assert browser.run("atlas.view.selected().length") == (predicted == 1).sum()
+    browser.wait("document.querySelectorAll('#highest canvas').length > 3")
+    assert browser.run("document.getElementById('judged').parentElement.hidden")
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_labels_that_are_numbers_have_a_scale_and_no_classes(browser: Browser, tmp_path: Path) -> None:
+    store = FakeStore(40)
+    store.labels = store.components[:, 0] ** 2
+    store.head = Head.of([PCA(3).fit(np.eye(4)), SVR().fit(store.components, store.labels)])
+    store.predictions = store.labels
+    page = write_page(store, tmp_path / "page")
+    browser.open(page.as_uri())
+    browser.wait("document.querySelectorAll('#legend span').length === 5")
+    assert browser.run("document.getElementById('class').parentElement.hidden")
+    assert browser.run("document.getElementById('category').parentElement.hidden")
+    browser.wait("document.getElementById('facts').textContent.includes('Predicted value')")
+    browser.wait("document.querySelectorAll('#bars tr').length > 3")
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_a_missing_file_is_named(browser: Browser, tmp_path: Path) -> None:
+    page = write_page(FakeStore(20), tmp_path / "page")
+    (page.parent / "data" / "maps-00000.js").unlink()
+    browser.open(page.as_uri())
+    browser.wait("document.getElementById('problem').textContent.includes('data/maps-00000.js is missing')")
+
+
+@needs_chromium
+def test_maps_are_read_from_the_right_chunk(browser: Browser, tmp_path: Path) -> None:
+    store = FakeStore(530, components=5, shape=(33, 31))
+    page = write_page(store, tmp_path / "page")
+    assert len(list((page.parent / "data").glob("maps-*.js"))) > 8
+    browser.open(page.as_uri())
+    for row in (0, 31, 32, 255, 256, 400, 529):
+        block = row // 256 * 256
+        maps = store.maps(np.arange(block, min(block + 256, 530)))
+        found = browser.run(f"atlas.data.mapsOf({row}).then((found) => [...found.maps.slice(-3), ...found.nu])")
+        expected = maps.maps[row - block, -1].flatten()[-3:] / maps.nu[row - block, -1]
+        np.testing.assert_allclose(found[:3], expected, atol=1e-3)
+        np.testing.assert_allclose(found[3:], maps.nu[row - block], rtol=1e-6)
+
+
+# --- how long it takes: no test, since no test asserts a time ---------------------------------------------------------
+
+
+def measure_opening(rows: int = 10_000, single_file: bool = False) -> None:
+    """Print how long a page of so many images takes to be written and to open, and what memory it takes.
+
+    From the repository: ``PYTHONPATH=tests python tests/atlas/test_explorer.py``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        page = write_page(FakeStore(rows, components=16), Path(folder) / "page", single_file=single_file)
+        written = time.perf_counter() - start
+        size = sum(path.stat().st_size for path in page.parent.rglob("*") if path.is_file())
+        browser = Browser(Path(folder) / "profile")
+        browser.call("Browser.getVersion")  # it has started
+        start = time.perf_counter()
+        browser.open(page.as_uri())
+        browser.wait("document.querySelectorAll('#highest canvas').length > 0")
+        seconds = time.perf_counter() - start
+        opened = browser.run("performance.getEntriesByName('open')[0].startTime") / 1000
+        before = _memory(browser.process.pid)
+        for k in range(40):  # far apart, so that other files are read
+            browser.run(f"atlas.view.set({{row: {k * (rows // 40)}, component: {k % 16}}})")
+            browser.run("new Promise((resolve) => setTimeout(resolve, 60))")
+        after = _memory(browser.process.pid)
+        browser.close()
+    kind = "one file" if single_file else "folder"
+    print(f"{kind}, {rows} rows: written in {written:.1f} s, {size / 2**20:.0f} MiB")
+    print(f"  can be used after {opened:.2f} s, all drawn after {seconds:.2f} s, largest process {before:.0f} MiB")
+    print(f"  after 40 images far apart {after:.0f} MiB")
+
+
+def _memory(pid: int) -> float:
+    """Return the resident memory of the largest process below another, the page's own, in MiB."""
+    parents: dict[int, int] = {}
+    sizes: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        parents[int(folder.name)], sizes[int(folder.name)] = int(fields[1]), int(fields[21]) * 4096 / 2**20
+    below = {pid}
+    for _ in range(6):
+        below |= {child for child, parent in parents.items() if parent in below}
+    return max(sizes[each] for each in below)
+
+
+if __name__ == "__main__":
+    measure_opening()
+    measure_opening(single_file=True)

@@ -1,0 +1,713 @@
+"""Secants of the path: what is pulled back through them adds up exactly, for every rule and for whole paths."""
+
+import copy
+
+import pytest
+import torch
+from reference import missing, path_by_autograd, relative
+from test_rules import FUNCTIONS, LAYERS, Start, name, prepared, skip_if_refused
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path, closed_form, cotangents
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import player_rows, through_products
+from pytorch_grad_cam_pcasvm.autodiff.rules import registry
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def recorded(function, x):
+    with torch.no_grad():
+        return Path(Start(function), None, ["start"]).record(x)
+
+
+def adds_up(passed, x0, targets=2, tolerance=1e-10):
+    """Hold sums of pullback, weights and products against the difference of outputs; return the pullback."""
+    base = passed.baseline(x0, 0)
+    x = passed.activations[0]
+    seeds = random(targets, *passed.output.shape, seed=7)
+    pulled = passed.pullback([seeds], 0, base)
+    terms = pulled * (x - x0)
+    expected = (seeds * (passed.output - base.output)).reshape(targets, -1).sum(1)
+    scale = max(terms.abs().sum() / targets, (seeds * passed.output).abs().sum() / targets)
+    assert ((terms.flatten(1).sum(1) - expected).abs() < tolerance * scale).all()
+    weights = passed.weights([seeds], 0, base)
+    assert relative(weights + 1, pulled.reshape(*weights.shape, -1).sum(-1) + 1) < 1e-9
+    if x.dim() > 2:
+        given = (x - x0).expand_as(x)
+        for over, dims in (("channels", [2]), ("positions", list(range(3, pulled.dim())))):
+            products = passed.products([seeds], 0, given, over, base)
+            assert relative(products + 1, terms.sum(dims) + 1) < 1e-9
+    return pulled
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_function_has_a_secant_that_adds_up(case):
+    x, x0 = random(2, 4, 6, 5), random(2, 4, 6, 5, seed=1)
+    passed = recorded(FUNCTIONS[case], x)
+    adds_up(passed, x0)
+    adds_up(passed, x0[:1])
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=name)
+def test_a_layer_has_a_secant_that_adds_up(layer, shape):
+    layer = prepared(layer)
+    skip_if_refused(layer, 2 * random(*shape))
+    passed = recorded(layer, 2 * random(*shape))
+    adds_up(passed, 2 * random(*shape, seed=1))
+    adds_up(passed, torch.zeros(1, *shape[1:], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_where_nothing_changes_the_secant_is_the_gradient(case):
+    x = random(2, 4, 6, 5)
+    passed = recorded(FUNCTIONS[case], x)
+    seeds = random(2, *passed.output.shape, seed=7)
+    base = passed.baseline(x, 0)
+    assert relative(passed.output, base.output) == 0
+    assert relative(passed.pullback([seeds], 0, base), passed.pullback([seeds], 0)) < 1e-10
+
+
+NEAR = ["softmax", "attention", "pow", "clamp", "pools", "gate (squeeze and excite)", "logsumexp", "log_softmax"]
+NEAR += ["normalize", "norms of vectors", "distances", "cosine similarity", "std", "var_mean", "norms as functions"]
+NEAR += ["amax, amin", "max, min", "maximum", "addcdiv", "exponentials", "logarithms"]
+
+
+@pytest.mark.parametrize("case", NEAR)
+@pytest.mark.parametrize("size", [1e-12, 1e-7, 1e-3, 30.0])
+def test_near_the_baseline_nothing_is_lost_in_rounding(case, size):
+    x = random(2, 4, 6, 5)
+    passed = recorded(FUNCTIONS[case], x)
+    x0 = x + size * random(2, 4, 6, 5, seed=1)
+    pulled = adds_up(passed, x0)
+    assert pulled.isfinite().all()
+    if size < 1e-6 and case != "clamp":
+        gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0)
+        assert relative(pulled, gradient) < 1e-4
+
+
+FROM_ZEROS = ["normalize", "normalize below eps", "cosine similarity", "distances", "norms of vectors", "norm", "std"]
+FROM_ZEROS += ["linalg.norm", "var", "var_mean", "norms as functions", "logsumexp", "amax, equal ones", "max, min"]
+
+
+@pytest.mark.parametrize("case", FROM_ZEROS)
+def test_a_baseline_of_zeros_has_no_size_to_divide_by(case):
+    x = random(2, 4, 6, 5)
+    passed = recorded(FUNCTIONS[case], x)
+    pulled = adds_up(passed, torch.zeros_like(x[:1]))
+    gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0)
+    assert pulled.abs().max() < 100 * gradient.abs().max(), "huge terms that cancel"
+
+
+def test_a_softmax_that_is_saturated_or_masked():
+    x, x0 = 400 * random(2, 3, 5), 400 * random(2, 3, 5, seed=1)
+    mask = torch.tensor([True, False, False, True, False])
+    pulled = adds_up(recorded(lambda x: x.masked_fill(mask, -torch.inf).softmax(-1), x), x0)
+    assert pulled.isfinite().all()
+    assert not pulled[..., mask].any()
+
+
+def test_zeros_of_a_root_give_no_nan():
+    x = random(2, 4, 3, 3).relu()
+    passed = recorded(lambda x: x.sqrt().mean((2, 3)), x)
+    assert adds_up(passed, torch.zeros_like(x[:1])).isfinite().all()
+
+
+def test_max_pools_hand_on_a_share():
+    x, x0 = random(2, 3, 6, 6), random(2, 3, 6, 6, seed=1)
+    passed = recorded(lambda x: F.max_pool2d(x, 2), x)
+    ones = torch.ones(1, *passed.output.shape, dtype=torch.float64)
+    pulled = passed.pullback([ones], 0, passed.baseline(x0, 0))
+    assert ((pulled >= 0) & (pulled <= 1)).all()
+    assert ((pulled != 0).reshape(2, 3, 3, 2, 3, 2).sum((3, 5)) <= 1).all()
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multi_head_attention(batch_first, mask):
+    attention = prepared(nn.MultiheadAttention(8, 2, batch_first=batch_first))
+    length = 5 if batch_first else 3
+    masks = {"bool": torch.ones(length, length).triu(1).bool(), "float": random(length, length, seed=2)}
+
+    def function(x):
+        return attention(x, 2 * x, x.tanh(), need_weights=False, attn_mask=masks.get(mask))[0]
+
+    adds_up(recorded(function, random(3, 5, 8)), random(3, 5, 8, seed=1))
+
+
+REFUSED = {
+    "a power of two values": (lambda x: (1 + x * x) ** x, "both the base and the exponent computed"),
+    "an einsum of three values": (
+        lambda x: torch.einsum("nchw,nchw,nchw->n", x, x.tanh(), x.sigmoid()),
+        "more than two values that change",
+    ),
+    "a division that rounds": (lambda x: torch.div(x, 0.3, rounding_mode="floor") + x, "a step function"),
+    "a step": (lambda x: torch.where(x > 0, 1.0, 0.0 * x.clamp(max=0)) * x, "mul jumps|where jumps"),
+    "an index": (
+        lambda x: x[:, x.flatten(2).sum(-1).argmax(1)] * 2,
+        "an argument of __getitem__ depends on the target layer through a comparison or an index",
+    ),
+    "a choice of other sizes": (lambda x: x[x > 0], "sizes after the target layer depend on the activations"),
+    "no secant": (lambda x: torch.special.i0(x), "i0 has no secant.*register one"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_secant_is_refused_by_name(case, rules):
+    register_jacobian(torch.special.i0)(lambda input, *, y, grad: grad * torch.special.i1(input))
+    function, message = REFUSED[case]
+    passed = recorded(function, random(2, 4, 6, 5))
+    with pytest.raises(NoClosedFormError, match=message) as raised:
+        passed.pullback([random(2, *passed.output.shape)], 0, passed.baseline(random(2, 4, 6, 5, seed=1), 0))
+    assert "jacobian='auto'" not in str(raised.value), "autograd has no secants"
+
+
+class Gate(nn.Module):
+    """Squeeze and excite."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x):
+        return x * self.up(self.down(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+
+
+class Block(nn.Module):
+    """A block of a transformer, and the mean of its tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out, self.dense = nn.LayerNorm(4), nn.Linear(4, 12), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = x.flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return (x + F.gelu(self.dense(self.norm(x)))).mean(1)
+
+
+def net(*tail):
+    torch.manual_seed(0)
+    built = nn.Sequential(nn.Conv2d(3, 4, 3), *tail).double().eval()
+    return prepared(built)
+
+
+X = random(3, 3, 6, 6)
+DENSE = (nn.Flatten(), nn.Dropout(), nn.Linear(64, 6))
+NETS = {
+    "dense, ReLU": net(*DENSE, nn.ReLU(), nn.Linear(6, 5)),
+    "dense, sigmoid": net(*DENSE, nn.Sigmoid(), nn.Linear(6, 5)),
+    "dense, GELU": net(*DENSE, nn.GELU(), nn.Linear(6, 5)),
+    "two dense": net(nn.AdaptiveAvgPool2d(4), *DENSE, nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()),
+    "conv, BN, ReLU, pool": net(
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.AvgPool2d(2),
+        *DENSE[:2],
+        nn.Linear(16, 5),
+    ),
+    "max pool": net(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5), nn.ReLU()),
+    "squeeze and excite": net(Gate(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)),
+    "LayerNorm": net(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 5)),
+    "pooled": net(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
+    "pooled features": net(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    "attention": net(Block(), nn.Linear(4, 5)),
+}
+
+
+@pytest.mark.parametrize("case", NETS)
+def test_contributions_of_a_whole_path_add_up(case):
+    with torch.no_grad():
+        passed = Path(NETS[case], None, ["0"]).run(X)
+    for x0 in (torch.zeros(1, 4, 4, 4).double(), random(1, 4, 4, 4, seed=1), random(3, 4, 4, 4, seed=2)):
+        adds_up(passed, x0)
+        rest = NETS[case][1:](x0.clone())
+        assert (passed.baseline(x0, 0).output - rest).abs().max() < 1e-12
+    assert relative(passed.rerun(random(7, 4, 4, 4), 0), NETS[case][1:](random(7, 4, 4, 4))) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_contributions_in_other_precisions(dtype):
+    for case in ("dense, ReLU", "conv, BN, ReLU, pool", "attention", "squeeze and excite"):
+        other = copy.deepcopy(NETS[case]).to(dtype)
+        with torch.no_grad():
+            passed = Path(other, None, ["0"]).run(X.to(dtype))
+        x, seeds = passed.activations[0], random(2, *passed.output.shape).float()
+        base = passed.baseline(torch.zeros_like(x[:1]), 0)
+        terms = (passed.pullback([seeds], 0, base) * x).flatten(1)
+        expected = (seeds * (passed.output.float() - base.output.float())).flatten(1).sum(1)
+        assert missing(terms, expected) < (1e-6 if dtype == torch.float32 else 0.02)
+
+
+class Masked(nn.Module):
+    """Comparisons and indices on the path, with the statements that masks are made by."""
+
+    def __init__(self, statements):
+        super().__init__()
+        self.start, self.statements = nn.Identity(), statements
+
+    def forward(self, x):
+        return self.statements(self.start(1 * x))
+
+
+def leaky(x):
+    return torch.where(x > 0, x, 0.2 * x)
+
+
+def of_a_mask(x):
+    mask = x > 0
+    mask[:, 0] = True
+    mask.logical_not_()
+    return x * mask + x.masked_fill(mask & (x < 1), 0.0).tanh()
+
+
+def of_numbers(x):
+    mask = (x > 0).to(x.dtype)
+    mask *= 0.5
+    return mask * x + mask.flatten(2).sum(2, keepdim=True).unsqueeze(-1) * x.square()
+
+
+def of_a_buffer(x):
+    mask = torch.zeros_like(x, dtype=torch.bool)
+    mask |= x > 0
+    return torch.where(mask, x, x.tanh())
+
+
+def written_by_a_mask(x):
+    gain = torch.ones_like(x)
+    gain[x > 0] = 2.0
+    gain.masked_fill_(x > 1, 3.0)
+    return x * gain
+
+
+@pytest.mark.parametrize("statements", [leaky, of_a_mask, of_numbers, of_a_buffer, written_by_a_mask])
+def test_comparisons_are_made_again_at_the_baseline(statements):
+    module, x, x0 = Masked(statements), random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
+    with torch.no_grad():
+        passed = Path(module, None, ["start"]).run(x)
+    assert relative(passed.baseline(x0, 0).output, statements(x0.clone())) < 1e-12
+    adds_up(passed, x0)
+    seeds = random(2, *passed.output.shape)
+    _, expected = path_by_autograd(module, None, "start", x, seeds.flatten(2))
+    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+
+
+def test_an_index_that_is_the_same_at_the_baseline():
+    with torch.no_grad():
+        passed = recorded(lambda x: x.flatten(1).gather(1, x.flatten(1).argsort(1)).tanh(), random(2, 3, 4, 4))
+        adds_up(passed, passed.activations[0] / 2)
+
+
+def test_a_mask_of_what_is_in_front_of_the_layer():
+    module = nn.Sequential(nn.Tanh(), nn.Softplus())
+    module.forward = lambda x: torch.where((first := module[0](x)) > 0, module[1](first), first)
+    x, x0 = random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
+    with torch.no_grad():
+        passed = Path(module, None, ["0", "1"]).run(x)
+        base, seeds = passed.baseline(x0, 1), random(2, 2, 3, 4, 4)
+        pulled = passed.pullback([seeds], 1, base)
+    change = (pulled * (passed.activations[1] - x0)).flatten(1).sum(1)
+    assert relative(change, (seeds * (passed.output - base.output)).flatten(1).sum(1)) < 1e-12
+
+
+def views_of_a_mask(x):
+    mask = x > 0
+    y = mask.flatten(1)
+    y.logical_not_()
+    return torch.where(mask, x.sigmoid(), x.tanh())
+
+
+def scripted_mask(x):
+    mask = x > 0
+    _write(mask)
+    return torch.where(mask, x.sigmoid(), x.tanh())
+
+
+@torch.jit.script
+def _write(x):
+    return x.logical_not_()
+
+
+def given_as_out(x):
+    mask = x > 0
+    other = torch.empty_like(mask)
+    torch.logical_not(mask, out=other)
+    return torch.where(other, x.sigmoid(), x.tanh())
+
+
+@pytest.mark.parametrize("statements", [views_of_a_mask, scripted_mask, given_as_out])
+def test_what_happens_to_a_mask_concerns_the_baseline_only(statements):
+    module, x = Masked(statements), random(2, 3, 4, 4)
+    with torch.no_grad():
+        passed = Path(module, None, ["start"]).run(x)
+    seeds = random(2, *passed.output.shape)
+    _, expected = path_by_autograd(module, None, "start", x, seeds.flatten(2))
+    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+    with pytest.raises(NoClosedFormError, match="another function at the baseline"):
+        passed.baseline(random(2, 3, 4, 4, seed=1), 0)
+
+
+def test_an_output_of_whole_numbers_is_an_output():
+    module = Masked(lambda x: {"scores": x.mean((2, 3)), "labels": x.mean((2, 3)).argmax(1)})
+    x, x0 = random(2, 3, 4, 4), random(1, 3, 4, 4, seed=5)
+    with torch.no_grad():
+        passed = Path(module, None, ["start"]).run(x)
+    base = passed.baseline(x0, 0)
+    assert torch.equal(base.output["labels"], x0.mean((2, 3)).argmax(1).expand(2))
+    seeds = {"scores": random(2, 2, 3), "labels": None}
+    given = [seeds[key] for key in passed.output]
+    total = (passed.pullback(given, 0, base) * (x - x0)).flatten(1).sum(1)
+    assert (
+        relative(total, (seeds["scores"] * (passed.output["scores"] - base.output["scores"])).flatten(1).sum(1)) < 1e-12
+    )
+
+
+def branching(x):
+    return x.tanh() if x.sum() > 0 else x.sigmoid()
+
+
+def detached(x):
+    return x * x.detach()
+
+
+def without_gradient(x):
+    with torch.no_grad():
+        scale = x.square().mean((2, 3), keepdim=True)
+    return x / (1 + scale)
+
+
+@pytest.mark.parametrize("statements", [branching, detached, without_gradient, lambda x: x + x.sign()])
+def test_what_a_tape_cannot_know_is_refused_at_the_baseline(statements):
+    x = random(2, 3, 4, 4).abs()
+    checked = set()
+    for _ in range(2):
+        with torch.no_grad():
+            passed = Path(Masked(statements), None, ["start"], checked).run(x)
+            with pytest.raises(NoClosedFormError, match="another function at the baseline"):
+                passed.baseline(-x[:1] - 1, 0)
+
+
+def test_the_network_is_asked_once():
+    module, ran = Masked(leaky), []
+    module.register_forward_hook(lambda module, args, output: ran.append(len(output)))
+    path, x = Path(module, None, ["start"]), random(2, 3, 4, 4)
+    with torch.no_grad():
+        path.run(x)
+        ran.clear()
+        for _ in range(2):
+            path.run(x).baseline(-x[:1], 0)
+    assert ran == [2, 1, 2], "one image, once"
+
+
+def test_a_network_that_takes_no_single_image_is_asked_with_all():
+    class Squeezed(Masked):
+        def forward(self, x):
+            return self.start(x).mean((2, 3), keepdim=True).squeeze().tanh()
+
+    class Centred(Masked):
+        def forward(self, x):
+            x = self.start(x)
+            return (x - x.mean(0) / 2).tanh()
+
+    x = random(3, 3, 4, 4)
+    for kind in (Squeezed, Centred):
+        with torch.no_grad():
+            passed = Path(kind(None), None, ["start"]).run(x)
+        adds_up(passed, x[:1] - 1)
+
+
+def test_a_baseline_of_no_finite_output_or_another_shape_is_refused():
+    x = random(2, 3, 4, 4).abs()
+    with torch.no_grad():
+        passed = Path(Masked(lambda x: x.log()), None, ["start"]).run(x)
+    with pytest.raises(NoClosedFormError, match="does not return finite numbers at the baseline"):
+        passed.baseline(-x, 0)
+    with pytest.raises(ValueError, match=r"activations have the shape \(2, 3, 4, 4\), or one row"):
+        passed.baseline(x[:, :2], 0)
+
+
+def test_autograd_has_no_secants_but_products():
+    module, x = NETS["dense, ReLU"], X
+    passed, other = AutogradPath(module, None, ["0"]).run(x), None
+    with torch.no_grad():
+        other = Path(module, None, ["0"]).run(x)
+    seeds = random(2, *other.output.shape)
+    for over in ("channels", "positions"):
+        expected = other.products([seeds], 0, other.activations[0], over)
+        assert relative(passed.products([seeds], 0, passed.activations[0], over), expected) < 1e-12
+    base = other.baseline(0 * other.activations[0], 0)
+    for refused in (lambda: passed.baseline(x, 0), lambda: passed.weights([seeds], 0, base), lambda: passed.cut(0)):
+        with pytest.raises(NoClosedFormError, match="needs the closed form"):
+            refused()
+
+
+@pytest.mark.parametrize("active", [1.0, 0.5])
+@pytest.mark.parametrize(("targets", "images"), [(1, 1), (2, 3), (20, 2), (20, 1)])
+@pytest.mark.parametrize("rows", [4, 300])
+def test_products_and_players_through_a_dense_weight(rows, targets, images, active):
+    weight = random(rows, 4 * 6).float()
+    grad, x = random(targets, images, rows), random(images, 4, 2, 3, seed=1)
+    grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
+    parts = weight.double().reshape(rows, 4, 6)
+    pulled = torch.einsum("knd,dti->knti", grad, parts) * x.flatten(2)
+    assert relative(through_products(grad, weight, x, "channels"), pulled.sum(2).unflatten(2, (2, 3))) < 1e-12
+    assert relative(through_products(grad, weight, x, "positions"), pulled.sum(3)) < 1e-12
+    each = torch.einsum("dti,nti->ndti", parts, x.flatten(2))
+    for chunk in (slice(None), slice(1, 3)):
+        actual = player_rows(weight.double(), x.flatten(2), "channels", chunk)
+        assert relative(actual, each.sum(3).mT[:, chunk]) < 1e-12
+        actual = player_rows(weight.double(), x.flatten(2), "positions", chunk)
+        assert relative(actual, each.sum(2).mT[:, chunk]) < 1e-12
+
+
+@pytest.mark.parametrize(("case", "moved"), [("dense, ReLU", True), ("two dense", True), ("max pool", False)])
+def test_products_of_gradients(case, moved, monkeypatch):
+    calls = []
+    monkeypatch.setattr(closed_form, "through_products", lambda *args: calls.append(args) or through_products(*args))
+    with torch.no_grad():
+        passed = Path(NETS[case], None, ["0"]).run(X)
+    x, seeds = random(3, 4, 4, 4, seed=4), random(12, *passed.output.shape)
+    terms = passed.pullback([seeds], 0) * x
+    assert relative(passed.products([seeds], 0, x, "channels"), terms.sum(2)) < 1e-12
+    assert relative(passed.products([seeds], 0, x, "positions"), terms.sum((3, 4))) < 1e-12
+    assert bool(calls) is moved
+
+
+def test_products_behind_a_mean_stay_unexpanded(monkeypatch):
+    with torch.no_grad():
+        passed = Path(Masked(lambda x: x.mean((2, 3)).tanh()), None, ["start"]).run(X)
+    monkeypatch.setattr(torch, "stack", lambda *args: pytest.fail("position by position"))
+    x, seeds = random(3, 3, 6, 6, seed=4), random(2, 3, 3)
+    terms = passed.pullback([seeds], 0) * x
+    assert relative(passed.products([seeds], 0, x, "channels"), terms.sum(2)) < 1e-12
+    assert relative(passed.products([seeds], 0, x, "positions"), terms.sum((3, 4))) < 1e-12
+
+
+AFFINE = {
+    "dense, ReLU": "linear",
+    "two dense": "batch_norm",
+    "conv, BN, ReLU, pool": "batch_norm",
+    "max pool": None,
+    "pooled": "linear",
+    "pooled features": "flatten",
+    "attention": "transpose",
+}
+
+
+@pytest.mark.parametrize("over", ["channels", "positions"])
+@pytest.mark.parametrize("case", AFFINE)
+def test_players_are_what_masked_activations_give(case, over):
+    with torch.no_grad():
+        passed = Path(NETS[case], None, ["0"]).run(X)
+    value, is_output = passed.cut(0)
+    assert is_output is (case == "pooled features")
+    last = [step.name for step in passed.tape.steps if value in step.outputs]
+    assert last == ([] if AFFINE[case] is None else [AFFINE[case]])
+    x = passed.activations[0]
+    rows = passed.rows(0, x, over)
+    count = 4 if over == "channels" else 16
+    assert rows.shape == (3, count, *passed.tape.values[value].shape[1:])
+    assert relative(passed.rows(0, x, over, slice(1, 3)), rows[:, 1:3]) < 1e-12
+    for player in (0, count - 1):
+        masked = x.clone()
+        masked.flatten(2)[:, player if over == "channels" else slice(None)].mul_(0) if over == "channels" else (
+            masked.flatten(2)[:, :, player].mul_(0)
+        )
+        changed = passed.tape.values[value] - rows[:, player]
+        assert relative(passed.rerun_from(value, changed), NETS[case][1:](masked)) < 1e-12
+        assert relative(passed.rerun_from(value, changed[1:2], image=1), NETS[case][1:](masked)[1:2]) < 1e-12
+
+
+class Skip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.out = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(64, 6)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.out((x + 2 * self.second(x)).relu().flatten(1))
+
+
+def test_what_goes_around_the_target_layer_belongs_to_its_image():
+    skip = Skip().double()
+    with torch.no_grad():
+        passed = Path(skip, None, ["second"]).run(X)
+        value, _ = passed.cut(0)
+        other = random(5, *passed.tape.values[value].shape[1:])
+        for image in range(3):
+            expected = skip.out((other).relu().flatten(1))
+            assert relative(passed.rerun_from(value, other, image=image), expected) < 1e-12
+        root = passed.tape.roots["second"]
+        expected = skip.out((skip.first(X)[1:2] + 2 * other).relu().flatten(1))
+        assert relative(passed.rerun_from(root, other, image=1), expected) < 1e-12
+        adds_up(passed, torch.zeros_like(passed.activations[0][:1]))
+
+
+def test_what_mixes_images_has_no_players_behind():
+    for function in (lambda x: x.flip(0).tanh(), lambda x: x.flatten(0).roll(3).unflatten(0, (2, 3, 4)).tanh()):
+        with torch.no_grad():
+            passed = Path(Masked(function), None, ["start"]).run(random(2, 3, 4))
+        assert passed.cut(0) == (passed.tape.roots["start"], False)
+
+
+def test_a_pass_that_is_moved():
+    with torch.no_grad():
+        passed = Path(NETS["dense, GELU"], None, ["0"]).run(X / 20)
+        other, seeds = random(3, 4, 4, 4, seed=3), random(2, 3, 5)
+        moved = passed.moved(other, 0)
+        assert relative(moved.output, NETS["dense, GELU"][1:](other)) < 1e-12
+        _, expected = path_by_autograd(nn.Sequential(nn.Identity(), NETS["dense, GELU"][1:]), None, "0", other, seeds)
+        assert relative(moved.pullback([seeds], 0), expected) < 1e-12
+        direction = random(3, 4, 4, 4, seed=4)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(passed.activations[0], direction)
+            pulled = passed.moved(dual, 0).pullback([seeds], 0)
+            tangent = torch.autograd.forward_ad.unpack_dual(pulled).tangent
+        step = 1e-5 * direction
+        numeric = [passed.moved(passed.activations[0] + s * step, 0).pullback([seeds], 0) for s in (1, -1)]
+        assert relative(tangent, (numeric[0] - numeric[1]) / 2e-5) < 1e-6
+
+
+class Softsign(nn.Module):
+    def forward(self, x):
+        return F.softsign(x)
+
+
+def softsign(layer, x, y, grad):
+    return grad / (1 + x.abs()) ** 2
+
+
+class Bilinear(nn.Module):
+    """Linear in each of two arguments, and written in place."""
+
+    def forward(self, a, b):
+        return torch.einsum("nchw,nchv->ncwv", a, b)
+
+
+def bilinear(layer, x, y, grad):
+    a, b = x
+    return torch.einsum("kncwv,nchv->knchw", grad, b), torch.einsum("kncwv,nchw->knchv", grad, a)
+
+
+class OfTwo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.layer = nn.Identity(), Bilinear()
+
+    def forward(self, x):
+        x = self.start(1 * x)
+        return self.layer(x.tanh(), x)
+
+
+def custom(layer, x, y, grad, base):
+    # y = x / (1 + |x|): a quotient by hand
+    assert base.args[0] is layer
+    return grad * (y - base.y) / (x - base.args[1])
+
+
+@pytest.mark.parametrize("secant", ["elementwise", custom], ids=["elementwise", "callable"])
+def test_secants_of_a_users_layer(rules, secant):
+    register_jacobian(Softsign, secant=secant)(softsign)
+    layer, before = Softsign(), []
+    layer.register_forward_hook(lambda module, args, output: before.append(1) or output * 2)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten()).double()
+    with torch.no_grad():
+        passed = Path(module, None, ["0"]).run(X)
+        count = len(before)
+        adds_up(passed, random(1, 4, 4, 4, seed=2))
+    assert len(before) == count + 1, "hooks run in the check, and in no replay"
+
+
+def test_a_users_layer_of_two_tensors(rules):
+    register_jacobian(Bilinear, secant="linear")(bilinear)
+    with torch.no_grad():
+        passed = Path(OfTwo(), None, ["start"]).run(X)
+        adds_up(passed, random(3, 3, 6, 6, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("secant", "message"),
+    [
+        (None, "Softsign has no secant, without which maps do not add up"),
+        ("linear", "the secant of Softsign is wrong"),
+        (lambda layer, x, y, grad, base: 1.1 * grad, "do not add up: the secant of Softsign is wrong"),
+        (lambda layer, x, y, grad: grad, "the call of Softsign is not understood"),
+    ],
+)
+def test_a_missing_or_wrong_secant_of_a_users_is_refused(rules, secant, message):
+    register_jacobian(Softsign, secant=secant)(softsign)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), Softsign(), nn.Flatten()).double()
+    with torch.no_grad():
+        passed = Path(module, None, ["0"]).run(X)
+        seeds = random(2, *passed.output.shape)
+        base = passed.baseline(torch.zeros(1, 4, 4, 4).double(), 0)
+        for call in (passed.pullback, passed.weights):
+            with pytest.raises(NoClosedFormError, match=message):
+                call([seeds], 0, base)
+
+
+def test_a_secant_is_one_of_three():
+    with pytest.raises(ValueError, match="'linear', 'elementwise', a callable or None, got 'affine'"):
+        register_jacobian(Softsign, secant="affine")
+
+
+def test_every_rule_of_the_package_has_a_secant():
+    without = {call for call, rule in registry._rules.items() if rule.secant is None}
+    assert not without
+    assert not [call for call, rule in registry._rules.items() if rule.foreign]
+
+
+def test_a_layer_that_works_in_place_is_run_again_on_a_copy(rules):
+    class Inplace(nn.Module):
+        inplace = True
+
+        def forward(self, x):
+            return x.mul_(2)
+
+    register_jacobian(Inplace, secant="linear")(lambda layer, x, y, grad: 2 * grad)
+    passed = recorded(Inplace(), X)
+    before = passed.activations[0].clone()
+    adds_up(passed, before - 1)
+    assert torch.equal(passed.activations[0], before)
+
+
+def test_sums_stay_in_the_weight(monkeypatch):
+    calls = []
+    monkeypatch.setattr(closed_form, "through_sums", lambda *args: calls.append(args) or cotangents.through_sums(*args))
+    with torch.no_grad():
+        passed = Path(NETS["dense, ReLU"], None, ["0"]).run(X)
+        base, seeds = passed.baseline(torch.zeros(1, 4, 4, 4).double(), 0), random(2, 3, 5)
+        calls.clear()
+        weights = passed.weights([seeds], 0, base)
+    assert calls
+    assert relative(weights, passed.pullback([seeds], 0, base).sum((3, 4))) < 1e-12
+
+
+def test_a_dense_layer_of_which_the_activations_are_input_and_weight():
+    passed = recorded(lambda x: F.linear(x, x), random(3, 4))
+    seeds = random(2, *passed.output.shape)
+    pulled = passed.pullback([seeds], 0)
+    assert relative(passed.weights([seeds], 0), pulled) < 1e-12
+    assert relative(passed.products([seeds], 0, random(3, 4), "positions"), pulled * random(3, 4)) < 1e-12
+
+
+def test_an_output_without_dimensions():
+    with torch.no_grad():
+        passed = Path(Masked(lambda x: x.tanh().mean()), None, ["start"]).run(X)
+    adds_up(passed, -X)
+
+
+def test_a_first_target_of_zeros_proves_nothing(rules):
+    register_jacobian(Softsign, secant=lambda layer, x, y, grad, base: 2 * grad)(softsign)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), Softsign(), nn.Flatten()).double()
+    with torch.no_grad():
+        passed = Path(module, None, ["0"]).run(X)
+        base, seeds = passed.baseline(torch.zeros(1, 4, 4, 4).double(), 0), random(2, *passed.output.shape)
+        assert not passed.weights([0 * seeds], 0, base).any()
+        with pytest.raises(NoClosedFormError, match="do not add up"):
+            passed.weights([seeds], 0, base)

@@ -1,0 +1,206 @@
+"""CUDA: the same numbers as on the CPU, and nothing that waits for the device. Skipped without CUDA.
+
+What can be seen without a device (nothing is sent there, nothing asked of it) is tested in test_base.py.
+"""
+
+import pytest
+import torch
+from problems import Problem
+from reference import relative
+
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ContributionCAM,
+    PCATarget,
+    SVMTarget,
+    evaluation,
+    extract_features,
+)
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def full_float32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def pair(dtype=torch.float64, **options):
+    return Problem(dtype=dtype, **options), Problem(dtype=dtype, device="cuda", **options)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "poly", "sigmoid"])
+def test_cuda_equals_the_cpu(kernel, dtype, tolerance):
+    cpu, cuda = pair(dtype, kernel=kernel, classes=4)
+    cuda.__dict__["head"] = cpu.head  # one fit for both
+    on_cpu, on_cuda = (ClosedFormGradCAM(p.net, [p.target_layer]) for p in (cpu, cuda))
+    expected, actual = on_cpu.explain(cpu.x), on_cuda.explain(cuda.x)
+    assert actual.maps.device.type == "cuda"
+    for field in ("maps", "weights", "values", "nu"):
+        assert relative(getattr(actual, field), getattr(expected, field)) < tolerance
+    assert relative(on_cuda.jacobians(cuda.x).margins, on_cpu.jacobians(cpu.x).margins) < tolerance
+    assert relative(on_cuda(cuda.x, PCATarget(0)), on_cpu(cpu.x, PCATarget(0))) < max(tolerance, 1e-6)
+    assert cuda.net.predict(cuda.x).tolist() == cpu.net.predict(cpu.x).tolist()
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_nothing_waits_for_the_device(classes):
+    problem = Problem(device="cuda", dtype=torch.float32, classes=classes)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    cam.explain(problem.x)  # the first call checks the path
+    targets = [SVMTarget("bee"), PCATarget(2, "-"), SVMTarget(versus="runner-up"), PCATarget(0)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        maps = cam.explain(problem.x)
+        cam.explain(problem.x, targets)
+        maps.positive(size=(12, 12))
+        maps.negative(scale="target")
+        cam.jacobians(problem.x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_autocast_on_cuda():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = cam.explain(problem.x)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        actual = cam.explain(problem.x)
+    assert actual.weights.dtype == torch.float32
+    assert relative(actual.maps[:, :4], expected.maps[:, :4]) < 0.1
+
+
+def test_channels_last():
+    cpu, cuda = pair()
+    cuda.__dict__["head"] = cpu.head
+    cuda.backbone.to(memory_format=torch.channels_last)
+    actual = ClosedFormGradCAM(cuda.net, [cuda.target_layer]).explain(cuda.x.to(memory_format=torch.channels_last))
+    assert relative(actual.maps, ClosedFormGradCAM(cpu.net, [cpu.target_layer]).explain(cpu.x).maps) < 1e-10
+
+
+def test_a_bfloat16_backbone():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    problem.backbone.bfloat16()
+    actual = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x.bfloat16())
+    assert actual.weights.dtype == torch.float32
+    assert relative(actual.maps[:, :4], expected.maps[:, :4]) < 0.1
+
+
+def test_on_a_stream_of_its_own():
+    problem = Problem(device="cuda")
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = cam.explain(problem.x).maps
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        actual = cam.explain(problem.x).maps
+    stream.synchronize()
+    assert relative(actual, expected) < 1e-12
+
+
+def test_in_a_captured_graph():
+    problem = Problem(device="cuda")
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    held = problem.x.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            cam.explain(held)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        maps = cam.explain(held)
+        raises = maps.positive()
+    held.copy_(problem.x.flip(0))
+    graph.replay()
+    expected = cam.explain(problem.x.flip(0))
+    assert relative(maps.maps, expected.maps) < 1e-10
+    assert relative(raises, expected.positive()) < 1e-10
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+def test_on_a_second_device():
+    cpu, cuda = Problem(), Problem(device="cuda:1")
+    cuda.__dict__["head"] = cpu.head
+    cam = ClosedFormGradCAM(cuda.net, [cuda.target_layer])
+    actual = cam.explain(cpu.x)
+    assert actual.maps.device == torch.device("cuda", 1)
+    assert relative(actual.maps, ClosedFormGradCAM(cpu.net, [cpu.target_layer]).explain(cpu.x).maps) < 1e-10
+    assert cam.jacobians(cuda.x).margins.device == torch.device("cuda", 1)
+
+
+def test_a_compiled_net():
+    problem = Problem(device="cuda")
+    torch._dynamo.reset()
+    scores = torch.compile(problem.net, backend="aot_eager")(problem.x)
+    assert relative(scores, problem.net(problem.x)) < 1e-10
+
+
+def test_a_network_moved_after_it_was_explained():
+    problem = Problem(dtype=torch.float32)
+    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    expected = cam.explain(problem.x).maps
+    problem.net.cuda()
+    actual = cam.explain(problem.x)  # the input is moved to the network
+    assert actual.maps.device.type == "cuda"
+    assert relative(actual.maps, expected) < 1e-4
+
+
+def test_values_that_are_not_finite_are_found_when_numpy_is_asked_for():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    x = problem.x.clone()
+    x[0, 0, 0, 0] = torch.nan
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(x)
+    with pytest.raises(ValueError, match="not finite"):
+        maps.numpy()
+
+
+def test_features_stay_on_the_device():
+    problem = Problem(device="cuda", dtype=torch.float32)
+    features, labels = extract_features(
+        problem.backbone, [(problem.x, torch.arange(5))], "classifier.4", as_numpy=False, progress=False
+    )
+    assert features.device.type == labels.device.type == "cuda"
+
+
+def test_an_atlas_is_built_on_a_device(tmp_path):
+    atlas = pytest.importorskip("pytorch_grad_cam_pcasvm.atlas")
+    cpu, cuda = pair(torch.float32, n=40)
+    cuda.__dict__["head"] = cpu.head
+    stores = [
+        atlas.build(p.net, list(cpu.x), [p.target_layer], tmp_path / p.device, progress=False) for p in (cpu, cuda)
+    ]
+    assert relative(torch.from_numpy(stores[1].components), torch.from_numpy(stores[0].components)) < 1e-4
+    assert relative(stores[1].maps(slice(None)).maps, stores[0].maps(slice(None)).maps) < 2e-3
+    again = atlas.build(cuda.net, list(cpu.x), [cuda.target_layer], tmp_path / "again", batch_size=7, progress=False)
+    assert (again.components == stores[1].components).all()
+
+
+@pytest.mark.parametrize("check", ["faithfulness", "localisation", "sensitivity", "completeness", "stability"])
+def test_evaluations_give_the_numbers_of_the_cpu(check):
+    cpu, cuda = pair()
+    cuda.__dict__["head"] = cpu.head
+    labels = cpu.net.predict(cpu.x).tolist()
+    options = {"masks": [[0, 0, 3, 3]] * len(labels)} if check == "localisation" else {}
+    one, two = (
+        getattr(evaluation, check)(
+            p.net,
+            [*zip(p.x.cpu(), labels, strict=True)],
+            [p.target_layer],
+            [ContributionCAM],
+            progress=False,
+            **options,
+        )
+        for p in (cpu, cuda)
+    )
+    for row in one.rows:
+        if not row.measure.startswith("layers"):  # whose random weights come from the device's own generator
+            found = two[row.method, row.measure, row.against].mean
+            assert found == pytest.approx(row.estimate.mean, abs=1e-6, nan_ok=True), row

@@ -1,0 +1,69 @@
+"""The documents say what the files beside them say."""
+
+import json
+import re
+from pathlib import Path
+
+import layers
+import pytest
+import torch
+from experiment import report
+from sklearn.datasets import load_digits
+
+DOCS = Path(__file__).parents[2] / "docs"
+RUNS = sorted((DOCS / "paper").glob("*/scores.json"))
+
+
+def test_there_is_a_run_of_every_data_set_of_the_paper():
+    assert {file.parent.name for file in RUNS} == set(report.PAPER_F1)
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: file.parent.name)
+def test_the_tables_of_the_paper_page_are_those_of_the_scores(file):
+    text = (DOCS / "paper.md").read_text()
+    for row in report.rows(json.loads(file.read_text())):
+        assert f"| {' | '.join(row)} |" in text
+
+
+def test_every_picture_of_the_documents_is_there():
+    pages = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+    links = [(page, part.split(")")[0]) for page in pages for part in page.read_text().split("](")]
+    pictures = [page.parent / link for page, link in links if link.endswith(".png")]
+    assert DOCS / "layers.png" in pictures
+    assert not [picture for picture in pictures if not picture.is_file()]
+
+
+def test_every_room_imports_from_those_above_it_in_the_table():
+    package = DOCS.parent / "pytorch_grad_cam_pcasvm"
+    table = (DOCS.parent / "CONTRIBUTING.md").read_text().split("## Where things live")[1]
+    rooms = [name for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
+    rooms += ["__init__.py", "__main__.py", "version.py"]
+
+    def room(path):
+        """Return the longest name of a room that a path begins with."""
+        return max((name for name in rooms if f"{path}/".startswith(name)), key=len)
+
+    imported = set()
+    for file in package.rglob("*.py"):
+        place = room(file.relative_to(package))
+        for name in re.findall(r"^from pytorch_grad_cam_pcasvm\.([\w.]+) import", file.read_text(), re.MULTILINE):
+            path = name.replace(".", "/")
+            other = room(path if (package / path).is_dir() else f"{path}.py")
+            if other not in (place, "version.py") and place not in ("__init__.py", "__main__.py"):
+                imported.add((place, other))
+    assert ("cams/", "autodiff/") in imported
+    assert not [(place, other) for place, other in imported if rooms.index(place) < rooms.index(other)]
+
+
+def test_the_example_of_layers_runs(tmp_path, monkeypatch, capsys):
+    some = load_digits()
+    some.images, some.target = some.images[:120], some.target[:120]
+    monkeypatch.setattr(layers, "load_digits", lambda: some)
+    monkeypatch.setattr("sys.argv", ["layers.py", "--epochs", "1", "--out", str(tmp_path / "new" / "layers.png")])
+    threads = torch.get_num_threads()
+    try:
+        layers.main()
+    finally:
+        torch.set_num_threads(threads)
+    assert (tmp_path / "new" / "layers.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.count("x") >= 3  # 4x4, 8x8, 16x16

@@ -1,0 +1,250 @@
+"""The site: it names all that is public and nothing else, its links lead somewhere, and its snippets run.
+
+None of this needs Sphinx.
+"""
+
+import builtins
+import dataclasses
+import importlib
+import inspect
+import re
+import types
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import pytorch_grad_cam
+import torch
+import torchvision
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+from torchvision.transforms.functional import to_pil_image
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm import atlas, evaluation, figures, head
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
+TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
+NAME = package.__name__
+PUBLIC = (package, head, figures, atlas, evaluation)
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+def documented():
+    """Return what the pages of the API document, by full name."""
+    found = set()
+    for text in PAGES.values():
+        module = ""
+        for kind, name in re.findall(r"^\.\. ([\w:]+):: (\S+)$", text, re.MULTILINE):
+            if kind == "currentmodule":
+                module = name
+            elif kind.startswith(("auto", "py:")):
+                found.add(f"{module}.{name}")
+    return found
+
+
+def exists(name):
+    """Return whether a dotted name can be imported, or is an attribute of what can be."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        return all(part in members(found) and (found := getattr(found, part, found)) for part in parts[count:])
+    return False
+
+
+def members(thing):
+    """Return the names of what a module or a class has; of a class, also those that only its objects have."""
+    names = set(dir(thing))
+    if isinstance(thing, type):
+        names |= set(getattr(thing, "__annotations__", ()))
+        names |= {field.name for field in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
+        names |= set(re.findall(r"self\.(\w+)", inspect.getsource(thing)))
+    return names
+
+
+def code_of(text):
+    """Return what stands in code, inline or in blocks of Python."""
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [*blocks, *re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))]
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_all_that_is_public_is_documented(module):
+    pages = documented()
+    elsewhere = set(package.__all__) if module is head else set()
+    assert [name for name in module.__all__ if f"{module.__name__}.{name}" not in pages and name not in elsewhere] == []
+
+
+def test_what_is_documented_exists():
+    assert [name for name in documented() if not exists(name)] == []
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_names_on_a_page_exist(page):
+    text = TEXTS[page]
+    names = set(re.findall(rf"\b{NAME}(?:\.\w+)+", text))
+    for module, one_line, lines in re.findall(rf"from ({NAME}[\w.]*) import (?:([^(\n#]+)|\(([^)]+)\))", text):
+        names |= {f"{module}.{name}" for name in re.findall(r"\w+", one_line or lines)}
+    code = "\n".join(code_of(text))
+    names |= {f"{NAME}.{name}" for name in re.findall(r"(?<![\w.])((?:atlas|evaluation|figures)\.[a-z_]+)\b", code)}
+    names |= {f"{NAME}.figures.{name}" for name in re.findall(r"\bplot_\w+", code)}
+    files = (".py", ".md", ".png", ".html", ".json", ".safetensors")
+    assert sorted(name for name in names if not exists(name) and not name.endswith(files)) == []
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_classes_and_attributes_on_a_page_exist(page):
+    code = "\n".join(code_of(TEXTS[page]))
+    known = {name for module in (*PUBLIC, pytorch_grad_cam) for name in dir(module)} | set(
+        re.findall(r"class (\w+)", code)
+    )
+    known |= set(dir(builtins))
+    classes = re.findall(r"(?<![\w.])[A-Z]\w*(?:CAM|Target|Maps|Effect|Error|Warning|SVMNet|Output)\b", code)
+    assert sorted(set(classes) - known) == []
+    objects = {
+        "maps": package.SignedMaps,
+        "cam": package.ClosedFormGradCAM,
+        "net": package.PCASVMNet,
+        "net.head": package.Head,
+        "effect": package.SupportVectorEffect,
+        "store": atlas.Atlas,
+    }
+    for name, kind in objects.items():
+        found = re.findall(rf"(?<![\w./]){re.escape(name)}\.([a-z]\w*)", code)
+        assert sorted(set(found) - members(kind) - {"py", "png", "safetensors"}) == [], name
+
+
+@pytest.mark.slow
+def test_every_estimator_that_is_converted_is_in_the_table(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    found = set(re.findall(r"`(\w+)`", importlib.import_module("tables").estimators()))
+    table = PAGES["docs/heads.md"].split("<!-- estimators -->")[1].split("<!-- end -->")[0]
+    assert len(found) > 40
+    assert found <= set(re.findall(r"`(\w+)`", table))  # older versions of scikit-learn have fewer
+
+
+# --- links --------------------------------------------------------------------------------------------------------
+
+
+def anchors(text):
+    """Return the anchors of a page's headings, as MyST and GitHub make them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_links_of_a_page_lead_somewhere(page):
+    text = re.sub(r"```(?!\{toctree).*?```", "", TEXTS[page], flags=re.DOTALL)
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if re.match(r"\w+:", link):
+            continue
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_every_page_is_in_the_table_of_contents():
+    tables = re.findall(r"```\{toctree\}\n(.*?)```", "".join(PAGES.values()), re.DOTALL)
+    entries = re.findall(r"^[\w/-]+$", "\n".join(tables), re.MULTILINE)
+    assert {f"docs/{entry}.md" for entry in entries} - {"docs/auto_examples/index.md"} == set(PAGES) - {"docs/index.md"}
+
+
+# --- snippets -----------------------------------------------------------------------------------------------------
+
+START = "docs/getting-started.md"
+# The others are tested with their subject: test_store.py, test_transformers.py.
+OTHERS = ("evaluating", "reading", "layers", "methods", "heads", "extending")
+SNIPPETS = [START, *(f"docs/{page}.md" for page in OTHERS)]
+
+
+def run(page, names):
+    """Run the snippets of a page as they are printed, but for those that say that they are not run."""
+    text = re.sub(r"<!-- not run.*?-->\n```python\n.*?```", "", PAGES[page], flags=re.DOTALL)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+@pytest.fixture
+def estimators():
+    """Forget, at the end, the estimators that a page registers."""
+    registry = inspect.getclosurevars(package.stage_for.register).nonlocals["registry"]
+    before = dict(registry)
+    yield
+    registry.clear()
+    registry.update(before)
+    package.stage_for._clear_cache()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """Return what a reader has after the first page: three kinds of animals, a small ResNet, a head."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 3, 64, 64, generator=generator)
+    animals = ["cat", "dog", "elk"] * 4
+    for row, animal in enumerate(animals):
+        x[row, :, :32] += "cde".index(animal[0])
+    given = {
+        "dataset": list(zip(x, animals, strict=True)),
+        "labels_of_images": animals[:2],
+        "features_of_images": lambda backbone: backbone(given["images"]).detach().numpy(),
+    }
+    resnet18 = torchvision.models.resnet18
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torchvision.models, "resnet18", lambda weights: resnet18(weights=None) if weights else None)
+        resize = torchvision.transforms.Resize
+        patch.setattr(torchvision.transforms, "Resize", lambda size: resize((64, 64)))  # small, for the time
+        given["folder"] = tmp_path_factory.mktemp("started")
+        patch.chdir(given["folder"])
+        for row, (image, animal) in enumerate(zip(x, animals, strict=True)):
+            for part in ("train", "test"):
+                folder = Path("photos", part, animal)
+                folder.mkdir(parents=True, exist_ok=True)
+                to_pil_image(image.sigmoid()).save(folder / f"{row}.png")
+        patch.setitem(mpl.rcParams, "figure.dpi", 50)
+        return run(START, given)
+
+
+def small():
+    """Return a network and images for a page that evaluates, which a ResNet takes too long for."""
+    x, labels = torch.randn(12, 3, 16, 16), np.array(["cat", "dog", "elk"] * 4)
+    layers = OrderedDict(layer4=nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.ReLU()), pool=nn.AdaptiveAvgPool2d(1))
+    backbone = nn.Sequential(layers).append(nn.Flatten())
+    features = backbone(x).detach().numpy()
+    head = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, labels)
+    net = package.PCASVMNet(backbone, head).eval()
+    return {"net": net, "dataset": [*zip(x, labels, strict=True)], "head": head, "features": features, "labels": labels}
+
+
+@pytest.mark.parametrize("page", SNIPPETS)
+def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatch):
+    monkeypatch.chdir(started["folder"])
+    names = dict(started) if page == START else run(page, started | (small() if page.endswith("evaluating.md") else {}))
+    maps = names["maps"]
+    assert isinstance(maps, package.SignedMaps)
+    assert bool(maps.maps.isfinite().all())
+    assert not any(isinstance(value, types.ModuleType) and value.__name__ == "sphinx" for value in names.values())
+
+
+def test_no_page_with_snippets_is_forgotten():
+    elsewhere = {"docs/atlas.md", "docs/transformers.md"}
+    assert {page for page, text in PAGES.items() if "```python" in text} == set(SNIPPETS) | elsewhere
