@@ -171,7 +171,7 @@ def test_the_other_blocks_of_the_page_run_one_after_the_other():
 def test_the_page_says_what_the_errors_say():
     text = PAGE[PAGE.index("## What is refused") :]
     messages = re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
-    source = "".join(file.read_text() for file in PACKAGE.glob("*.py"))
+    source = "".join(file.read_text() for file in PACKAGE.rglob("*.py"))
     assert len(messages) == 5
     assert [message for message in messages if message not in source] == []
 
