@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
@@ -22,6 +21,7 @@ from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.maps import encoded
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
 
 # Images that the network sees at once: rounding depends on it, so it depends on nothing else.
@@ -300,7 +300,7 @@ def _make(
     job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool
 ) -> None:
     total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
-    with tqdm(total=total, initial=total - count, desc="atlas", unit="image", disable=not progress) as bar:
+    with progress_bar(progress, total=total, initial=total - count, desc="atlas", unit="image") as bar:
         try:
             for done in _made(job, missing, engine, processes, workers):
                 bar.update(done)

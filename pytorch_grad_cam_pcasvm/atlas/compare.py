@@ -4,10 +4,9 @@ from collections.abc import Collection
 from random import Random
 from typing import Any, NamedTuple
 
-from tqdm.auto import tqdm
-
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.engines import Job
+from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 
 class _Image(NamedTuple):
@@ -33,7 +32,7 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
     different: dict[str, str] = {}  # by shard
     images = [image for number in job.shards if number not in missing for image in _of(job, number, verify, different)]
     blocks = [[image.row] for image in images]  # one at a time: their shapes may differ by now
-    with tqdm(total=len(images), desc="verify", unit="image", disable=not (verify and progress)) as bar:
+    with progress_bar(verify and progress, total=len(images), desc="verify", unit="image") as bar:
         for image, (batch, digests) in zip(images, job.read(blocks, workers if verify else 0), strict=True):
             name = job.images.id(image.row)
             if batch.bad:

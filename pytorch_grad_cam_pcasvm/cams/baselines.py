@@ -141,7 +141,7 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
     total: Tensor | None = None
     count = 0
     with evaluating(net), torch.no_grad():
-        for batch in tqdm(loader, desc="mean activations", unit="batch", disable=not progress):
+        for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
             images = checked_images(image_and_label(batch)[0])
             activations = output_of(backbone, name, images.to(device_of(net)))
             if not isinstance(activations, Tensor):

@@ -10,7 +10,6 @@ from pytorch_grad_cam import (
 )
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
-from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
@@ -18,6 +17,7 @@ from pytorch_grad_cam_pcasvm.cams.coalitions import Players, shapley_values
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, row_of, values_of
 from pytorch_grad_cam_pcasvm.maps import signed_maps
+from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
@@ -90,7 +90,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         blank = self.model(torch.zeros_like(run.images[:1]))
         steps = len(run) * -(-count // self.batch_size)
         values, weights = [], []
-        with tqdm(total=steps, desc="Score-CAM", disable=None if steps > 20 else True, leave=False) as bar:
+        with progress_bar(None if steps > 20 else False, total=steps, desc="Score-CAM", leave=False) as bar:
             for image in range(len(run)):
                 scores = []
                 for part in chosen[image].split(self.batch_size):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils.data import TensorDataset
-from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.cams import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
@@ -23,6 +22,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, fixed
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
@@ -98,7 +98,7 @@ class Subject:
         """Yield items, such as rows, a batch at a time, with a progress bar; at least two at a time if possible."""
         count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few images is seen, too
         ends = np.linspace(0, len(items), -(-len(items) // count) + 1).round().astype(int)
-        with tqdm(total=len(items), desc=what, unit=unit, disable=not self.progress) as bar:
+        with progress_bar(self.progress, total=len(items), desc=what, unit=unit) as bar:
             for start, end in itertools.pairwise(ends):
                 yield items[start:end]
                 bar.update(end - start)

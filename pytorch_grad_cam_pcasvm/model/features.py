@@ -64,7 +64,7 @@ def extract_features(
     features: list[Tensor] = []
     labels: list[Any] = []
     with evaluating(backbone), torch.no_grad(), _loading():
-        for batch in tqdm(loader, desc="features", unit="batch", disable=not progress):
+        for batch in tqdm(loader, desc="features", unit="batch") if progress else loader:
             images, label = image_and_label(batch)
             check_tensor(images, "images")
             if label is not None:

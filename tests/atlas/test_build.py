@@ -718,7 +718,7 @@ def test_images_that_were_mended_are_taken(tmp_path):
 
 def test_only_what_dead_processes_and_this_one_left_is_removed(tmp_path):
     dead = forked(lambda: None)
-    dead.join()
+    joined(dead)
     mine = shards.temporary_of(tmp_path / "manifest.json")
     of_the_dead, of_the_living = (
         mine.with_name(mine.name.replace(f".{os.getpid()}.", f".{pid}.")) for pid in (dead.pid, os.getppid())
@@ -785,6 +785,14 @@ def forked(call, *args):
     return process
 
 
+def joined(process):
+    """Wait for a process to end, but not for ever."""
+    process.join(120)
+    if process.exitcode is None:
+        process.kill()
+    assert process.exitcode is not None, "it waits for something that never comes"
+
+
 def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
     data = Slow(TensorDataset(*images(400)), 0.002)
     whole = contents(build(tmp_path / "whole", data=data, shard_size=16).folder)
@@ -797,7 +805,7 @@ def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
             time.sleep(0.002)
         time.sleep(random.uniform(0, 0.05))
         os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        joined(process)
         kept = {name: written for name, written in contents(out).items() if name.startswith("part-")}
         assert kept.items() <= whole.items()
         finished = len(kept)
@@ -860,7 +868,7 @@ def test_the_lock_of_a_killed_build_is_free(tmp_path):
         with lock.alone(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    forked(hold).join()
+    joined(forked(hold))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -913,7 +921,7 @@ def test_a_full_disk_leaves_no_half_a_shard(tmp_path):
     told = tmp_path / "told"
     data = TensorDataset(*images(64 + 64))
     process = forked(_on_a_full_disk, tmp_path / "atlas", data, told)
-    process.join()
+    joined(process)
     assert "part-00000.parquet cannot be written" in told.read_text()
     assert "run the same build again" in told.read_text()
     assert sorted(path.name for path in (tmp_path / "atlas").iterdir()) == ["head.safetensors", "manifest.json"]

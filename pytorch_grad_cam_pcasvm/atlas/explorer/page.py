@@ -10,10 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from tqdm.auto import tqdm
-
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text
+from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 _PACKAGE = Path(__file__).parent
 _STYLE = "explorer.css"
@@ -68,7 +67,7 @@ def write_page(
     try:
         for name, value in chain(contents.items(), contents.means()):
             sink.text(name, json_text(value))
-        with tqdm(total=len(store), desc="explorer", unit="image", disable=None) as bar:
+        with progress_bar(None, total=len(store), desc="explorer", unit="image") as bar:
             for count, chunks in contents.blocks():
                 for name, chunk in chunks.items():
                     sink.text(name, json_text(chunk))

@@ -1,0 +1,20 @@
+"""Progress bars are shown when they are asked for; else tqdm, whose lock is shared with forks, is not even called."""
+
+import pytest
+
+from pytorch_grad_cam_pcasvm.runtime import progress
+
+
+@pytest.mark.parametrize("shown", [False, None])  # standard error is no terminal here
+def test_hidden_bars_call_nothing(monkeypatch, shown):
+    monkeypatch.setattr(progress, "tqdm", None)
+    with progress.progress_bar(shown, total=3) as bar:
+        bar.update()
+        bar.update(2)
+
+
+def test_bars_that_are_shown_count(capsys):
+    with progress.progress_bar(True, total=3, desc="atlas") as bar:
+        bar.update(2)
+    assert bar.n == 2
+    assert "atlas" in capsys.readouterr().err
