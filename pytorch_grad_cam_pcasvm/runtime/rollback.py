@@ -130,10 +130,12 @@ def _recover() -> None:
     while frame is not None:
         running.add(frame)
         frame = frame.f_back
+    # Not sys._current_frames(), whose lock other threads may wait for, and it for theirs (gh-106883); nor is_alive(),
+    # which takes a thread for ended for good if a signal interrupts it.
+    threads = threading.enumerate()
     for rollback in reversed(_open.copy()):
         mine = rollback._thread == threading.get_ident()
-        # Not sys._current_frames(): other threads may wait for the lock that it holds, and it for theirs (gh-106883).
-        if (mine and rollback._frame not in running) or not rollback._owner.is_alive():
+        if (mine and rollback._frame not in running) or rollback._owner not in threads:
             with suppress(Exception):  # another call's, which was interrupted anyway
                 rollback._close(late=True)
 
