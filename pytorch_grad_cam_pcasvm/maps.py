@@ -370,13 +370,13 @@ class Jacobians:
 def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
     """Return ``sum_t weights[n, k, t] activations[n, t]``, the signed maps, (N, K, H, W), in the weights' dtype."""
     with full_precision(weights.device):
-        return (weights @ activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
+        return torch.bmm(weights, activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
 
 
 def largest(maps: Tensor, opposite: Tensor | None = None) -> Tensor:
     """Return nu, the largest value of a map and its opposite, which is ``-maps`` if none is given, shape (N, K)."""
     if opposite is None:
-        return maps.flatten(2).abs().amax(-1)
+        return torch.linalg.vector_norm(maps.flatten(2), torch.inf, -1)
     return torch.maximum(maps, opposite).relu().flatten(2).amax(-1)
 
 

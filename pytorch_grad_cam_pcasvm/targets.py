@@ -101,7 +101,7 @@ class PCATarget(ClosedFormTarget):
         components = max(targets, key=lambda target: target.component)._components(output)
         position, count = output.head.component_position, components.shape[1]
         if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
-            return components.clone(), {position: None}
+            return components, {position: None}
         # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
         plus = torch.eye(count, dtype=components.dtype, device=components.device)
         rows = {"+": plus.unbind(), "-": (-plus).unbind()}
@@ -282,7 +282,7 @@ class SVMTarget(ClosedFormTarget):
             versus = voting.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
         elif self.versus is not None:
             versus = indices(self.versus)
-        seed = voting.seed(category, versus, decision)
+        seed = voting.seed(category, versus)
         return seed if self.sign == "+" else -seed
 
 

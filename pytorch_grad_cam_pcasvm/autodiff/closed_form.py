@@ -82,7 +82,8 @@ class ClosedFormPass(Pass):
                 break
             value = step.output
         grad = pulled_back(tape, seeds, value, baseline)
-        return grad.reshape(len(grad), rows, channels, -1).sum(-1)
+        grad = grad.reshape(len(grad), rows, channels, -1)
+        return grad.squeeze(-1) if grad.shape[-1] == 1 else grad.sum(-1)
 
     def products(
         self, seeds: Sequence[Tensor | None], target: int, x: Tensor, over: str, baseline: Baseline | None = None

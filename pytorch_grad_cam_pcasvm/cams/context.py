@@ -66,11 +66,8 @@ class Run:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of gradients: that of the network's output, at least float32."""
-        dtype = torch.float32
-        for leaf in tree_leaves(self.passed.output):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                dtype = torch.promote_types(dtype, leaf.dtype)
-        return dtype
+        leaves = tree_leaves(self.passed.output)
+        return torch.float64 if any(getattr(leaf, "dtype", None) == torch.float64 for leaf in leaves) else torch.float32
 
     def seeds(self, targets: Sequence[Any], baseline: Any = None) -> Seeds:
         """Return the gradients of K targets with respect to the features, or their secants from a baseline's output."""

@@ -145,7 +145,7 @@ def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, bas
     parts: list[tuple[list[int], list[Tensor]]] = []
     for members, values, seeds in _grouped(targets, output, baseline):
         grad, log_scale = output.head.pullback(output.head_trace, seeds, trace)
-        tensors = [grad.to(dtype).expand(count, -1, -1), log_scale.expand(count, -1), values]
+        tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
         if baseline is not None:
             tensors.append(_at_baseline([targets[k] for k in members], seeds, values, output, baseline))
         parts.append((members, tensors))
@@ -155,7 +155,7 @@ def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, bas
         back = sorted(range(len(order)), key=order.__getitem__)
         joined = [torch.stack([columns[k] for k in back], 1) for columns in (t.unbind(1) for t in joined)]
     grad, *others = joined
-    return Seeds([grad.transpose(0, 1)], *others)
+    return Seeds([grad.to(dtype).transpose(0, 1)], *others)
 
 
 def _at_baseline(

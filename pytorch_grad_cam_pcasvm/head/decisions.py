@@ -16,6 +16,8 @@ from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum
 
+_DENSE = 1 << 22  # coefficients of all machines, beyond which each class's are kept apart
+
 
 class Decision(Stage):
     """A stage that ends a head: components (N, B) to decision values (N, P).
@@ -131,6 +133,17 @@ class KernelSVM(Decision):
         self.n_inputs, self.n_outputs = support_vectors.shape[1], len(intercept)
         self.n_support = [int(n) for n in n_support]
         self.keep(support_vectors=support_vectors, dual_coef=dual_coef, intercept=intercept, support=support)
+        first, second = pairs(len(self.n_support))
+        # Of the coefficients of class c, row r is for its decision against class r or r + 1.
+        self.register_buffer("_first", first * len(dual_coef) + second - 1, persistent=False)
+        self.register_buffer("_second", second * len(dual_coef) + first, persistent=False)
+        takes_part = rows = None
+        if len(dual_coef) > 1 and len(first) * len(support_vectors) <= _DENSE:
+            of_class = torch.arange(len(self.n_support)).repeat_interleave(torch.tensor(self.n_support))
+            of_first, of_second = (of_class == each.unsqueeze(1) for each in (first, second))
+            takes_part, rows = of_first | of_second, torch.where(of_first, second.unsqueeze(1) - 1, first.unsqueeze(1))
+        self.register_buffer("_takes_part", takes_part, persistent=False)
+        self.register_buffer("_rows", rows, persistent=False)
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
@@ -149,17 +162,12 @@ class KernelSVM(Decision):
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the decision values, shape (N, P); and x and the kernel's argument."""
         argument = self.kernel.argument(x, self.support_vectors)
-        return self._decision(self.kernel.value(argument)), (x, argument)
-
-    def _decision(self, values: Tensor) -> Tensor:
-        """Return the decision values for the kernel's values, shape (N, I)."""
-        if len(self.dual_coef) == 1:
-            return values @ self.dual_coef.T + self.intercept
+        values, machines = self.kernel.value(argument), self._machines()
+        if machines is not None:
+            return torch.addmm(self.intercept, values, machines.T), (x, argument)
         blocks = zip(values.split(self.n_support, 1), self.dual_coef.split(self.n_support, 1), strict=True)
-        # parts[:, c, r]: what the vectors of class c give to its r-th decision, that against class r or r + 1.
-        parts = torch.stack([value @ coef.T for value, coef in blocks], 1)
-        first, second = pairs(len(self.n_support), values.device)
-        return parts[:, first, second - 1] + parts[:, second, first] + self.intercept
+        parts = torch.cat([value @ coef.T for value, coef in blocks], 1)
+        return parts[:, self._first] + parts[:, self._second] + self.intercept, (x, argument)
 
     def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
         """Return ``grad da/dp``, shape (N, K, B), divided by its factor."""
@@ -171,16 +179,21 @@ class KernelSVM(Decision):
         (x, argument), (x0, argument0) = saved, saved0
         return self.kernel.secant(argument, argument0, x, x0, self.support_vectors, self._coefficients(grad))
 
+    def _machines(self) -> Tensor | None:
+        """Return the coefficients of all machines, shape (P, I); None if they are too many."""
+        if len(self.dual_coef) == 1:
+            return self.dual_coef
+        return None if self._rows is None else self.dual_coef.gather(0, self._rows) * self._takes_part
+
     def _coefficients(self, grad: Tensor) -> Tensor:
         """Return the coefficient of every support vector, shape (N, K, I), for seeds of shape (N, K, P)."""
-        if len(self.dual_coef) == 1:
-            return grad @ self.dual_coef
-        n_classes = len(self.n_support)
-        first, second = pairs(n_classes, grad.device)
-        parts = grad.new_zeros(*grad.shape[:2], n_classes, n_classes - 1)
-        parts[..., first, second - 1] = grad
-        parts[..., second, first] = grad
-        blocks = zip(parts.unbind(2), self.dual_coef.split(self.n_support, 1), strict=True)
+        machines = self._machines()
+        if machines is not None:
+            return torch.tensordot(grad, machines, 1)
+        parts = grad.new_zeros(*grad.shape[:2], len(self.n_support) * len(self.dual_coef))
+        parts[..., self._first] = grad
+        parts[..., self._second] = grad
+        blocks = zip(parts.split(len(self.dual_coef), -1), self.dual_coef.split(self.n_support, 1), strict=True)
         return torch.cat([part @ coef for part, coef in blocks], -1)
 
 

@@ -390,7 +390,7 @@ class Head(Hookable):
             return machine.effect(x)
         first = torch.tensor([self.class_index(category)], device=x.device)
         second = None if versus is None else torch.full_like(first, self.class_index(versus))
-        return machine.effect(x, machine.voting.seed(first, second, machine.intercept.unsqueeze(0)))
+        return machine.effect(x, machine.voting.seed(first, second))
 
     def why_blank(self, trace: HeadTrace, seed: Tensor) -> str | None:
         """Return why a row of a trace has no gradient, if it lies on a support vector of an RBF SVM; otherwise None."""

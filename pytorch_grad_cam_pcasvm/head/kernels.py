@@ -74,7 +74,7 @@ class Linear(_OfInnerProduct):
 
     def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
-        grad = (coefficients @ points).expand(len(x), -1, -1)
+        grad = torch.tensordot(coefficients, points, 1).expand(len(x), -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
 
     def secant(
@@ -141,7 +141,7 @@ class Sigmoid(_OfInnerProduct):
     def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
         scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(argument))
-        return scaled @ points, log_scale
+        return torch.tensordot(scaled, points, 1), log_scale
 
     def secant(
         self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
@@ -152,7 +152,7 @@ class Sigmoid(_OfInnerProduct):
         mean = torch.where(u > 0, -torch.expm1(-2 * u) / (2 * torch.where(u > 0, u, 1.0)), 1.0)
         log_quotient = u + mean.log() + self._log_sech(argument) + self._log_sech(argument0)
         scaled, log_scale = _times_exp(self.gamma * coefficients, log_quotient)
-        return scaled @ points, log_scale
+        return torch.tensordot(scaled, points, 1), log_scale
 
     def _slope(self, argument: Tensor) -> Tensor:
         return self.gamma * self._log_slope(argument).exp()
@@ -186,12 +186,12 @@ class RBF:
         It is 0 where it is no larger than the rounding errors that x has from its network (see :func:`known_to`).
         """
         scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
-        grad = scaled @ points - scaled.sum(-1, keepdim=True) * x.unsqueeze(1)
+        grad = _around(scaled, points, x)
         # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
-        sizes = scaled.abs()
-        sizes = sizes @ points.abs() + sizes.sum(-1, keepdim=True) * x.abs().unsqueeze(1)
-        noise = (grad.abs() <= _rounding.get() * sizes).all(-1, keepdim=True)
-        return grad - torch.where(noise, grad.detach(), 0.0), log_scale
+        sizes = _rounding.get() * scaled.abs()
+        sizes = _around(sizes, points.abs(), -x.abs())
+        noise = (grad.abs() <= sizes).all(-1, keepdim=True)
+        return grad - grad.detach() * noise, log_scale
 
     def coincides(self, x: Tensor, points: Tensor) -> Tensor:
         """Return whether x (N, B) equals each of the points but for rounding, shape (N, I)."""
@@ -207,14 +207,14 @@ class RBF:
         tau_i, from 0 to 1, the centre of the kernel's weight on it.
         """
         step = x - x0
+        scaled_step = self.gamma * step
         # Around the baseline, so that nothing cancels in products of points that are far from 0.
-        centre = x0.mean(0)
-        points, start = points - centre, x0 - centre
-        along = self.gamma * (step @ points.T - (start * step).sum(-1, keepdim=True))
-        length = self.gamma * step.square().sum(-1, keepdim=True)
+        points, start = points - x0[:1], x0 - x0[:1]
+        along = scaled_step @ points.T - (start * scaled_step).sum(-1, keepdim=True)
+        length = (step * scaled_step).sum(-1, keepdim=True)
         log_mean, tau = _along_a_line(self.gamma * argument0, self.gamma * argument, along, length)
         scaled, log_scale = _times_exp(2 * self.gamma * coefficients, log_mean)
-        grad = scaled @ points - scaled.sum(-1, keepdim=True) * start.unsqueeze(1)
+        grad = _around(scaled, points, start)
         return grad - (scaled * tau.unsqueeze(1)).sum(-1, keepdim=True) * step.unsqueeze(1), log_scale
 
     def effect(self, x: Tensor, points: Tensor) -> Tensor:
@@ -269,33 +269,37 @@ def _along_a_line(at_start: Tensor, at_end: Tensor, along: Tensor, length: Tenso
     negative, and ``at_end = e(1)``. Shapes broadcast to (N, I).
     """
     # The nearest place on the line is in its first half; otherwise the line is run through from its other end.
-    turned = 2 * along > length
-    along = torch.where(turned, length - along, along)
-    at_start = torch.where(turned, at_end, at_start)
-    before = along < 0
-    length = length.expand_as(along)
-    squared = torch.where(length > 0, length, 1.0)
-    s, nearest = squared.sqrt(), along / squared
-    # e(t) - e(0): at the nearest place of the line, and from there to its end.
-    lowest = torch.where(before, 0.0, -nearest * along)
-    varies = length - 2 * along - lowest
-    # Divided by the largest value on the line, exp(-e): where the nearest place is its start, and where it is inside.
-    b = -nearest * s
-    outside = torch.special.erfcx(b.clamp(min=0)) - torch.exp(-varies) * torch.special.erfcx(b + s)
-    inside = torch.erf(-b) + torch.erf(s + b)
-    mean = math.sqrt(math.pi) / 2 * torch.where(before, outside, inside) / s
-    tau = nearest + (torch.exp(lowest) - torch.exp(-varies)) / (2 * squared * mean)
+    first = torch.minimum(along, length - along)
+    at_start = torch.minimum(at_start, at_end)
+    squared = length + (length == 0)
+    s, nearest = squared.sqrt(), first / squared
+    # e(0) - e and e(1) - e at the lowest e on the line: at its nearest place, if that is on it, or at its start.
+    inside = first.clamp(min=0)
+    to_start = inside * nearest
+    to_end = torch.sub(length, first, alpha=2) + to_start
+    # Integrals from there to both ends, divided by exp(-e) at the lowest: of exp(-u^2) for u from -b to s - b.
+    b = nearest * s
+    at_first, at_last = torch.exp(-to_start), torch.exp(-to_end)
+    near = at_first * torch.special.erfcx(b.abs())
+    total = torch.where(first < 0, near, 2 - near) - at_last * torch.special.erfcx(s - b)
+    mean = total / (s * (2 / math.sqrt(math.pi)))
+    tau = torch.addcdiv(nearest, at_first - at_last, total * (s * math.sqrt(math.pi)))
     # Where exp(-e) is nearly the same all along the line, these differences cancel; few nodes integrate it there.
-    flat = varies < 1
+    flat = to_end < 1
     nodes, weights = _NODES.to(along), _WEIGHTS.to(along)
-    exponents = torch.where(flat, 2 * along, 0.0).unsqueeze(-1) - torch.where(flat, length, 0.0).unsqueeze(-1) * nodes
-    terms = exponents.mul_(nodes).exp_()
-    zeroth, first = terms @ weights, terms @ (weights * nodes)
-    tau = torch.where(flat, first / zeroth, tau)
-    tau = torch.where(turned, 1 - tau, tau).clamp(0, 1)
+    terms = torch.exp((2 * first).unsqueeze(-1) * nodes - length.unsqueeze(-1) * nodes.square())
+    zeroth, moment = torch.tensordot(terms, torch.stack([weights, weights * nodes], 1), 1).unbind(-1)
+    tau = torch.where(flat, moment / zeroth, tau)
+    tau = torch.where(first < along, 1 - tau, tau).clamp(0, 1)
     # Rounding must not make a distance negative.
-    lowest = (at_start + torch.where(flat, 0.0, lowest)).clamp(min=0)
+    lowest = (at_start - to_start.masked_fill(flat, 0.0)).clamp(min=0)
     return torch.where(flat, zeroth, mean).log() - lowest, tau
+
+
+def _around(coefficients: Tensor, points: Tensor, x: Tensor) -> Tensor:
+    """Return ``sum_i c_i (p_i - x)``, shape (N, K, B), for coefficients (N, K, I), points (I, B) and x (N, B)."""
+    # Not addcmul: rounded once, it leaves something of c p - c x where p is x.
+    return torch.tensordot(coefficients, points, 1) - coefficients.sum(-1, keepdim=True) * x.unsqueeze(1)
 
 
 def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
@@ -307,7 +311,7 @@ def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]
         products = coefficients.expand(len(exponents), -1, -1)
         return products, products.new_zeros(products.shape[:2])
     # What takes no part in a target must not set its scale.
-    exponents = torch.where(coefficients == 0, -torch.inf, exponents.unsqueeze(1))
+    exponents = exponents.unsqueeze(1).masked_fill(coefficients == 0, -torch.inf)
     largest = exponents.amax(-1) + coefficients.abs().amax(-1).log()
-    log_scale = torch.where((largest < _REPRESENTABLE) & (largest > -torch.inf), largest, 0.0)
+    log_scale = largest.masked_fill(largest >= _REPRESENTABLE, 0.0).nan_to_num(torch.nan, neginf=0.0)
     return coefficients * torch.exp(exponents - log_scale.unsqueeze(-1)), log_scale

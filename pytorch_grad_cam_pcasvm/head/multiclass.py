@@ -2,39 +2,54 @@
 
 A machine has P decision values for an image: one per pair of classes for one-vs-one, one per class for one-vs-rest, a
 single one for two classes or a regressor. A *voting* turns them into per-class margins, scores and predictions. Margins
-are linear in the decision values, so the gradient of a target is a row vector over them, its *seed*.
+are linear in the decision values, ``decision @ matrix.T``, and the gradient of a target, its *seed*, is a row of the
+matrix.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration
 
 
-class Voting(ABC):
+class Voting(nn.Module):
     """How P decision values of an image become margins and scores of C classes.
+
+    Args:
+        matrix: C rows over the decision values, shape (C, P).
 
     Attributes:
         n_classes: C.
         calibration: what turns scores (..., C), or (..., 1) for two classes, into ``predict_proba``; None: nothing.
     """
 
-    n_classes: int
+    matrix: Tensor
     calibration: Calibration | None = None
 
-    def margins(self, decision: Tensor) -> Tensor:
-        """Return the margin of each class, which maps explain: (..., P) to (..., C), linear; here the values."""
-        return decision
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.n_classes = len(matrix)
+        self.register_buffer("matrix", matrix, persistent=False)
 
-    @abstractmethod
-    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the margin of each class, which maps explain: (..., P) to (..., C)."""
+        return decision @ self.matrix.to(decision).T
+
+    def seed(self, category: Tensor, versus: Tensor | None) -> Tensor:
         """Return the derivative of a class's margin, or its decision against ``versus``, w.r.t. the decision values.
 
-        Classes are indices, shape (...); ``decision``, shape (..., P), only supplies dtype, device and P.
+        Classes are indices, shape (...); the seeds are of shape (..., P).
         """
+        matrix = self.matrix.to(category.device)
+        return matrix[category] if versus is None else self.duel(matrix[category], matrix[versus])
+
+    def duel(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return the decision of one class against another, by their rows, (..., P): zeros for a class and itself."""
+        return row - other
 
     def scores(self, decision: Tensor) -> Tensor:
         """Return scikit-learn's ``decision_function``, with columns [-a, a] for two classes."""
@@ -66,11 +81,8 @@ class Voting(ABC):
 class Regression(Voting):
     """A regressor: one value and no classes."""
 
-    n_classes = 1
-
-    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
-        """Return ones."""
-        return torch.ones_like(decision)
+    def __init__(self) -> None:
+        super().__init__(torch.ones(1, 1, dtype=torch.float64))
 
     def prediction(self, decision: Tensor) -> Tensor:
         """Return the estimator's predictions, shape (N,)."""
@@ -86,25 +98,19 @@ class OneClass(Regression):
 
 
 class Binary(Voting):
-    """Two classes, one value a: positive for the second class.
+    """Two classes, one value a, positive for the second: margins are [-a, a], either the decision against the other.
 
     A value of exactly 0 is the second class with ``zero_is_second``, as in libsvm; the first in linear classifiers.
     """
 
-    n_classes = 2
-
     def __init__(self, *, zero_is_second: bool = False, calibration: Calibration | None = None) -> None:
+        super().__init__(torch.tensor([[-1.0], [1.0]], dtype=torch.float64))
         self.zero_is_second = zero_is_second
         self.calibration = calibration
 
-    def margins(self, decision: Tensor) -> Tensor:
-        """Return [-a, a]."""
-        return torch.cat([-decision, decision], -1)
-
-    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
-        """Return 1 for the second class and -1 for the first: each is also its decision against the other."""
-        sign = 2 * category - 1 if versus is None else category - versus
-        return sign.to(decision.dtype).unsqueeze(-1)
+    def duel(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return half the difference."""
+        return (row - other) / 2
 
     def predicted(self, decision: Tensor) -> Tensor:
         """Return 1 where the value is positive, and where it is 0 with ``zero_is_second``."""
@@ -126,13 +132,12 @@ class OneVsRest(Voting):
     """One value per class; the decision between two classes is their difference."""
 
     def __init__(self, n_classes: int, calibration: Calibration | None = None) -> None:
-        self.n_classes = n_classes
+        super().__init__(torch.eye(n_classes, dtype=torch.float64))
         self.calibration = calibration
 
-    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
-        """Return e_c, or e_c - e_d for class c against d."""
-        seed = _one_hot(category, decision)
-        return seed if versus is None else seed - _one_hot(versus, decision)
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the decision values."""
+        return decision
 
 
 class OneVsOne(Voting):
@@ -145,25 +150,22 @@ class OneVsOne(Voting):
         zero_is_second: in the scores, a value of exactly 0 is a vote for j, not for i.
     """
 
+    seconds: Tensor
+
     def __init__(
         self, n_classes: int, *, pairwise_scores: bool = False, break_ties: bool = False, zero_is_second: bool = False
     ) -> None:
-        self.n_classes = n_classes
+        first, second = pairs(n_classes)
+        matrix = torch.zeros(n_classes, len(first), dtype=torch.float64)
+        matrix[first, torch.arange(len(first))] = 1
+        matrix[second, torch.arange(len(first))] = -1
+        super().__init__(matrix)
+        self.register_buffer("seconds", torch.arange(n_classes, dtype=torch.float64), persistent=False)
         self.pairwise_scores, self.break_ties, self.zero_is_second = pairwise_scores, break_ties, zero_is_second
 
-    def margins(self, decision: Tensor) -> Tensor:
-        """Return the sum of each class's signed pairwise values."""
-        return self._tally(decision, -decision)
-
-    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
-        """Return +1 where c is the pair's first class, -1 where it is the second; only the pair {c, d} against d."""
-        first, second = pairs(self.n_classes, decision.device)
-        c = category.unsqueeze(-1)
-        wins, loses = c == first, c == second
-        if versus is not None:
-            d = versus.unsqueeze(-1)
-            wins, loses = wins & (d == second), loses & (d == first)
-        return wins.to(decision.dtype) - loses.to(decision.dtype)
+    def duel(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return 1 or -1 for the pair of the two, the only one where neither row is 0."""
+        return (row - other) / 2 * (row * other).abs()
 
     def scores(self, decision: Tensor) -> Tensor:
         """Return the pairwise values, or votes plus squashed margins ``s / (3 (|s| + 1))``, as scikit-learn does."""
@@ -172,22 +174,17 @@ class OneVsOne(Voting):
     def ranking(self, decision: Tensor) -> Tensor:
         """Return votes plus squashed margins, shape (..., C)."""
         margins = self.margins(decision)
-        votes = self._votes(decision > 0 if self.zero_is_second else decision >= 0, decision.dtype)
-        return votes + margins / (3 * (margins.abs() + 1))
+        votes = self._votes(decision > 0 if self.zero_is_second else decision >= 0, decision)
+        return torch.addcdiv(votes, margins, margins.abs() + 1, value=1 / 3)
 
     def predicted(self, decision: Tensor) -> Tensor:
         """Return the class with most votes, the lowest index among equals; with ``break_ties`` the best score."""
         # libsvm gives a value of exactly 0 to the second class, decision_function to the first.
-        return (self.ranking(decision) if self.break_ties else self._votes(decision > 0, decision.dtype)).argmax(-1)
+        return (self.ranking(decision) if self.break_ties else self._votes(decision > 0, decision)).argmax(-1)
 
-    def _votes(self, for_first: Tensor, dtype: torch.dtype) -> Tensor:
-        return self._tally(for_first.to(dtype), (~for_first).to(dtype))
-
-    def _tally(self, for_first: Tensor, for_second: Tensor) -> Tensor:
-        """Add up pairwise values (..., P) per class (..., C)."""
-        first, second = pairs(self.n_classes, for_first.device)
-        total = for_first.new_zeros(*for_first.shape[:-1], self.n_classes)
-        return total.index_add(-1, first, for_first).index_add(-1, second, for_second)
+    def _votes(self, for_first: Tensor, like: Tensor) -> Tensor:
+        # Class c is the second of c pairs, whose votes it has where they are not for the first.
+        return F.linear(for_first.to(like), self.matrix.to(like), self.seconds.to(like))
 
 
 class Calibrated(Voting):
@@ -198,17 +195,16 @@ class Calibrated(Voting):
     """
 
     def __init__(self, votings: Sequence[Voting], sizes: Sequence[int], calibrations: Sequence[Calibration]) -> None:
-        self.n_classes = votings[0].n_classes
-        self.votings, self.sizes, self.calibrations = list(votings), list(sizes), list(calibrations)
+        super().__init__(torch.cat([voting.matrix for voting in votings], 1) / len(votings))
+        self.votings: Any = nn.ModuleList(votings)
+        self.sizes, self.calibrations = list(sizes), list(calibrations)
 
-    def margins(self, decision: Tensor) -> Tensor:
-        """Return the mean of the members' margins."""
-        return torch.stack([voting.margins(part) for voting, part in self._members(decision)]).mean(0)
-
-    def seed(self, category: Tensor, versus: Tensor | None, decision: Tensor) -> Tensor:
-        """Return the members' seeds, divided by their number."""
-        seeds = [voting.seed(category, versus, part) for voting, part in self._members(decision)]
-        return torch.cat(seeds, -1) / len(self.votings)
+    def duel(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return the members' duels, divided by their number."""
+        rows = zip(
+            self.votings, *((len(self.votings) * each).split(self.sizes, -1) for each in (row, other)), strict=True
+        )
+        return torch.cat([voting.duel(*each) for voting, *each in rows], -1) / len(self.votings)
 
     def probabilities(self, decision: Tensor) -> Tensor:
         """Return the mean of the members' calibrated probabilities."""
@@ -223,10 +219,6 @@ class Calibrated(Voting):
         return zip(self.votings, decision.split(self.sizes, -1), strict=True)
 
 
-def pairs(n_classes: int, device: torch.device) -> Tensor:
+def pairs(n_classes: int) -> Tensor:
     """Return the classes i < j of each pair in the order of libsvm, shape (2, C (C - 1) / 2)."""
-    return torch.triu_indices(n_classes, n_classes, 1, device=device)
-
-
-def _one_hot(index: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros_like(like).scatter(-1, index.unsqueeze(-1), 1.0)
+    return torch.triu_indices(n_classes, n_classes, 1)

@@ -160,7 +160,7 @@ class Scale(Stage):
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
         """Return y, shape (N, D), and with limits also y before and after clipping, and where it is inside them."""
-        y = (x - self.shift) / self.divisor + self.offset
+        y = torch.addcdiv(self.offset, x - self.shift, self.divisor)
         if self.limits is None:
             return y, None
         low, high = self.limits
@@ -235,7 +235,7 @@ class Projection(Stage):
 
     def pullback(self, saved: None, grad: Tensor) -> Scaled:
         """Return ``(grad / divisor) V^T``."""
-        return (grad / self.divisor) @ self.components, None
+        return torch.tensordot(grad / self.divisor, self.components, 1), None
 
     def jacobian(self, saved: None, y: Tensor) -> Scaled:
         """Return ``V^T / divisor``, shape (1, B, D), without a product."""

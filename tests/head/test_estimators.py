@@ -368,11 +368,11 @@ def test_margins_of_an_ensemble_are_the_mean_of_its_members(classes):
     margins = head.voting.margins(decision)
     assert relative(margins, sum(alone) / 3) < 1e-12
     for c in range(classes):
-        seed = head.voting.seed(torch.tensor([c]), None, decision[:1])
+        seed = head.voting.seed(torch.tensor([c]), None)
         assert relative((decision * seed).sum(-1), margins[:, c]) < 1e-12
-        against = head.voting.seed(torch.tensor([c]), torch.tensor([1 - c]), decision[:1]) if c < 2 else None
+        against = head.voting.seed(torch.tensor([c]), torch.tensor([1 - c])) if c < 2 else None
         if against is not None:
-            pair = [m.voting.seed(torch.tensor([c]), torch.tensor([1 - c]), decision[:1, : m.stages[0].n_outputs])
+            pair = [m.voting.seed(torch.tensor([c]), torch.tensor([1 - c]))
                     for m in members]  # fmt: skip
             assert relative(against, torch.cat(pair, -1) / 3) < 1e-12
 

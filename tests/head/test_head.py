@@ -28,7 +28,7 @@ from sklearn.preprocessing import MinMaxScaler, Normalizer, PowerTransformer, Qu
 from sklearn.svm import SVC, LinearSVC, NuSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
-from pytorch_grad_cam_pcasvm.head import HeadTrace
+from pytorch_grad_cam_pcasvm.head import HeadTrace, decisions
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.stages import Chain, KernelMap, Projection, Scale, Stage, full_precision
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
@@ -104,11 +104,11 @@ def seeds_of(head, trace):
         seeds.append({head.component_position: None})
     if head.decision_position is not None:
         decision, voting = trace.values[-1], head.voting
-        rows = [voting.seed(torch.tensor([c]), None, decision[:1]) for c in range(voting.n_classes)]
+        rows = [voting.seed(torch.tensor([c]), None) for c in range(voting.n_classes)]
         if voting.n_classes > 1:
-            rows.append(voting.seed(torch.tensor([1]), torch.tensor([0]), decision[:1]))
+            rows.append(voting.seed(torch.tensor([1]), torch.tensor([0])))
         seeds.append({len(head.stages): torch.stack(rows, 1)})
-        seeds.append({len(head.stages): voting.seed(voting.predicted(decision), None, decision).unsqueeze(1)})
+        seeds.append({len(head.stages): voting.seed(voting.predicted(decision), None).unsqueeze(1)})
     return seeds
 
 
@@ -159,6 +159,26 @@ def test_head_computes_what_scikit_learn_computes(front, machine, classes):
     for seeds in seeds_of(head, trace):
         assert relative(pulled_back(head, trace, seeds), by_autograd(head, QUERY, seeds)) < 1e-10
         assert not head.pullback(trace, seeds)[1].any()
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_coefficients_of_many_machines_are_kept_by_class(classes, monkeypatch):
+    pipeline = fitted([PCA(4)], SVC(), classes)
+    dense = Head.of(pipeline)
+    monkeypatch.setattr(decisions, "_DENSE", 0)
+    head = Head.of(pipeline)
+    assert head.stages[-1]._rows is None
+    traces = [trace_of(each, QUERY) for each in (head, dense)]
+    assert relative(traces[0].values[-1], traces[1].values[-1]) < 1e-12
+    for seeds in seeds_of(head, traces[0]):
+        found, expected = (pulled_back(each, trace, seeds) for each, trace in zip((head, dense), traces, strict=True))
+        assert relative(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_class_wins_against_itself(machine):
+    head = Head.of(fitted([PCA(4)], MACHINES[machine], 3))
+    assert not head.voting.seed(torch.arange(3), torch.arange(3)).any()
 
 
 @pytest.mark.parametrize(
@@ -669,7 +689,7 @@ def test_rows_of_a_trace():
     members = CalibratedClassifierCV(make_pipeline(MinMaxScaler(clip=True), SVC()), cv=2)
     head = Head.of(fitted([StandardScaler(), PCA(4)], members, 3))
     trace = trace_of(head, QUERY)
-    seed = head.voting.seed(torch.tensor([1]), None, trace.values[-1][:1]).unsqueeze(1)
+    seed = head.voting.seed(torch.tensor([1]), None).unsqueeze(1)
     expected = pulled_back(head, trace, {3: seed})
     for index in (slice(5, 9), [7, 2], torch.arange(30) % 4 == 1):
         part = trace.rows(index)

@@ -218,7 +218,7 @@ def decided(tail: Head, components: np.ndarray) -> dict[str, Any]:
         for start in range(0, len(components), _AT_ONCE):
             decision = tail(torch.from_numpy(components[start : start + _AT_ONCE])).values[-1]
             predicted = voting.predicted(decision) if named else torch.zeros(len(decision), dtype=torch.long)
-            parts["margins"].append((voting.seed(predicted, None, decision) * decision).sum(-1).float())
+            parts["margins"].append((voting.seed(predicted, None) * decision).sum(-1).float())
             if keeps:
                 parts["decisions"].append(decision.float())
             if named:

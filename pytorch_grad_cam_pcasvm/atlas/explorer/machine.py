@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
-from pytorch_grad_cam_pcasvm.head.multiclass import Voting
+from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Stage
 
 # C (C - 1) / 2 seeds: more than these would be longer than the data.
@@ -77,21 +77,15 @@ def machine_data(tail: Head, components: np.ndarray) -> dict[str, Any]:
     except NotInPageError as error:
         return {"reason": str(error)}
     outputs = int(tail.stages[-1].n_outputs)
-    return {"machines": machines, "outputs": outputs, **_seeds(tail.voting, outputs)}
+    return {"machines": machines, "outputs": outputs, **_seeds(tail.voting)}
 
 
-def _seeds(voting: Voting, outputs: int) -> dict[str, Any]:
+def _seeds(voting: Voting) -> dict[str, Any]:
     count = voting.n_classes
-    every = torch.arange(count)
-    margins = _sparse(voting.seed(every, None, torch.zeros(count, outputs, dtype=torch.float64)))
     if count > MOST_CLASSES_IN_PAIRS:
-        return {"margins": margins, "pairs": None}
-    pairs = []
-    for category in range(count - 1):
-        others = every[category + 1 :]
-        like = torch.zeros(len(others), outputs, dtype=torch.float64)
-        pairs += _sparse(voting.seed(torch.full_like(others, category), others, like))
-    return {"margins": margins, "pairs": pairs}
+        return {"margins": _sparse(voting.matrix), "pairs": None}
+    first, second = pairs(count)
+    return {"margins": _sparse(voting.matrix), "pairs": _sparse(voting.seed(first, second))}
 
 
 def _sparse(rows: Tensor) -> list[list[list[float]]]:
