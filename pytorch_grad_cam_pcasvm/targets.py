@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput, OfHead
 
 Target = Callable[[Any], Any]
 
@@ -394,7 +394,7 @@ def _factor(sign: str) -> float:
 
 def every_component(output: Any) -> Sequence[Target]:
     """Return a target for every component of an output, if it has any."""
-    components = output.components if isinstance(output, HeadOutput) else None
+    components = output.components if isinstance(output, OfHead) else None
     return () if components is None else _components(components.shape[-1])
 
 
@@ -405,7 +405,7 @@ def _components(count: int) -> tuple[PCATarget, ...]:
 
 def every_class(output: Any) -> Sequence[Target]:
     """Return a target for every class of an output, or for its only value."""
-    if not isinstance(output, HeadOutput):
+    if not isinstance(output, OfHead):
         if not isinstance(output, Tensor) or output.dim() != 2:
             raise ValueError("jacobians needs a network that returns scores (N, C), or a PCASVMNet: use explain")
         return [ScoreTarget(category) for category in range(output.shape[-1])]
@@ -429,7 +429,7 @@ def fixed(target: Any, output: Any) -> Any:
         return ScoreTarget(int(output.reshape(-1).argmax()))
     if isinstance(target, ProbabilityTarget) and target.category is None:
         return replace(target, category=output.labels()[0].item())
-    if not isinstance(target, SVMTarget) or not isinstance(output, HeadOutput) or output.head.classes_ is None:
+    if not isinstance(target, SVMTarget) or not isinstance(output, OfHead) or output.head.classes_ is None:
         return target
     labels, voting = output.head.classes_.tolist(), output.head.voting
     decision: Any = output.decision

@@ -35,7 +35,7 @@ from pytorch_grad_cam_pcasvm.model.modules import (
     refuse_parallel,
     uncompiled,
 )
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.targets import (
@@ -196,12 +196,13 @@ class ClosedFormCAM(BaseCAM):
                 made.heads = self._of_heads(run, targets)
             nu = largest(made.maps, made.opposite)
             told = self._tell_blind_tokens(run, 0, nu)
-        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=run.output, linear=self._linear)
+            output = run.public_output
+        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, linear=self._linear)
         if nu.device.type == "cpu":
             check_finite(nu)
             if not told and not bool(nu.all()):
-                warn_of_blanks(made.maps, nu, lambda image, k: targets[k], run.output)
-        if isinstance(run.output, HeadOutput):
+                warn_of_blanks(made.maps, nu, lambda image, k: targets[k], output)
+        if isinstance(run.output, HeadRun):
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return result
 
@@ -226,7 +227,7 @@ class ClosedFormCAM(BaseCAM):
             activations = run.activations(0)
             of_components, _ = self._jacobian(run, every_component(run.output))
             of_margins, log_scale = self._jacobian(run, every_class(run.output))
-        return Jacobians(of_components, of_margins, log_scale, activations, run.output)
+        return Jacobians(of_components, of_margins, log_scale, activations, run.public_output)
 
     def forward(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
@@ -357,7 +358,7 @@ class ClosedFormCAM(BaseCAM):
         size = self.get_target_width_height(x)
         with self._running(x) as modules:
             run = self._run(x, modules)
-            self.outputs = run.output  # where the host keeps it
+            self.outputs = run.public_output  # where the host keeps it
             layers = []
             for layer, name in enumerate(run.layers):
                 activations = run.activations(layer)
@@ -379,7 +380,7 @@ class ClosedFormCAM(BaseCAM):
                 if self._of_means:
                     # The host's weights are means over positions, and its scaling adds 1e-7: size matters there.
                     maps, nu = (numbers / activations[0, 0].numel() for numbers in (maps, nu))
-                layers.append(one_per_image(maps, nu, targets, run.output, x.shape[2:], size))
+                layers.append(one_per_image(maps, nu, targets, self.outputs, x.shape[2:], size))
         return layers
 
     def _jacobian(self, run: Run, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
@@ -403,7 +404,7 @@ class ClosedFormCAM(BaseCAM):
 
     def _default_targets(self, output: Any) -> list[Target]:
         """Return every component, then the predicted class."""
-        if not isinstance(output, HeadOutput):
+        if not isinstance(output, HeadRun):
             return [ScoreTarget()]
         return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
 

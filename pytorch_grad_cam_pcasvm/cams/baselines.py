@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.model.features import checked_images, flatten, output_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, uncompiled
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
@@ -178,7 +178,7 @@ def _backbone(net: nn.Module) -> nn.Module:
 
 def _mean(run: Run, layer: int, zeros: Tensor) -> Tensor:
     """Return the mean activations of the training set where the head knows them: features are means over positions."""
-    mean = run.output.head.feature_mean if isinstance(run.output, HeadOutput) else None
+    mean = run.output.head.feature_mean if isinstance(run.output, HeadRun) else None
     if mean is not None and len(mean) == zeros.shape[1]:
         features = flatten(run.passed.output).to(mean)
         means = run.passed.activations[layer].flatten(2).to(mean.dtype).mean(-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import is_closed_form, values_of
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.model.net import HeadRun
 
 EXACT = 12  # players of whom all subsets are evaluated
 _BYTES = 1 << 28
@@ -41,7 +41,7 @@ class Players:
         )
         self._origin = run.passed.value(self._cut)
         self._position: int | None = None
-        if is_output and isinstance(run.output, HeadOutput) and all(map(is_closed_form, targets)):
+        if is_output and isinstance(run.output, HeadRun) and all(map(is_closed_form, targets)):
             # The head's linear beginning, too, is passed once, by every player's row.
             head, trace = run.output.head, run.output.head_trace
             self._position, self._origin = head.linear_until, trace.values[head.linear_until]
@@ -90,7 +90,7 @@ class Players:
             if self._position is None:
                 changed = run.output_of(run.passed.rerun_from(self._cut, part, image))
             else:
-                changed = HeadOutput.of(head, head.resume(self._position, part))
+                changed = HeadRun(head, head.resume(self._position, part))
             parts.append(values_of(run.output, self._targets, image, changed))
         return torch.cat(parts)
 

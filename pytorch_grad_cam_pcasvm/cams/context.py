@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds, seeds_of
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.model.features import flatten
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 
 
@@ -29,7 +29,7 @@ class Run:
         model: the network.
         images: what it ran on, shape (N, ...).
         passed: the pass from target layers to features.
-        output: the network's output.
+        output: the network's output, or what its head computed.
         layers: names of the target layers.
         transforms: what brings the activations of each target layer to (N, T, H, W), or None.
         kept: what a method keeps between chunks of targets, by position of the target layer.
@@ -73,9 +73,14 @@ class Run:
         """Return the gradients of K targets with respect to the features, or their secants from a baseline's output."""
         return seeds_of(self.output, len(self), targets, self.dtype, baseline)
 
+    @property
+    def public_output(self) -> Any:
+        """The network's output as the user knows it."""
+        return self.output.output() if isinstance(self.output, HeadRun) else self.output
+
     def output_of(self, features: Any) -> Any:
         """Return the network's output for the path's output."""
-        return self.model.of_features(flatten(features)) if isinstance(self.model, PCASVMNet) else features
+        return self.model.head_run(flatten(features)) if isinstance(self.model, PCASVMNet) else features
 
     def pullback(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
         """Return the gradients of K targets with respect to the activations, or secants, shape (N, K, T, H, W)."""
@@ -181,7 +186,7 @@ class Run:
 
     def _grads(self, seeds: Seeds) -> list[Tensor | None]:
         """Return the seeds in the shapes of what the pass gave."""
-        if not isinstance(self.output, HeadOutput):
+        if not isinstance(self.output, HeadRun):
             return seeds.grads
         if self._last is None or self._last[0] is not seeds:  # the same list for the same seeds
             (grad,) = seeds.grads

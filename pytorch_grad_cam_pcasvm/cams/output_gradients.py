@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, QuadraticTarget, ScoreTarget, SVMTarget, Target
 
@@ -47,7 +47,7 @@ def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype
     """Return the gradients of K targets, or with a baseline their secants from it to the images.
 
     Args:
-        output: a HeadOutput, or the output of an ordinary network.
+        output: what a head computed, or the output of an ordinary network.
         count: number of images N.
         targets: K targets, each for all images or a :class:`Rowwise`.
         dtype: dtype of the gradients.
@@ -56,7 +56,7 @@ def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype
     Returns:
         The seeds.
     """
-    if not isinstance(output, HeadOutput):
+    if not isinstance(output, HeadRun | HeadOutput):
         return _stacked([_of_output(output, count, _shared(target), dtype, baseline) for target in targets])
     if len(targets) == 1 and isinstance(targets[0], Rowwise):
         return _per_image(output, targets[0].targets, dtype, baseline)
@@ -67,7 +67,7 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
     """Return the values of K targets for M changed versions of an image, (M, K), keeping its predicted class.
 
     Args:
-        output: a HeadOutput, or the output of an ordinary network.
+        output: what a head computed, or the output of an ordinary network.
         targets: K targets, each for all images or a :class:`Rowwise`.
         image: number of the image.
         changed: the network's output for the changed versions, of the same kind.
@@ -82,21 +82,23 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
         if isinstance(target, QuadraticTarget):
             columns.append(target(changed))
         elif isinstance(target, ClosedFormTarget):
-            isolated = row if isinstance(row, HeadOutput) else row.reshape(1, -1)
+            isolated = row if isinstance(row, HeadRun | HeadOutput) else row.reshape(1, -1)
             ((position, seed),) = target.seeds(isolated).items()
             value = (
-                changed.head_trace.values[position] if isinstance(changed, HeadOutput) else changed.reshape(count, -1)
+                changed.head_trace.values[position]
+                if isinstance(changed, HeadRun | HeadOutput)
+                else changed.reshape(count, -1)
             )
             columns.append((value * seed).sum(-1))
         else:
-            parts = list(changed) if isinstance(changed, HeadOutput) else _rows(changed, count)
+            parts = _head_rows(changed) if isinstance(changed, HeadRun | HeadOutput) else _rows(changed, count)
             columns.append(torch.stack([_value(target, part) for part in parts]))
     return torch.stack(columns, 1)
 
 
 def row_of(output: Any, image: int) -> Any:
     """Return the output for one image, as from a batch of one."""
-    if isinstance(output, HeadOutput):
+    if isinstance(output, HeadRun | HeadOutput):
         return output.rows([image])
     count = len(tree_leaves(output)[0])
     return tree_map(lambda t: t[image : image + 1] if isinstance(t, Tensor) and t.shape[:1] == (count,) else t, output)
@@ -115,7 +117,7 @@ def _shared(target: Any) -> Any:
     return target
 
 
-def _per_image(output: HeadOutput, targets: Sequence[Target], dtype: torch.dtype, baseline: Any) -> Seeds:
+def _per_image(output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: torch.dtype, baseline: Any) -> Seeds:
     """Return the gradient of each image's own target, as of one target: K is 1."""
     groups: dict[Any, list[int]] = {}
     for row, target in enumerate(targets):
@@ -139,7 +141,7 @@ def _per_image(output: HeadOutput, targets: Sequence[Target], dtype: torch.dtype
     return Seeds([grad], joined("log_scale"), joined("values"), joined("baseline_values"))
 
 
-def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None) -> Seeds:
+def _of_head(output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None) -> Seeds:
     count = len(output)
     trace = None if baseline is None else baseline.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
@@ -149,7 +151,11 @@ def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, bas
         if baseline is not None:
             tensors.append(_at_baseline([targets[k] for k in members], seeds, values, output, baseline))
         parts.append((members, tensors))
-    joined = parts[0][1] if len(parts) == 1 else [torch.cat(t, 1) for t in zip(*(t for _, t in parts), strict=True)]
+    if len(parts) == 1:
+        joined = parts[0][1]
+        joined[2] = joined[2].clone()  # values that may be the output's own
+    else:
+        joined = [torch.cat(tensors, 1) for tensors in zip(*(tensors for _, tensors in parts), strict=True)]
     order = [k for members, _ in parts for k in members]
     if order != sorted(order):
         back = sorted(range(len(order)), key=order.__getitem__)
@@ -159,7 +165,11 @@ def _of_head(output: HeadOutput, targets: Sequence[Any], dtype: torch.dtype, bas
 
 
 def _at_baseline(
-    targets: Sequence[Any], seeds: Mapping[int, Any], values: Tensor, output: HeadOutput, baseline: HeadOutput
+    targets: Sequence[Any],
+    seeds: Mapping[int, Any],
+    values: Tensor,
+    output: HeadRun | HeadOutput,
+    baseline: HeadRun | HeadOutput,
 ) -> Tensor:
     """Return the values of targets at the baseline, shape (N, K), by their values (N, K) and gradients at the image."""
     now, then = output.head_trace.values, baseline.head_trace.values
@@ -170,7 +180,7 @@ def _at_baseline(
     for k, target in enumerate(targets):
         first = target.targets[0] if isinstance(target, Rowwise) else target
         if not isinstance(first, ClosedFormTarget):
-            at[:, k] = _called_at_baseline(target, list(baseline), values[:, k], at[:, k])
+            at[:, k] = _called_at_baseline(target, _head_rows(baseline), values[:, k], at[:, k])
     return at
 
 
@@ -189,7 +199,7 @@ def _called_at_baseline(target: Any, rows: Sequence[Any], values: Tensor, expect
 
 
 def _grouped(
-    targets: Sequence[Any], output: HeadOutput, baseline: HeadOutput | None
+    targets: Sequence[Any], output: HeadRun | HeadOutput, baseline: HeadRun | HeadOutput | None
 ) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
     """Yield targets whose gradients start at the same values: their numbers, values (N, K), seeds (N or 1, K, .)."""
     components = [k for k, target in enumerate(targets) if type(target) is PCATarget]
@@ -208,7 +218,7 @@ def _grouped(
 
 
 def _values_and_seeds(
-    target: Target | Rowwise, output: HeadOutput, baseline: HeadOutput | None
+    target: Target | Rowwise, output: HeadRun | HeadOutput, baseline: HeadRun | HeadOutput | None
 ) -> tuple[Tensor, Mapping[int, Tensor]]:
     """Return a target's value for every image, (N,), and its gradient, or secant, by position, (N, .) or (1, .)."""
     if isinstance(target, SVMTarget):
@@ -219,7 +229,7 @@ def _values_and_seeds(
     with without_inference(), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
         leaves = [_leaf(value) for value in output.head_trace.values]
-        rows = list(HeadOutput.of(output.head, HeadTrace(leaves, [])))
+        rows = _head_rows(HeadRun(output.head, HeadTrace(leaves, [])))
         values, grads = _differentiated(target, rows, leaves)
     return values, {position: grad for position, grad in enumerate(grads) if grad is not None}
 
@@ -270,6 +280,11 @@ def _stacked(parts: Sequence[Seeds]) -> Seeds:
         return None if tensors[0] is None else torch.cat(tensors, 1)
 
     return Seeds(grads, joined("log_scale"), joined("values"), joined("baseline_values"))
+
+
+def _head_rows(output: Any) -> list[Any]:
+    """Return what the target of each image gets of a head's output."""
+    return list(output if isinstance(output, HeadOutput) else output.output())
 
 
 def _rows(output: Any, count: int) -> list[Any]:

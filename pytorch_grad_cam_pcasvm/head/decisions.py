@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.guarded import run
 from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
-from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
+from pytorch_grad_cam_pcasvm.head.multiclass import Voting, WithConstants, pairs
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum
 
 _DENSE = 1 << 22  # coefficients of all machines, beyond which each class's are kept apart
@@ -103,7 +103,7 @@ class SupportVectorEffect:
         return torch.where(total > 0, strongest / torch.where(total > 0, total, 1.0), 0.0)
 
 
-class KernelSVM(Decision):
+class KernelSVM(WithConstants, Decision):
     """``a(p) = sum_i alpha_i c_i K(p_i, p) + g`` for every pair of classes (the SVM layer of the paper).
 
     The machines share their support vectors: vector i of class c takes part in the C - 1 decisions of c, with the
@@ -116,6 +116,8 @@ class KernelSVM(Decision):
         n_support: support vectors per class, C numbers.
         support: positions of the support vectors in the training set, shape (I,).
     """
+
+    constants = ("_first", "_second", "_rows", "_takes_part")
 
     def __init__(
         self,
@@ -135,15 +137,13 @@ class KernelSVM(Decision):
         self.keep(support_vectors=support_vectors, dual_coef=dual_coef, intercept=intercept, support=support)
         first, second = pairs(len(self.n_support))
         # Of the coefficients of class c, row r is for its decision against class r or r + 1.
-        self.register_buffer("_first", first * len(dual_coef) + second - 1, persistent=False)
-        self.register_buffer("_second", second * len(dual_coef) + first, persistent=False)
-        takes_part = rows = None
+        self._first, self._second = first * len(dual_coef) + second - 1, second * len(dual_coef) + first
+        self._rows = self._takes_part = None
         if len(dual_coef) > 1 and len(first) * len(support_vectors) <= _DENSE:
             of_class = torch.arange(len(self.n_support)).repeat_interleave(torch.tensor(self.n_support))
             of_first, of_second = (of_class == each.unsqueeze(1) for each in (first, second))
-            takes_part, rows = of_first | of_second, torch.where(of_first, second.unsqueeze(1) - 1, first.unsqueeze(1))
-        self.register_buffer("_takes_part", takes_part, persistent=False)
-        self.register_buffer("_rows", rows, persistent=False)
+            self._takes_part = of_first | of_second
+            self._rows = torch.where(of_first, second.unsqueeze(1) - 1, first.unsqueeze(1))
 
     @property
     def linear(self) -> bool:  # type: ignore[override]

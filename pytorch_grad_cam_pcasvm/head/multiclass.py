@@ -16,7 +16,19 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration
 
 
-class Voting(nn.Module):
+class WithConstants(nn.Module):
+    """A module with tensors that follow it to its device, but are no buffers: no state dict or reset changes them."""
+
+    constants: tuple[str, ...] = ()
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        for name in self.constants:
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else fn(tensor))
+        return super()._apply(fn, recurse)
+
+
+class Voting(WithConstants):
     """How P decision values of an image become margins and scores of C classes.
 
     Args:
@@ -27,13 +39,13 @@ class Voting(nn.Module):
         calibration: what turns scores (..., C), or (..., 1) for two classes, into ``predict_proba``; None: nothing.
     """
 
-    matrix: Tensor
+    constants: tuple[str, ...] = ("matrix",)
     calibration: Calibration | None = None
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
         self.n_classes = len(matrix)
-        self.register_buffer("matrix", matrix, persistent=False)
+        self.matrix = matrix
 
     def margins(self, decision: Tensor) -> Tensor:
         """Return the margin of each class, which maps explain: (..., P) to (..., C)."""
@@ -150,7 +162,7 @@ class OneVsOne(Voting):
         zero_is_second: in the scores, a value of exactly 0 is a vote for j, not for i.
     """
 
-    seconds: Tensor
+    constants = ("matrix", "seconds")
 
     def __init__(
         self, n_classes: int, *, pairwise_scores: bool = False, break_ties: bool = False, zero_is_second: bool = False
@@ -160,7 +172,7 @@ class OneVsOne(Voting):
         matrix[first, torch.arange(len(first))] = 1
         matrix[second, torch.arange(len(first))] = -1
         super().__init__(matrix)
-        self.register_buffer("seconds", torch.arange(n_classes, dtype=torch.float64), persistent=False)
+        self.seconds = torch.arange(n_classes, dtype=torch.float64)
         self.pairwise_scores, self.break_ties, self.zero_is_second = pairwise_scores, break_ties, zero_is_second
 
     def duel(self, row: Tensor, other: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,8 @@ from pytorch_grad_cam_pcasvm.model.features import FeatureSource, check_tensor, 
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, refuse_parallel, uncompiled
 
 
-class HeadOutput(Tensor):
-    """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else the head computed on the way.
-
-    Iteration and integer indexing return rows (shape (C,)) that keep their own extras, so that a target can be called
-    on a row or on the batch; every other operation returns a plain tensor.
+class OfHead:
+    """What a head computed, with all that can be asked of it.
 
     Attributes:
         head: the head that computed it.
@@ -29,17 +27,6 @@ class HeadOutput(Tensor):
 
     head: Head
     head_trace: HeadTrace
-
-    @staticmethod
-    def of(head: Head, trace: HeadTrace) -> "HeadOutput":
-        """Return the output for a trace of ``head``, with N rows or just one."""
-        return HeadOutput._with(head.scores(trace), head, trace)
-
-    @staticmethod
-    def _with(scores: Tensor, head: Head, trace: HeadTrace) -> "HeadOutput":
-        output = scores.as_subclass(HeadOutput)
-        output.head, output.head_trace = head, trace
-        return output
 
     @property
     def features(self) -> Tensor:
@@ -68,9 +55,59 @@ class HeadOutput(Tensor):
 
     def labels(self) -> np.ndarray:
         """Return the fitted estimator's predictions for the rows, shape (N,), or a single label for one row."""
-        if self.dim() == 1 and self.head.decision_position is not None:
+        if self.head_trace.values[-1].dim() == 1 and self.head.decision_position is not None:
             return self.head.labels(self.head_trace.rows(None))[0]
         return self.head.labels(self.head_trace)
+
+
+@dataclass(eq=False)
+class HeadRun(OfHead):
+    """What a head computed for N images, as methods use it: without scores, which no map needs."""
+
+    head: Head
+    head_trace: HeadTrace
+
+    def __len__(self) -> int:
+        return len(self.head_trace.values[-1])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all its tensors."""
+        return self.head_trace.values[-1].device
+
+    def rows(self, index: Any) -> "HeadRun":
+        """Return some rows."""
+        return HeadRun(self.head, self.head_trace.rows(index))
+
+    def output(self) -> "HeadOutput":
+        """Return it with scores, as a network gives it."""
+        return HeadOutput.of(self.head, self.head_trace)
+
+
+class HeadOutput(OfHead, Tensor):
+    """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else the head computed on the way.
+
+    Iteration and integer indexing return rows (shape (C,)) that keep their own extras, so that a target can be called
+    on a row or on the batch; every other operation returns a plain tensor.
+
+    Attributes:
+        head: the head that computed it.
+        head_trace: features, then the output of every stage, each of shape (N, ...), rows (...).
+    """
+
+    head: Head
+    head_trace: HeadTrace
+
+    @staticmethod
+    def of(head: Head, trace: HeadTrace) -> "HeadOutput":
+        """Return the output for a trace of ``head``, with N rows or just one."""
+        return HeadOutput._with(head.scores(trace), head, trace)
+
+    @staticmethod
+    def _with(scores: Tensor, head: Head, trace: HeadTrace) -> "HeadOutput":
+        output = scores.as_subclass(HeadOutput)
+        output.head, output.head_trace = head, trace
+        return output
 
     def rows(self, index: Any) -> "HeadOutput":
         """Return some rows, with their extras."""
@@ -183,9 +220,13 @@ class PCASVMNet(nn.Module):
 
     def of_features(self, features: Tensor) -> HeadOutput:
         """Return the scores for features, shape (N, D)."""
+        return self.head_run(features).output()
+
+    def head_run(self, features: Tensor) -> HeadRun:
+        """Return what the head computes for features, shape (N, D)."""
         if not torch.compiler.is_compiling():
             self.head.tell_of_fit()
-        return HeadOutput.of(self.head, self.head(features))
+        return HeadRun(self.head, self.head(features))
 
     def predict(self, x: Tensor) -> np.ndarray:
         """Return the labels of a batch, as from ``head.predict`` (components without a classifier).
