@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.model.features import all_finite
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
     PCATarget,
@@ -235,7 +236,7 @@ class SignedMaps:
             raise ValueError(f"size must have {spatial} numbers for these maps, got {size}")
         negated = -self.maps if self.opposite is None else self.opposite
         part = torch.relu(self.maps if sign > 0 else negated)
-        if self.maps.device.type == "cpu":
+        if may_look(self.maps):
             name = "P+" if sign > 0 else "P-"
             warn_of_blanks(part, self.nu, lambda image, k: self.targets[k], self.output, f"{name} of ")
         if scale != "none":

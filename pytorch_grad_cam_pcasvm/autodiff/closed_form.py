@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, has_gradient
 from pytorch_grad_cam_pcasvm.autodiff.token_backward import contributions_of_tokens, summed_over_tokens, times
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 
 @dataclass
@@ -187,7 +188,8 @@ class ClosedFormPass(Pass):
         found = self.tape.replay(self._root(target), activations)
         values = [found.get(index, value) for index, value in enumerate(self.tape.values)]
         output = self.tape.structured(self.tape.outputs_of(found))
-        return ClosedFormPass(replace(self.tape, values=values, output=output), self.names)
+        tape = replace(self.tape, values=values, output=output)
+        return ClosedFormPass(tape, self.names, checked=self.checked)
 
     def with_heads(self) -> "ClosedFormPass":
         """Return the same pass with the heads of its first attention kept apart."""
@@ -223,7 +225,9 @@ class ClosedFormPass(Pass):
     def rerun_from(self, value: int, rows: Tensor, image: int | None = None) -> Any:
         """Return the path's output for M other rows of the value of ``cut``, of an image or image ``m % N``."""
         if image is not None and value not in self._interchangeable:
-            self._interchangeable[value] = affine.interchangeable(self.tape, value)
+            # Where it may not be looked at, every image has its own: slower, and right as well.
+            looked = may_look(self.tape.values[value])
+            self._interchangeable[value] = looked and affine.interchangeable(self.tape, value)
         if image is None or self._interchangeable[value]:
             return self.tape.structured(self.tape.in_blocks(value, rows))
         # What goes around the value is another thing for every image: one row a block, in its own place.

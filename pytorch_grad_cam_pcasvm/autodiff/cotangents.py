@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.dense import by_weight
+from pytorch_grad_cam_pcasvm.autodiff.rules.dense import LARGE, by_weight, reached
 
 _FEW = 8  # targets: up to here the pulled gradient itself costs no more than what saves it
-_LARGE = 1 << 20  # elements: below this nothing is worth a thought
 _BLOCK = 32  # rows that stay in the cache between being gathered and being summed
 
 
@@ -35,12 +34,11 @@ def through_sums(grad: Tensor, weight: Tensor, channels: int) -> Tensor:
         return by_weight(grad, weight.to(grad.dtype))
     if grad.shape[:-1].numel() == 1:  # the weight is read once either way
         return (grad @ weight.to(grad.dtype)).unflatten(-1, (channels, -1)).sum(-1)
-    if weight.numel() < _LARGE or weight.device.type != "cpu" or weight.dtype != grad.dtype:
+    if weight.numel() < LARGE or weight.dtype != grad.dtype:
         return by_weight(grad, weight.unflatten(1, (channels, -1)).sum(-1, dtype=grad.dtype))
-    active = grad.flatten(0, 1).any(0).nonzero()[:, 0]
-    if len(active) > 0.8 * len(weight):
+    active = reached(grad.flatten(0, 1), weight)
+    if active is None:
         return by_weight(grad, _summed(weight, channels))
-    # Behind a ReLU half of the rows do not count for one image: they need not be read.
     summed = torch.cat([_summed(weight[rows], channels) for rows in active.split(_BLOCK)])
     return by_weight(grad[..., active], summed)
 
@@ -95,8 +93,7 @@ def through_products(grad: Tensor, weight: Tensor, x: Tensor, over: str) -> Tens
     parts = x.reshape(*x.shape[:2], -1)
     given = grad.transpose(0, 1)
     found = grad.new_zeros(images, count, parts.shape[2 if over == "channels" else 1])
-    active = grad.flatten(0, 1).any(0).nonzero()[:, 0]
-    for rows, block in _products(weight.detach(), parts, over, active if len(active) < 0.8 * len(weight) else None):
+    for rows, block in _products(weight.detach(), parts, over, reached(grad.flatten(0, 1), weight)):
         found.baddbmm_(given[..., rows], block)
     shape = x.shape[2:] if over == "channels" else x.shape[1:2]
     return found.transpose(0, 1).reshape(count, images, *shape)

@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import rule_of
 from pytorch_grad_cam_pcasvm.autodiff.secants import precise
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 _WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
 
@@ -72,8 +73,8 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         )  # each factor gets its part
     now = {index: tape.values[index].to(share.dtype) for index in inputs}
     given = [{index: x.clamp(min=0) for index, x in now.items()}]
-    # Where nothing is negative a second call gives zeros; a GPU is not made to wait for the answer.
-    if weighted and any(x.device.type != "cpu" or bool((x < 0).any()) for x in now.values()):
+    # Where nothing is negative a second call gives zeros.
+    if weighted and any(not may_look(x) or bool((x < 0).any()) for x in now.values()):
         given.append({index: x.clamp(max=0) for index, x in now.items()})
     calls = []
     for sign, changed in zip((1, -1), given, strict=False):

@@ -37,6 +37,7 @@ from pytorch_grad_cam_pcasvm.model.modules import (
 )
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.targets import (
     PCATarget,
@@ -198,7 +199,7 @@ class ClosedFormCAM(BaseCAM):
             told = self._tell_blind_tokens(run, 0, nu)
             output = run.public_output
         result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, linear=self._linear)
-        if nu.device.type == "cpu":
+        if may_look(nu):
             check_finite(nu)
             if not told and not bool(nu.all()):
                 warn_of_blanks(made.maps, nu, lambda image, k: targets[k], output)
@@ -342,7 +343,7 @@ class ClosedFormCAM(BaseCAM):
         """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
         layout = run.transforms[layer]
         others = isinstance(layout, Layout) and layout.before + layout.after > 0
-        if not others or nu.device.type != "cpu" or bool(nu.any()):
+        if not others or not may_look(nu) or bool(nu.any()):
             return False
         norm = last_norm(self._layers(self.model)[0])
         fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "

@@ -14,6 +14,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import is_closed_form, values_of
 from pytorch_grad_cam_pcasvm.model.net import HeadRun
+from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 
 EXACT = 12  # players of whom all subsets are evaluated
 _BYTES = 1 << 28
@@ -57,7 +58,8 @@ class Players:
         numbers = torch.arange(raw[0].numel(), dtype=torch.float64, device=raw.device).reshape(1, *raw.shape[1:])
         place = run.shaped(numbers, layer).long().flatten(2)[0]
         moved = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]
-        if not torch.equal(moved, run.activations(layer).flatten(1)):
+        only_moves = isinstance(run.transforms[layer], Layout)  # that of a user has to be looked at
+        if not only_moves and not torch.equal(moved, run.activations(layer).flatten(1)):
             raise ValueError(
                 "reshape_transform changes numbers, so players cannot be mapped back through it: it may only move them"
             )
@@ -129,7 +131,8 @@ def shapley_values(
 
 
 def _members(subsets: Tensor, count: int) -> Tensor:
-    return (subsets.unsqueeze(1) >> torch.arange(count, device=subsets.device)) & 1
+    """Return who is in a subset, by its number, whose first bit is the first player, shape (S, J)."""
+    return (subsets.unsqueeze(1) >> torch.arange(count - 1, -1, -1, device=subsets.device)) & 1
 
 
 def _over_subsets(players: Players, image: int, empty: Tensor, rows: Tensor) -> Tensor:
@@ -140,12 +143,9 @@ def _over_subsets(players: Players, image: int, empty: Tensor, rows: Tensor) -> 
         players.values(image, empty + torch.tensordot(_members(part, count).to(rows.dtype), rows, 1))
         for part in subsets.split(players.at_once(image))
     ])
-    sizes = sum((subsets >> player) & 1 for player in range(count))
     chances = [factorial(size) * factorial(count - size - 1) / factorial(count) for size in range(count)]
-    chance = rows.new_tensor([*chances, 0.0])[sizes].to(values.dtype)
-    shares = []
-    for player in range(count):
-        without = subsets[(subsets >> player) & 1 == 0]
-        rise = values[without | (1 << player)] - values[without]
-        shares.append((chance[without].unsqueeze(1) * rise).sum(0))
-    return torch.stack(shares)
+    sizes = [subset.bit_count() for subset in range(1 << (count - 1))]  # of the others, in the order of their numbers
+    chance = values.new_tensor([chances[size] for size in sizes])
+    cube = values.unflatten(0, [2] * count)
+    rises = [cube.select(player, 1) - cube.select(player, 0) for player in range(count)]
+    return torch.stack([torch.tensordot(chance, rise.flatten(0, -2), 1) for rise in rises])

@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_n
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
 from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 
 def extract_features(
@@ -261,7 +262,7 @@ def checked_images(x: Any) -> Tensor:
     if x.dim() < 2 or len(x) == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
-    if x.device.type == "cpu" and not all_finite(x):
+    if may_look(x) and not all_finite(x):
         raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
     return plain_tensor(x)
 

@@ -17,8 +17,9 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
     unbroadcast,
 )
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
-_LARGE = 1 << 20  # elements of a weight, and rows of a gradient, from which on a copy of some of its rows
+LARGE = 1 << 20  # elements of a weight, and rows of a gradient, from which on a copy of some of its rows
 _MANY = 128  # takes less than products with all of them
 
 
@@ -39,16 +40,23 @@ def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
     primal, tangent = forward_ad.unpack_dual(grad)
     if tangent is not None:
         moved = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
-        # Most targets are linear, with tangents of zeros; a GPU is not made to wait for which.
-        moving = tangent.flatten(1).any(1) if tangent.device.type == "cpu" else slice(None)
+        # Most targets are linear, with tangents of zeros.
+        moving = tangent.flatten(1).any(1) if may_look(tangent) else slice(None)
         moved[moving] = by_weight(tangent[moving], weight)
         return forward_ad.make_dual(by_weight(primal, weight), moved)
     rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
-    if weight.numel() >= _LARGE and len(rows) >= _MANY and weight.device.type == "cpu":
-        active = rows.any(0).nonzero()[:, 0]
-        if len(active) < 0.8 * len(weight):
-            rows, weight = rows[:, active], weight[active]
+    active = reached(rows, weight) if len(rows) >= _MANY else None
+    if active is not None:
+        rows, weight = rows[:, active], weight[active]
     return (rows @ weight).reshape(*grad.shape[:-1], weight.shape[-1])
+
+
+def reached(grad: Tensor, weight: Tensor) -> Tensor | None:
+    """Return the rows of a large weight that a gradient (K, rows) reaches: behind a ReLU half of them; None: all."""
+    if weight.numel() < LARGE or not may_look(grad):
+        return None
+    active = grad.any(0).nonzero()[:, 0]
+    return active if len(active) < 0.8 * len(weight) else None
 
 
 @register_jacobian(*functions("matmul", "bmm", "mm", "mv", "dot", "inner"), torch.Tensor.__matmul__, secant="linear")

@@ -1,0 +1,119 @@
+"""Between images and maps nothing asks what a number is: as on a GPU, with real numbers and on fake CUDA tensors."""
+
+import numpy as np
+import pytest
+import torch
+from reference import relative
+from sklearn.decomposition import PCA, KernelPCA
+from sklearn.kernel_approximation import Nystroem
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from towers import Tower
+
+from pytorch_grad_cam_pcasvm import NoClosedFormError, PCASVMNet, cams
+from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
+
+BACKBONES = {
+    "pooled": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "1"),
+    "behind a layer": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ),
+        "1",
+    ),
+    "dense": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 12), nn.ReLU(), nn.Linear(12, 8)
+        ),
+        "1",
+    ),
+    "tokens": (lambda: nn.Sequential(Tower(width=8, fused=True), _FirstToken()), "0.blocks.0"),
+}
+HEADS = {
+    "RBF": make_pipeline(StandardScaler(), PCA(4), SVC()),
+    "two classes": make_pipeline(PCA(4, whiten=True), SVC(class_weight="balanced")),
+    "polynomial": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="poly", degree=2, coef0=0.5)),
+    "sigmoid": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="sigmoid", gamma=0.1)),
+    "linear": make_pipeline(StandardScaler(), PCA(4), LinearSVC()),
+    "one class": make_pipeline(StandardScaler(), PCA(4), OneClassSVM()),
+    "regression": make_pipeline(StandardScaler(), PCA(4), SVR()),
+    "KernelPCA": make_pipeline(StandardScaler(), KernelPCA(4, kernel="rbf"), SVC()),
+    "Nystroem": make_pipeline(StandardScaler(), PCA(4), Nystroem(n_components=10, random_state=0), LinearSVC()),
+}
+# Every method on every path, and every head on the shortest.
+CASES = [
+    pytest.param(backbone, head, method, marks=() if (backbone, head) == ("pooled", "RBF") else pytest.mark.slow)
+    for backbone in BACKBONES
+    for head in HEADS
+    for method in cams.__all__
+    if backbone == "pooled" or head == "RBF"
+]
+
+
+class _FirstToken(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0]
+
+
+class _Looks(TorchDispatchMode):
+    """Refuses what would make a GPU wait."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), "it looks"
+        return func(*args, **(kwargs or {}))
+
+
+def explained(backbone, head, method):
+    """Return what a method explains a network with, images, and their maps: a first call, which checks everything."""
+    torch.manual_seed(0)
+    make, layer = BACKBONES[backbone]
+    rng = np.random.default_rng(0)
+    fitted = HEADS[head].fit(rng.normal(size=(60, 8)), np.arange(60) % (2 if head == "two classes" else 3))
+    options = {"samples": 4} if method == "ShapCAM" else {}
+    transform = "tokens" if backbone == "tokens" else None
+    cam = getattr(cams, method)(PCASVMNet(make().eval(), fitted), [layer], transform, **options)
+    x = torch.randn(2, 3, 8, 8)
+    try:
+        return cam, x, cam.explain(x)
+    except NoClosedFormError as error:
+        pytest.skip(error.reason)
+
+
+@pytest.mark.parametrize(("backbone", "head", "method"), CASES)
+def test_maps_without_looks_are_the_same(backbone, head, method):
+    cam, x, expected = explained(backbone, head, method)
+    with no_looks(), _Looks():
+        found = cam.explain(x)
+    # Of a sum, whose terms may cancel.
+    size = expected.maps.abs().amax((0, 2, 3), keepdim=True)
+    assert ((found.maps - expected.maps).abs() <= 1e-5 * size).all()
+    assert relative(found.values, expected.values) < 1e-6
+
+
+@pytest.mark.parametrize(("backbone", "head", "method"), CASES)
+def test_nothing_stays_on_the_cpu_and_nothing_waits_for_cuda(backbone, head, method):
+    cam, x, maps = explained(backbone, head, method)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake.cache_enabled = False  # which loses the derivatives of views
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        with fake:
+            cam.model.to("cuda")
+            found = cam.explain(torch.empty(x.shape, device="cuda"))
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+    for name in ("maps", "weights", "values", "nu", "log_scale", "baseline_values", "remainder", "opposite"):
+        there, here = (getattr(result, name) for result in (found, maps))
+        assert (there is None) == (here is None)
+        if here is not None:
+            assert (there.device.type, there.shape, there.dtype) == ("cuda", here.shape, here.dtype), name
+
+
+def test_a_look_is_seen():
+    with pytest.raises(AssertionError, match="it looks"), _Looks():
+        bool(torch.ones(1).any())
