@@ -135,6 +135,8 @@ def _pulled(call: Call, smooth: set[int], args: Any, kwargs: Any, y: Any, base: 
         slope = slope[0] if isinstance(slope, tuple) else slope
         slope = slope() if callable(slope) else slope
         return grad * quotient(args[position], y, base, base.args[position], slope[0])
+    if sum(index in smooth for index in call.step.inputs) == 1:
+        return call.pull(args, kwargs, y, grad)  # affine in the one argument that changes: the same everywhere
     # Affine in each argument alone: what changes with one is to be taken where the others are half-way.
     half_way = tuple(_half_way(*each, smooth) for each in zip(call.args, args, base.args, strict=True))
     named = {name: _half_way(call.kwargs[name], kwargs[name], base.kwargs[name], smooth) for name in kwargs}
