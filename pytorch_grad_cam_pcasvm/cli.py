@@ -9,18 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
+import pytorch_grad_cam_pcasvm as package
 
-from pytorch_grad_cam_pcasvm import cams
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
-from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.model.features import extract_features
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
-
-_METHODS = {name: getattr(cams, name) for name in cams.__all__}
+# What the commands need is imported when they run: help is asked for more often.
+_METHODS = sorted(package._NAMES["cams"].split())
 
 # What messages call what is typed here.
 _TYPED = {
@@ -102,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     _of_reading(build)
     _of_maps(build)
     build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
-    build.add_argument("--method", default="ContributionCAM", choices=sorted(_METHODS), metavar="NAME",
+    build.add_argument("--method", default="ContributionCAM", choices=_METHODS, metavar="NAME",
                        help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
     build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
@@ -113,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _of_network(evaluate)
     _of_maps(evaluate)
     evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the page and its JSON")
-    evaluate.add_argument("--method", action="append", choices=sorted(_METHODS), metavar="NAME",
+    evaluate.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
                           help="may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
     evaluate.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     evaluate.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
@@ -157,6 +149,7 @@ def _fit(options: Any) -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
+    from torch.utils.data import DataLoader
 
     from pytorch_grad_cam_pcasvm.data import Images
 
@@ -172,7 +165,9 @@ def _fit(options: Any) -> None:
         raise ValueError(f"{options.images} has no classes: give a folder with one folder of images for each class")
     loader = DataLoader(images.data, batch_size=options.batch_size, num_workers=options.workers)
     try:
-        features, numbers = extract_features(backbone, loader, options.features or options.layer, pool=_pool(options))
+        features, numbers = package.extract_features(
+            backbone, loader, options.features or options.layer, pool=_pool(options)
+        )
     except OSError as error:  # which image was it?
         bad = next((bad for row in range(len(images)) if (bad := images.read([row]).bad)), None)
         if bad is None:
@@ -185,7 +180,7 @@ def _fit(options: Any) -> None:
         )
     labels = [images.names[number] for number in numbers]
     head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), SVC(kernel=options.kernel))
-    Head.of(head.fit(features, labels)).save(options.out)
+    package.Head.of(head.fit(features, labels)).save(options.out)
     counts = Counter(labels)
     print(f"{len(counts)} classes: {', '.join(f'{name} {count}' for name, count in counts.items())}")
     print(f"{options.out}: {options.components} components")
@@ -199,12 +194,13 @@ def _atlas(options: Any) -> None:
     from pytorch_grad_cam_pcasvm import atlas
 
     net, transform = _network(options)
+    method = getattr(package, options.method)
     store = atlas.build(
         net,
         options.images,
         [options.layer],
         options.out,
-        method=_METHODS[options.method],
+        method=method,
         transform=transform,
         batch_size=options.batch_size,
         workers=options.workers,
@@ -212,7 +208,7 @@ def _atlas(options: Any) -> None:
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
         verify=options.verify,
-        **_options(options, _METHODS[options.method]),
+        **_options(options, method),
     )
     print(store)
     if store.labels is not None and store.head.classes_ is not None:
@@ -233,11 +229,12 @@ def _evaluate(options: Any) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     net, transform = _network(options)
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
+    methods = {name: getattr(package, name) for name in names}
     page = evaluation.report(
         net,
         options.images,
         [options.layer],
-        {name: (_METHODS[name], _options(options, _METHODS[name])) for name in names},
+        {name: (method, _options(options, method)) for name, method in methods.items()},
         out=options.out,
         images=options.count,
         batch_size=options.batch_size,
@@ -247,7 +244,9 @@ def _evaluate(options: Any) -> None:
     print(f"open {page.resolve().as_uri()}")
 
 
-def _options(options: Any, method: type[ClosedFormCAM]) -> dict[str, Any]:
+def _options(options: Any, method: type) -> dict[str, Any]:
+    from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
+
     found = {"reshape_transform": "tokens"} if options.tokens else {}
     return found | ({"baseline": options.baseline} if issubclass(method, WithBaseline) else {})
 
@@ -265,10 +264,10 @@ def _explore(options: Any) -> None:
     print(f"open {page.resolve().as_uri()}")
 
 
-def _network(options: Any) -> tuple[PCASVMNet, Callable[[Any], Any]]:
+def _network(options: Any) -> tuple[Any, Callable[[Any], Any]]:
     head = _head(options.head)  # before weights are downloaded
     backbone, transform = _backbone(options)
-    return PCASVMNet(backbone, head, options.features or options.layer, pool=_pool(options)), transform
+    return package.PCASVMNet(backbone, head, options.features or options.layer, pool=_pool(options)), transform
 
 
 def _pool(options: Any) -> str | None:
@@ -279,7 +278,7 @@ def _head(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"there is no head {path}: make one with '{_RUN} fit', or net.head.save(path)")
     if path.suffix != ".skops":
-        return Head.load(path)
+        return package.Head.load(path)
     try:
         from skops import io
     except ImportError as error:
@@ -287,7 +286,7 @@ def _head(path: Path) -> Any:
     return io.load(path)
 
 
-def _backbone(options: Any) -> tuple[nn.Module, Callable[[Any], Any]]:
+def _backbone(options: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Return a network in evaluation mode, and the transform that its weights were trained with."""
     library, _, name = options.backbone.rpartition(":")
     given = options.weights is not None
@@ -323,6 +322,8 @@ def _backbone(options: Any) -> tuple[nn.Module, Callable[[Any], Any]]:
                 f"{options.weights} has no weights of {name}: it begins with {next(iter(state), 'nothing')!r}, and "
                 f"{next(iter(net.state_dict()))!r} is expected"
             ) from error
+    import torch
+
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return net.eval().to(device), transform
 
@@ -334,6 +335,8 @@ def _state(path: Path) -> Any:
         from safetensors.torch import load_file
 
         return load_file(path)
+    import torch
+
     return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -16,6 +17,7 @@ from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
 
+import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
@@ -186,3 +188,19 @@ def test_the_module_is_run(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         runpy.run_module("pytorch_grad_cam_pcasvm", run_name="__main__")
     assert capsys.readouterr().err.startswith("error: there is no atlas in nowhere")
+
+
+def test_help_imports_nothing_that_takes_long():
+    code = "import sys; from pytorch_grad_cam_pcasvm.cli import main"
+    code += "\ntry: main(['--help'])\nfinally: print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "explore" in told
+    assert not {"torch", "sklearn", "numpy", "matplotlib"} & set(told.split())
+
+
+def test_every_public_name_is_where_it_is_said_to_be():
+    assert {*package._PLACES, "__version__"} == set(package.__all__) <= set(dir(package))
+    assert all(getattr(package, name).__name__ == name for name in package._PLACES)
+    assert package.figures.plot_maps
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = package.nothing
