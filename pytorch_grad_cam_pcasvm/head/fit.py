@@ -15,6 +15,7 @@ class Fit:
 
     def __init__(self, fitted: Any) -> None:
         self._parts = list(_parts(fitted))
+        self.told = False
 
     def __reduce__(self) -> Any:
         """Leave the estimators behind: a copy, or a head in a file, has no others to be compared with."""
@@ -25,7 +26,6 @@ class Fit:
         for owner, name, value in self._parts:
             held = owner[name : name + 1] if isinstance(owner, list) else [vars(owner).get(name)]
             if not held or held[0] is not value:
-                self._parts = []  # it is said once
                 part = value if isinstance(owner, list) else owner
                 return type(part[-1] if isinstance(part, tuple) else part).__name__  # a step of a pipeline has a name
         return None

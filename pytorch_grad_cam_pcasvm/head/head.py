@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -184,10 +185,11 @@ class Head(Hookable):
                 trace.saved.append(saved)
         return trace
 
-    def tell_of_fit(self) -> None:
-        """Warn, once, if an estimator that the head was made from was fitted again: it still has the earlier fit."""
-        again = self._fit.fitted_again()
+    def tell_of_fit(self, *, always: bool = False) -> None:
+        """Warn, once or always, if an estimator of the head was fitted again since: the head has the earlier fit."""
+        again = None if self._fit.told and not always else self._fit.fitted_again()
         if again is not None:
+            self._fit.told = True
             warn(
                 f"the {again} was fitted again, or replaced, after this network was made, which still explains the "
                 "earlier fit: make another one, PCASVMNet(backbone, head, ...)",
@@ -288,11 +290,19 @@ class Head(Hookable):
             if short:
                 scaled = stage.jacobian(intact(saved[0]), y)
             elif scaled is not None:
-                with known_to(trace.eps):
+                with known_to(trace.eps, partial(self._errors, trace, position - 1)):
                     scaled = pulled_through(stage, scaled, *saved)
         assert scaled is not None, "no seeds were given"
         grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
+
+    def _errors(self, trace: HeadTrace, position: int) -> Tensor | None:
+        """Return the rounding errors of a value, (N, .), that come from the features; None if they are not known."""
+        start = sum(value is None for value in trace.values)
+        errors: Tensor | None = 8 * trace.eps * trace.values[start].abs()
+        for stage in self.stages[start:position]:
+            errors = None if errors is None else stage.errors(errors)
+        return errors
 
     def digest(self) -> str:
         """Return a digest of everything the head computes with; the same for a head loaded from a file.
@@ -323,6 +333,7 @@ class Head(Hookable):
             TypeError: a stage is not of this package.
             FileNotFoundError: there is no such folder.
         """
+        self.tell_of_fit(always=True)
         storage.save(self.stages, path)
 
     @classmethod
@@ -398,7 +409,8 @@ class Head(Hookable):
         if not isinstance(machine, KernelSVM) or not isinstance(machine.kernel, RBF):
             return None
         _, saved = machine.evaluate(trace.values[-2].unsqueeze(0))
-        with known_to(trace.eps):
+        errors = self._errors(trace, len(trace.values) - 2)
+        with known_to(trace.eps, lambda: None if errors is None else errors.unsqueeze(0)):
             same = machine.kernel.coincides(saved[0], machine.support_vectors)[0].nonzero()
             if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):
                 return None

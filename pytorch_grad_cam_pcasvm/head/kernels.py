@@ -17,7 +17,7 @@ The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,18 +30,26 @@ from torch import Tensor
 # exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
 _REPRESENTABLE = -30.0
 
-# How exactly a network, usually in single precision, knows a point, relative to each of its numbers.
-_rounding = ContextVar("rounding", default=8 * torch.finfo(torch.float32).eps)
+# How exactly numbers are known: in general, relative to each; and of a machine's input, if that is known, (N, B).
+Known = tuple[float, Callable[[], Tensor | None]]
+known: ContextVar[Known] = ContextVar("known", default=(torch.finfo(torch.float32).eps, lambda: None))
 
 
 @contextmanager
-def known_to(eps: float) -> Iterator[None]:
-    """Take points as known up to rounding errors of a relative size eps."""
-    before = _rounding.set(8 * eps)
+def known_to(eps: float, errors: Callable[[], Tensor | None]) -> Iterator[None]:
+    """Take numbers as known up to rounding errors of a relative size eps, and a machine's input up to those errors."""
+    before = known.set((eps, errors))
     try:
         yield
     finally:
-        _rounding.reset(before)
+        known.reset(before)
+
+
+def _errors(x: Tensor) -> Tensor:
+    """Return the rounding errors of a machine's input x, shape (N, B)."""
+    eps, errors = known.get()
+    found = errors()
+    return 16 * eps * x.abs() if found is None else found
 
 
 # Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
@@ -188,15 +196,12 @@ class RBF:
         scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
         grad = _around(scaled, points, x)
         # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
-        sizes = _rounding.get() * scaled.abs()
-        sizes = _around(sizes, points.abs(), -x.abs())
-        noise = (grad.abs() <= sizes).all(-1, keepdim=True)
+        noise = (grad.abs() <= scaled.abs().sum(-1, keepdim=True) * _errors(x).unsqueeze(1)).all(-1, keepdim=True)
         return grad - grad.detach() * noise, log_scale
 
     def coincides(self, x: Tensor, points: Tensor) -> Tensor:
         """Return whether x (N, B) equals each of the points but for rounding, shape (N, I)."""
-        x = x.unsqueeze(1)
-        return ((x - points).abs() <= _rounding.get() * (x.abs() + points.abs())).all(-1)
+        return ((x.unsqueeze(1) - points).abs() <= _errors(x).unsqueeze(1)).all(-1)
 
     def secant(
         self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor

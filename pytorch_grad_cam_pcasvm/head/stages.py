@@ -12,8 +12,9 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head.guarded import Hookable, intact, run
-from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
+from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear, known, known_to
 
 Scaled = tuple[Tensor, Tensor | None]
 
@@ -74,6 +75,10 @@ class Stage(Hookable):
             "set linear = True if it is affine",
             "use a method that needs only the gradient",
         )
+
+    def errors(self, errors: Tensor) -> Tensor | None:
+        """Return how large errors of the input, (N, in), are at most in the output, (N, out); None: not known."""
+        return None
 
     def jacobian(self, saved: Any, y: Tensor) -> Scaled:
         """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for the output y and what ``evaluate`` saved."""
@@ -173,6 +178,10 @@ class Scale(Stage):
         grad = grad if saved is None else grad * saved[2].unsqueeze(1)
         return grad / self.divisor, None
 
+    def errors(self, errors: Tensor) -> Tensor:
+        """Return the errors divided by the divisor; clipping makes them no larger."""
+        return errors / self.divisor.abs()
+
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
         """Return ``grad / divisor`` times the fraction of the difference that the limits leave."""
         if saved is not None:
@@ -237,6 +246,10 @@ class Projection(Stage):
         """Return ``(grad / divisor) V^T``."""
         return torch.tensordot(grad / self.divisor, self.components, 1), None
 
+    def errors(self, errors: Tensor) -> Tensor:
+        """Return ``|V^T| errors / divisor``: all of them may point the same way."""
+        return errors @ self.components.abs().T / self.divisor.abs()
+
     def jacobian(self, saved: None, y: Tensor) -> Scaled:
         """Return ``V^T / divisor``, shape (1, B, D), without a product."""
         return (self.components / self.divisor.unsqueeze(1)).unsqueeze(0), None
@@ -256,6 +269,10 @@ class Select(Stage):
     def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the selected features, shape (N, B)."""
         return x[:, self.index], None
+
+    def errors(self, errors: Tensor) -> Tensor:
+        """Return the errors of the selected features."""
+        return errors[..., self.index]
 
     def pullback(self, saved: None, grad: Tensor) -> Scaled:
         """Return grad at the selected features, and 0 elsewhere."""
@@ -423,6 +440,18 @@ class Chain(Stage):
 
     def _pulled(self, grad: Tensor, *saved: list[Any]) -> Scaled:
         scaled: Scaled = (grad, None)
-        for stage, *of_stage in zip(reversed(self.stages), *map(reversed, saved), strict=True):
-            scaled = pulled_through(stage, scaled, *of_stage)
+        eps, errors = known.get()
+        for place, *of_stage in zip(reversed(range(len(self.stages))), *map(reversed, saved), strict=True):
+            with known_to(eps, partial(self._errors_before, place, errors)):
+                scaled = pulled_through(self.stages[place], scaled, *of_stage)
         return scaled
+
+    def errors(self, errors: Tensor) -> Tensor | None:
+        """Return the errors after all stages."""
+        return self._errors_before(len(self.stages), lambda: errors)
+
+    def _errors_before(self, place: int, first: Callable[[], Tensor | None]) -> Tensor | None:
+        errors = first()
+        for stage in self.stages[:place]:
+            errors = None if errors is None else stage.errors(errors)
+        return errors

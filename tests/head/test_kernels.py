@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 import torch
 from reference import relative
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import pairwise_kernels
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.svm import SVC
 
+from pytorch_grad_cam_pcasvm import Head
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
 
 KERNELS = {
@@ -202,3 +208,26 @@ def test_on_a_point_of_a_narrow_rbf_the_gradient_is_nothing_but_rounding(noise, 
         found, _ = each.pullback(each.argument(of, points), of, points, coefficients)
         assert relative(found[0], expected) < 1e-9
         assert not each.coincides(near, points).any()
+
+
+@pytest.mark.parametrize(
+    "front", [[PCA(4)], [StandardScaler(), PCA(6, whiten=True)], [MinMaxScaler(), PCA(3)]], ids=str
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_rounding_of_features_is_followed_to_the_machine(front, inside):
+    rng = np.random.default_rng(0)
+    x, y = 5 + rng.normal(size=(40, 30)), np.arange(40) % 2  # components are small differences of large numbers
+    svm = SVC(gamma=1e5)
+    if inside:
+        head = Head.of(CalibratedClassifierCV(make_pipeline(*front, svm), ensemble=False).fit(x, y))
+    else:
+        head = Head.of(make_pipeline(*front, svm).fit(x, y))
+    for size, blank in ((2.0**-24, True), (1e-4, False)):
+        near = torch.tensor(x[:5] * (1 + size * rng.choice([-1.0, 1.0], size=(5, 30))))
+        with torch.no_grad():
+            trace = head(near)
+            trace.eps = torch.finfo(torch.float32).eps
+            grad, _ = head.pullback(
+                trace, {len(head.stages): head.voting.seed(torch.ones(5).long(), None).unsqueeze(1)}
+            )
+        assert grad.any(-1).any() != blank
