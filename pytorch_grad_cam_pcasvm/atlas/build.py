@@ -1,6 +1,7 @@
 """Building an atlas: plan, refuse what does not fit, compute the missing shards."""
 
 import inspect
+import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,6 +145,9 @@ def build(
         kinds,
         skip_bad_images,
     )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it would wait for its parent, that for it
+        raise RuntimeError("a script that starts processes must do so under if __name__ == '__main__'")
+    net.head.tell_of_fit(always=True)
     _refuse(folder, entries)  # at once, before waiting for another build
     with lock.alone(folder):
         _begin(folder, net, entries)

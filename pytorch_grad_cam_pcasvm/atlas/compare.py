@@ -57,10 +57,11 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
 def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[_Image]:
     """Return the images of a shard that are to be read and compared; compare the labels that are known without."""
     shard = shards.name_of(number)
-    with shards.open_shard(job.folder / shard) as file:
+    path = job.folder / shard
+    with shards.open_shard(path) as file:
         first = shards.marks_of(file).get("first")
         names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
-        kept = {name: values.tolist() for name, values in shards.read(file, names).items()}
+        kept = {name: values.tolist() for name, values in shards.read(path, file, names).items()}
     rows = kept["row"]
     labels = kept.get("label", [None] * len(rows))
     for row, then, now in zip(rows, labels, job.images.labels(rows) or labels, strict=True):

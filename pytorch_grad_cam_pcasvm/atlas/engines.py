@@ -8,6 +8,7 @@ import os
 import pickle
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -196,18 +197,22 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Ite
     identities = context.SimpleQueue()
     for identity in range(count):
         identities.put(identity)
-    with ProcessPoolExecutor(count, context, _begin, (sent, threads, identities, workers)) as pool:
-        try:
-            waiting = _whole(lambda: [pool.submit(_make, number) for number in numbers])
-            for done in as_completed(waiting):
-                yield done.result()
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "a process of the build died (killed, or out of memory); a script that starts processes must do so "
-                "under if __name__ == '__main__'. All finished shards are kept: run the same build again"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    # By way of a file: a pipe holds little, and a process that dies before it reads the rest would be waited for.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job"
+        path.write_bytes(sent)
+        with ProcessPoolExecutor(count, context, _begin, (path, threads, identities, workers)) as pool:
+            try:
+                waiting = _whole(lambda: [pool.submit(_make, number) for number in numbers])
+                for done in as_completed(waiting):
+                    yield done.result()
+            except BrokenProcessPool as error:
+                raise RuntimeError(
+                    "a process of the build died (killed, or out of memory); a script that starts processes must do so "
+                    "under if __name__ == '__main__'. All finished shards are kept: run the same build again"
+                ) from error
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
 
 
 def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> Iterator[int]:
@@ -336,10 +341,10 @@ class Actor:
 _of_process: tuple[Job, int]
 
 
-def _begin(sent: bytes, threads: int, identities: Any, workers: int) -> None:
+def _begin(path: Path, threads: int, identities: Any, workers: int) -> None:
     global _of_process
     torch.set_num_threads(threads)
-    job: Job = pickle.loads(sent)
+    job: Job = pickle.loads(path.read_bytes())
     number = identities.get()
     if device_of(job.explainer.net).type == "cuda":
         job.explainer.net.to(torch.device("cuda", number % torch.cuda.device_count()))

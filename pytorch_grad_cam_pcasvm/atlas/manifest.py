@@ -91,7 +91,7 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
         # What follows from another difference is told only where there is none.
         keys = sorted(set(keys) - set(_FOLLOWING)) or keys
         differences = "; ".join(
-            _DIGESTS.get(key, f"{key}: {_short(found.get(key))} there, {_short(wanted.get(key))} now") for key in keys
+            _DIGESTS.get(key, f"{key}: {_difference(found.get(key), wanted.get(key))}") for key in keys
         )
         raise ValueError(
             f"{folder} has an atlas of something else ({differences}): give another folder as out=, or delete it"
@@ -146,6 +146,14 @@ def described(option: Any) -> Any:
     if name is None and " at 0x" in repr(option):
         option, name = type(option), type(option).__qualname__
     return f"{option.__module__}.{name}" if name else repr(option)
+
+
+def _difference(there: Any, now: Any) -> str:
+    """Return what two entries differ in: of dicts, only those of their items that do."""
+    if isinstance(there, dict) and isinstance(now, dict):
+        names = [name for name in sorted({*there, *now}) if there.get(name) != now.get(name)]
+        there, now = ({name: entry.get(name) for name in names} for entry in (there, now))
+    return f"{_short(there)} there, {_short(now)} now"
 
 
 def _short(value: Any) -> str:

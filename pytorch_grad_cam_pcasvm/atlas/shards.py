@@ -157,8 +157,8 @@ def marks_of(file: pq.ParquetFile) -> dict[str, Any]:
     return {key.decode(): json.loads(value) for key, value in metadata.items() if key in _MARKS}
 
 
-def read(file: pq.ParquetFile, names: Sequence[str], groups: Iterable[int] | None = None) -> dict[str, Any]:
-    """Return columns of some row groups: arrays of the shapes that were written, or lists.
+def read(path: Path, file: pq.ParquetFile, names: Sequence[str], groups: Iterable[int] | None = None) -> dict[str, Any]:
+    """Return columns of some row groups: arrays of the shapes that were written, or lists; the path is for messages.
 
     Raises:
         ValueError: the file was changed since it was written.
@@ -166,7 +166,7 @@ def read(file: pq.ParquetFile, names: Sequence[str], groups: Iterable[int] | Non
     try:
         table = file.read(list(names)) if groups is None else file.read_row_groups(list(groups), list(names))
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"a shard was changed since it was written ({error}): {_REPAIR}") from error
+        raise ValueError(f"{path} was changed since it was written ({error}): {_REPAIR}") from error
     return {name: _array(table.column(name), table.schema.field(name)) for name in names}
 
 

@@ -45,11 +45,9 @@ class Table:
         """Yield columns of the files, a shard at a time, each with the position of its first row."""
         for number, start in enumerate(self._starts[:-1]):
             if self._starts[number + 1] > start:
-                with self._open(number) as file:
-                    yield int(start), shards.read(file, names)
-
-    def _open(self, number: int) -> Any:
-        return shards.open_shard(self.folder / shards.name_of(number))
+                path = self.folder / shards.name_of(number)
+                with shards.open_shard(path) as file:
+                    yield int(start), shards.read(path, file, names)
 
     def of_rows(self, positions: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return columns of some rows; only the row groups that contain one of them are read."""
@@ -60,8 +58,9 @@ class Table:
             (places,) = np.nonzero(shard == number)
             offsets = positions[places] - self._starts[number]
             groups, of_place = np.unique(offsets // shards.ROW_GROUP, return_inverse=True)
-            with self._open(int(number)) as file:
-                read = shards.read(file, names, groups.tolist())
+            path = self.folder / shards.name_of(int(number))
+            with shards.open_shard(path) as file:
+                read = shards.read(path, file, names, groups.tolist())
             chosen = of_place * shards.ROW_GROUP + offsets % shards.ROW_GROUP
             for name in names:
                 values = read[name]

@@ -24,7 +24,7 @@ class Rollback:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Callable[[], Any], bool]] = []
-        self._thread, self._owner = threading.get_ident(), threading.current_thread()
+        self._owner = threading.current_thread()  # not its number, which another thread may get after it
         self._frame: FrameType | None = None
 
     def __enter__(self) -> "Rollback":
@@ -53,7 +53,7 @@ class Rollback:
         """Note what torch keeps for this thread: gradients on or off, autocast, torch function modes."""
         casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         self.note(_put_back_autocast, casts, late=False)
-        self.note(_put_back_flags, self._thread, torch.is_grad_enabled(), torch.is_autocast_cache_enabled())
+        self.note(_put_back_flags, self._owner, torch.is_grad_enabled(), torch.is_autocast_cache_enabled())
         self.note_modes()
 
     def note_modes(self) -> None:
@@ -65,7 +65,7 @@ class Rollback:
 
     def _close(self, late: bool = False) -> None:
         for inner in reversed(_open[_open.index(self) + 1 :] if self in _open else []):
-            if inner._thread == self._thread:
+            if inner._owner is self._owner:
                 inner._close(late)  # its own end was interrupted before it began
         failed: BaseException | None = None
         while self._undo:
@@ -103,7 +103,7 @@ class Mode(TorchFunctionMode):
 
     def __enter__(self) -> "Mode":
         """Begin, inside a :class:`Rollback`."""
-        self._within = next(each for each in reversed(_open.copy()) if each._thread == threading.get_ident())
+        self._within = next(each for each in reversed(_open.copy()) if each._owner is threading.current_thread())
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -134,7 +134,7 @@ def _recover() -> None:
     # which takes a thread for ended for good if a signal interrupts it.
     threads = threading.enumerate()
     for rollback in reversed(_open.copy()):
-        mine = rollback._thread == threading.get_ident()
+        mine = rollback._owner is threading.current_thread()
         if (mine and rollback._frame not in running) or rollback._owner not in threads:
             with suppress(Exception):  # another call's, which was interrupted anyway
                 rollback._close(late=True)
@@ -146,8 +146,8 @@ def set_gradients(enabled: bool) -> None:
         torch._C._set_grad_enabled(enabled)
 
 
-def _put_back_flags(thread: int, grad: bool, cached: bool) -> None:
-    if threading.get_ident() == thread:
+def _put_back_flags(thread: threading.Thread, grad: bool, cached: bool) -> None:
+    if threading.current_thread() is thread:
         set_gradients(grad)
         torch.set_autocast_cache_enabled(cached)
 

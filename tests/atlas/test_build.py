@@ -11,11 +11,12 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -906,6 +907,60 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, workers, interrupted):
         for thread in set(threading.enumerate()) - threads:
             thread.join(10)
             assert not thread.is_alive()
+
+
+SCRIPT = """
+import sys
+import torch
+torch.set_num_threads(1)
+from atlases import images, layer, problem
+from torch.utils.data import TensorDataset
+from pytorch_grad_cam_pcasvm import atlas
+
+def main():
+    net, _ = problem()
+    data = TensorDataset(*images(400))  # more than fits into a pipe
+    print("begins", flush=True)
+    atlas.build(net, data, [layer(net)], sys.argv[1], shard_size=16, progress=False, processes=2)
+
+"""
+
+
+def started(tmp_path, last):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + last)
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, script, tmp_path / "atlas"],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told(tmp_path):
+    _, told = started(tmp_path, "main()").communicate(timeout=120)
+    assert "a script that starts processes must do so under if __name__ == '__main__'" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.1, 1.0])
+def test_ctrl_c_while_processes_start_ends_them_all(tmp_path, seconds):
+    script = started(tmp_path, "if __name__ == '__main__':\n    main()\n")
+    assert script.stdout.readline() == "begins\n"
+    time.sleep(seconds)
+    os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the children, too
+    script.communicate(timeout=120)
+    assert script.returncode != 0
+    deadline = time.monotonic() + 60
+    with suppress(ProcessLookupError):  # of its processes none is left; the last may be ending
+        while time.monotonic() < deadline:
+            os.killpg(script.pid, 0)
+            time.sleep(0.1)
+    assert time.monotonic() < deadline
 
 
 def _on_a_full_disk(out: Path, data, told: Path) -> None:
