@@ -24,6 +24,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Scale,
     Scaled,
     Stage,
+    errors_after,
     full_precision,
     identity,
     precision,
@@ -299,10 +300,7 @@ class Head(Hookable):
     def _errors(self, trace: HeadTrace, position: int) -> Tensor | None:
         """Return the rounding errors of a value, (N, .), that come from the features; None if they are not known."""
         start = sum(value is None for value in trace.values)
-        errors: Tensor | None = 8 * trace.eps * trace.values[start].abs()
-        for stage in self.stages[start:position]:
-            errors = None if errors is None else stage.errors(errors)
-        return errors
+        return errors_after(self.stages[start:position], 8 * trace.eps * trace.values[start].abs())
 
     def digest(self) -> str:
         """Return a digest of everything the head computes with; the same for a head loaded from a file.

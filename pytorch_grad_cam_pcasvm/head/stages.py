@@ -14,7 +14,6 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -113,6 +112,13 @@ def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
     rule: Any = stage.pullback if len(saved) == 1 else stage.secant
     grad, log_scale = rule(*map(intact, saved), grad)
     return grad, before if log_scale is None else log_scale if before is None else before + log_scale
+
+
+def errors_after(stages: Iterable[Any], errors: Tensor | None) -> Tensor | None:
+    """Return the errors of what stages make of numbers with errors, (N, in); None where a stage does not know."""
+    for stage in stages:
+        errors = None if errors is None else stage.errors(errors)
+    return errors
 
 
 def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
@@ -441,17 +447,15 @@ class Chain(Stage):
     def _pulled(self, grad: Tensor, *saved: list[Any]) -> Scaled:
         scaled: Scaled = (grad, None)
         eps, errors = known.get()
+
+        def before(place: int) -> Callable[[], Tensor | None]:
+            return lambda: errors_after(self.stages[:place], errors())
+
         for place, *of_stage in zip(reversed(range(len(self.stages))), *map(reversed, saved), strict=True):
-            with known_to(eps, partial(self._errors_before, place, errors)):
+            with known_to(eps, before(place)):
                 scaled = pulled_through(self.stages[place], scaled, *of_stage)
         return scaled
 
     def errors(self, errors: Tensor) -> Tensor | None:
         """Return the errors after all stages."""
-        return self._errors_before(len(self.stages), lambda: errors)
-
-    def _errors_before(self, place: int, first: Callable[[], Tensor | None]) -> Tensor | None:
-        errors = first()
-        for stage in self.stages[:place]:
-            errors = None if errors is None else stage.errors(errors)
-        return errors
+        return errors_after(self.stages, errors)
