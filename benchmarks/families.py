@@ -228,7 +228,7 @@ def compare(result: Result, net: nn.Module, x: Tensor) -> None:
     expected = by_autograd(net, result.layers, x, list(seeds.values()))
     of_output = [seeds.get(id(leaf)) for leaf in passed.tape.leaves]
     with torch.no_grad():
-        pulled = [passed.pullback(of_output, target) for target in range(len(expected))]
+        pulled = [passed.pullback(of_output, target).dense() for target in range(len(expected))]
         errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(pulled, expected, strict=True)]
         result.errors["float64" if twice else "float32"] = float(torch.stack(errors).max())
         result.coarse = twice and any(value.dtype == torch.float32 for value in passed.tape.values)
@@ -244,7 +244,7 @@ def missing(passed: Any, seeds: list[Tensor | None], target: int) -> Tensor:
     """Return how far contributions from a baseline of zeros are from the difference of outputs, relative to both."""
     x = passed.activations[target]
     base = passed.baseline(torch.zeros_like(x[:1]), target)
-    terms = (passed.pullback(seeds, target, base) * x).flatten(1)
+    terms = (passed.pullback(seeds, target, base).dense() * x).flatten(1)
     outputs = zip(seeds, passed.tape.leaves, tree_leaves(base.output), strict=True)
     change = [(seed * (y - y0)).flatten(1) for seed, y, y0 in outputs if seed is not None]
     gap = terms.sum(1) - sum(each.sum(1) for each in change)

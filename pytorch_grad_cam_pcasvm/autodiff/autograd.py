@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import multiplied
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.autodiff.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
 from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, Regions, modes_kept
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
 from pytorch_grad_cam_pcasvm.model.features import output_of
@@ -97,8 +98,8 @@ class AutogradPass(Pass):
         """Whether the output depends on a target layer, as far as autograd knows."""
         return any(tensor.requires_grad for tensor in self._graph)
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
-        """Return the derivative with respect to ``activations[target]``, shape (K, *activations.shape)."""
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Pullback:
+        """Return the derivative with respect to ``activations[target]``."""
         if baseline is not None:
             self._refuse("secants")
         leaf = self._leaves[target]
@@ -120,18 +121,7 @@ class AutogradPass(Pass):
                 (part,) = torch.autograd.grad(tensors, leaf, rows, retain_graph=True, allow_unused=True)
                 pulled.append(torch.zeros_like(leaf) if part is None else part)
         stacked = torch.stack(pulled).to(given[0].dtype)
-        return stacked * size.reshape(-1, *[1] * leaf.dim())
-
-    def weights(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
-        """Return the sum of the pullback over the positions of every channel, shape (K, N, T)."""
-        pulled = self.pullback(seeds, target, baseline)
-        return pulled.reshape(*pulled.shape[:3], -1).sum(-1)
-
-    def products(
-        self, seeds: Sequence[Tensor | None], target: int, x: Tensor, over: str, baseline: Baseline | None = None
-    ) -> Tensor:
-        """Return the sum of the pullback times x over channels, (K, N, *positions), or over positions, (K, N, T)."""
-        return multiplied(self.pullback(seeds, target, baseline), x, over)
+        return Pullback(Cotangent(stacked * size.reshape(-1, *[1] * leaf.dim())))
 
     def bytes_per_target(self) -> int:
         """Return roughly how much memory one target takes for the batch."""

@@ -1,91 +1,339 @@
-"""The walk back along a tape, one rule or one secant a step."""
+"""The walk back along a tape, one rule or one secant a step, which goes no further than a question needs.
 
-from collections.abc import Mapping, Sequence
+Near the target layer many steps need no pullback for what is asked: sums over positions pass pooling as they are, and
+products with the activations pass new shapes. If steps treat every token of a sequence separately, a gradient that is
+zero except at some tokens stays so; one summed over tokens is pulled back as one token through steps that are linear
+and the same for all; and the contributions of a token, ``sum_t J_t (x_t - x0_t)``, are the same before and after.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import Outer, Rule, rule_of
-from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline, Call, outputs_of, through_secant
-from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
-from pytorch_grad_cam_pcasvm.autodiff.token_dims import (
-    Part,
-    added,
-    cut,
-    dims_of_arguments,
-    selected,
-    whole,
-)
+from pytorch_grad_cam_pcasvm.autodiff.call import Call, Few
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import Cotangent, Part, Shared, added, cotangent
+from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
+from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline, through_secant
+from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, has_gradient
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
-def pulled_back(
-    tape: Tape, seeds: Sequence[Tensor | None], root: int, baseline: Baseline | None = None, *, heads: bool = False
-) -> Tensor:
-    """Pull seeds back from the output of a tape to one of its values, through secants from a baseline if there is one.
+class Walk(Pullback):
+    """The pullback of K targets along a tape.
 
     Args:
         tape: the path.
-        seeds: of K targets.
-        root: the value.
+        seeds: for every tensor of its output the derivatives of K targets, (K, *its shape), or None.
+        name: of the target layer.
         baseline: of secants; None: gradients.
         heads: keep the heads of the first attention apart, as so many targets in place of each.
-
-    Returns:
-        The derivative or its secant, shape (K, *value.shape).
+        checked: kinds of passes whose short ways were compared with the whole pullback; None: that is not done.
     """
-    walk = Walk(tape, root, baseline, heads=heads)
-    walk.back(seeds)
-    if root not in walk.grads:  # what follows does not look at it
-        given = next(seed for seed in seeds if seed is not None)
-        return given.new_zeros(walk.count, *tape.values[root].shape)
-    return whole(walk.grads[root])
 
-
-class Walk:
-    """One walk: gradients of values that have been reached, by position."""
-
-    def __init__(self, tape: Tape, root: int, baseline: Baseline | None, *, heads: bool = False) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        seeds: Sequence[Tensor | None],
+        name: str,
+        baseline: Baseline | None = None,
+        *,
+        heads: bool = False,
+        checked: set[Any] | None = None,
+    ) -> None:
         tape.check_constants()
-        self.tape, self.baseline = tape, baseline
-        self.steps, self.values = tape.following(root)
-        self.grads: dict[int, Tensor | Part] = {}
+        self.tape, self.seeds, self.name, self.baseline, self.checked = tape, seeds, name, baseline, checked
+        self.root = tape.roots[name]
+        self.value = tape.values[self.root]
+        self.steps, self.path = tape.following(self.root)
+        self.cotangents: dict[int, list[Cotangent]] = {}
+        self.like = next(seed for seed in seeds if seed is not None)
+        self.count = len(self.like)
         self.attention = self._first_attention() if heads else None
+        for index, seed in zip(tape.outputs, seeds, strict=True):
+            if index in self.path and seed is not None:
+                self._take(index, Cotangent(seed))
 
-    def back(self, seeds: Sequence[Tensor | None]) -> None:
-        """Walk all the way, from the gradients of the outputs."""
-        self.count = next(len(seed) for seed in seeds if seed is not None)
-        for index, seed in zip(self.tape.outputs, seeds, strict=True):
-            if index in self.values and seed is not None:
-                self.give(index, seed)
-        for step in reversed(self.steps):
-            outputs = [None if output is None else self.grads.pop(output, None) for output in step.outputs]
+    @cached_property
+    def whole(self) -> Cotangent:  # type: ignore[override]
+        """The cotangent of the activations."""
+        return self._behind(lambda call, before, after: False)
+
+    def sums(self) -> Tensor:
+        """Return the sum over the positions of every channel, shape (K, N, T)."""
+        rows, channels = self.value.shape[:2]
+
+        def keeps(call: Call, before: Tensor, after: Tensor) -> bool:
+            told = after.shape[:2] == (rows, channels) or (after.dim() == 2 and len(after) == len(before) == rows)
+            # From a baseline only sums of linear steps are kept.
+            if not told or (self.baseline is not None and call.rule.secant != "linear"):
+                return False
+            now = call.recorded(self.tape)
+            return call.rule.keeps_sums(*now.args, **now.kwargs, y=now.y)
+
+        found = self._behind(keeps)
+        if found.shape[:2] != (rows, channels):
+            found = found.view((rows, channels, found.shape.numel() // max(1, rows * channels)))
+        return found.sum(range(2, len(found.shape))).reshape(-1, rows, channels)
+
+    def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """Return the products with x, summed over dimensions, which fall away: (K, ...)."""
+        return self._behind(lambda call, *shapes: call.keeps_numbers(self.tape)).view(x.shape).times(x, dims)
+
+    def token_sums(self, dim: int, start: int, length: int) -> Tensor:
+        """Return the sum over some tokens, with one in their place, shape (K, ...)."""
+        kind = "token sums", dim, start, length, self.baseline is None
+        self._compare(
+            kind,
+            lambda walk: walk._token_sums(dim, start, length),
+            lambda walk: super().token_sums(dim, start, length),
+        )
+        return self._token_sums(dim, start, length)
+
+    def contributions(self, change: Tensor, dims: tuple[int, int]) -> Tensor:
+        """Return the secants times the change, summed over all but images and tokens, shape (K, N, L)."""
+        kind = "token contributions", dims, change.shape[dims[1]]
+        self._compare(
+            kind,
+            lambda walk: walk._contributions(dims),
+            lambda walk: super().contributions(change, dims),
+        )
+        return self._contributions(dims)
+
+    def _behind(self, keeps: Callable[[Call, Tensor, Tensor], bool]) -> Cotangent:
+        """Return the cotangent behind the first steps of a line that keep what is asked for."""
+        values, line, inside = self.tape.values, [self.root], []
+        for step in self.tape.line(self.root, self.steps):
+            call = Call.of(step)
+            if call is None or step.first != Ref(line[-1]) or not keeps(call, values[line[-1]], values[step.output]):
+                break
+            line.append(step.output)
+            inside.append(step)
+        self._walk_to(inside)
+        index = next((index for index in reversed(line) if index in self.cotangents), self.root)
+        if index not in self.cotangents:  # what follows does not look at it
+            return Cotangent(self.like.new_zeros(()).expand(self.count, *self.value.shape))
+        return reduce(added, self.cotangents[index])
+
+    def _token_sums(self, dim: int, start: int, length: int) -> Tensor:
+        inside, places = self._region({self.root: (dim,)}, linear=True)
+        self._walk_to(inside)
+        sums: dict[int, Tensor] = {}
+
+        def take(index: int, found: Tensor) -> None:
+            sums[index] = sums[index] + found if index in sums else found
+
+        for index, parts in self.cotangents.items():
+            (place,) = places[index]
+            for each in parts:
+                if each.reaches(place, start, length):
+                    take(index, each.narrow(place, start, length).sum([place]))
+        for step in reversed(inside):
+            outputs = [None if output is None else sums.pop(output, None) for output in step.outputs]
             if any(output is not None for output in outputs):
-                self.pull(step, outputs)
+                call = _called(step)
+                (place,) = places[next(output for output in step.outputs if output in places)]
+                few = Few(self._tokens(call, place) or (), place, 0, 1)
+                for index, part in self._parts(call, self._pulled(call, outputs, few), few):
+                    assert isinstance(part, Part)
+                    take(index, part.inner.dense())
+        if self.root in sums:
+            return sums[self.root]
+        return self.like.new_zeros(self.count, *self.value.narrow(dim, 0, 1).shape)
+
+    def _contributions(self, dims: tuple[int, int]) -> Tensor:
+        assert self.baseline is not None
+        inside, places = self._region({self.root: dims})
+        self._walk_to(inside)
+        found = self.like.new_zeros(self.count, *(self.value.shape[dim] for dim in dims))
+        for index, parts in self.cotangents.items():
+            change = self.tape.values[index] - self.baseline.values[index]
+            for each in parts:
+                found = found + each.along(change, *places[index])
+        return found
+
+    def _compare(self, what: Any, short: Callable[["Walk"], Tensor], whole: Callable[["Walk"], Tensor]) -> None:
+        """Compare, for every new kind of pass, one sum of targets that went the short way with the whole pullback."""
+        kind = what, self.tape.signature, self.name
+        if self.attention is not None or self.checked is None or kind in self.checked:
+            return
+        seeds = [None if seed is None else seed.sum(0, keepdim=True) for seed in self.seeds]
+        one = Walk(self.tape, seeds, self.name, self.baseline)
+        found, expected = short(one), whole(one)
+        eps = max(torch.finfo(value.dtype).eps for value in self.tape.values if has_gradient(value))
+        size = expected.double().norm()
+        if bool((found - expected).double().norm() > max(eps**0.5, 1e-7) * size):
+            raise NoClosedFormError(
+                f"sums over the tokens of {self.name!r} differ from its pullback, which is a bug in this package: "
+                "please report the network",
+                "pass a function as reshape_transform",
+            )
+        if bool(size > 0):
+            self.checked.add(kind)
+
+    def _region(
+        self, places: dict[int, tuple[int, ...]], *, linear: bool = False
+    ) -> tuple[list[Step], dict[int, tuple[int, ...]]]:
+        """Return the steps around the root that treat every token separately, and where their values have them.
+
+        Args:
+            places: dimensions of the root, which are followed.
+            linear: only those that are linear, and the same for all tokens.
+        """
+        inside = []
+        for step in self.steps:
+            inputs = [index for index in step.inputs if index in self.path]
+            call = Call.of(step)
+            if call is None or step is self.attention or any(index not in places for index in inputs):
+                continue
+            if not any(index in step.inputs for index in step.outputs):
+                followed = [
+                    self._followed(call, {index: places[index][number] for index in inputs}, linear)
+                    for number in range(len(places[self.root]))
+                ]
+                if None not in followed:
+                    dims = tuple(dim for dim in followed if dim is not None)
+                    places.update({output: dims for output in step.outputs if output is not None})
+                    inside.append(step)
+        return inside, places
+
+    def _followed(self, call: Call, places: dict[int, int], linear: bool) -> int | None:
+        """Return the dimension of a step's outputs that is the given one of each of its inputs."""
+        first = next(index for index in call.step.outputs if index is not None)
+        on_path = [isinstance(item, Ref) and item.index in places for item in call.args]
+        for dim in range(self.tape.values[first].dim()):
+            dims = self._tokens(call, dim)
+            if dims is not None and all(
+                own == places[item.index] for item, own, on in zip(call.args, dims, on_path, strict=True) if on
+            ):
+                return dim if not linear or call.rule.same_for_all(dims, on_path) else None
+        return None
+
+    def _tokens(self, call: Call, dim: int) -> list[int | None] | None:
+        """Return the dimension in which each argument of a step has the tokens of its output's; None: it mixes them."""
+        if any(isinstance(item, Ref | Tensor) for item in call.kwargs.values()):
+            return None
+        now = call.recorded(self.tape)
+        return call.rule.tokens_of(dim, now.args, now.kwargs, now.y)
+
+    def _walk_to(self, inside: Sequence[Step]) -> None:
+        """Pull back through all steps but those inside."""
+        ids = set(map(id, inside))
+        for step in reversed(self.steps):
+            if id(step) not in ids and any(output in self.cotangents for output in step.outputs):
+                self._pull(step)
+        self.steps = [step for step in self.steps if id(step) in ids]
+
+    def _take(self, index: int, part: Cotangent) -> None:
+        """Add a cotangent of a value; what is not multiplied out stays apart."""
+        parts = self.cotangents.setdefault(index, [])
+        if type(part) is Cotangent and parts and type(parts[0]) is Cotangent:
+            parts[0] = added(parts[0], part)
+        else:
+            parts.insert(0 if type(part) is Cotangent else len(parts), part)
+
+    def _pull(self, step: Step) -> None:
+        """Pull the cotangents of a step's outputs back to its inputs."""
+        call = _called(step)
+        taken = [None if output is None else self.cotangents.pop(output, None) for output in step.outputs]
+        outputs = [None if parts is None else reduce(added, parts) for parts in taken]
+        few, one = None, outputs[0]
+        if step.single and isinstance(one, Part):
+            dims = self._tokens(call, one.dim)
+            if dims is not None:
+                few, outputs = Few(dims, *one.place), [one.inner]
+        found = self._pulled(call, outputs, few)
+        for index, part in self._parts(call, self._apart(found) if step is self.attention else found, few):
+            self._take(index, part)
+
+    def _pulled(self, call: Call, outputs: Sequence[Any], few: Few | None = None) -> tuple[Any, ...]:
+        """Return what the rule of a step, or its secant, gives for its arguments."""
+        step, rule, values = call.step, call.rule, self.tape.values
+        grads = tuple(output.dense() if isinstance(output, Cotangent) else output for output in outputs)
+        dtype = next(grad for grad in grads if grad is not None).dtype
+        now = call.resolved(values, self.path, dtype, few)
+        then = None
+        if self.baseline is not None:
+            then = call.resolved(self.baseline.values, self.path, dtype, few, now)
+
+        def pull(grad: Any, **named: Any) -> Any:
+            if then is None:
+                return rule.pulled(now.args, now.kwargs | named, now.y, grad)
+            floats = [values[i].dtype for i in (*step.inputs, *step.outputs) if i is not None and i in self.path]
+            eps = max(torch.finfo(each).eps for each in floats)
+            return through_secant(call, replace(now, kwargs=now.kwargs | named), then, eps, self.path, grad)
+
+        one = outputs[0]
+        if rule.sums_tokens and isinstance(one, Cotangent) and now.args[0].dim() == 3:
+            same = [dim for dim in one.same if one.shape[dim] > 1 and self._tokens(call, dim) is not None]
+            if same:
+                return (Shared(partial(pull, grads[0]), lambda grad, dim: pull(grad, summed=dim), one),)
+        ways = advice if self.baseline is None else _as_given  # autograd knows no secants
+        try:
+            pulled = pull(grads[0] if step.single else grads)
+        except NoClosedFormError as error:
+            raise NoClosedFormError(*ways(f"{_at(step)}{error.reason}", *error.ways_out)) from None
+        except TypeError as error:
+            raise NoClosedFormError(*ways(f"{_at(step)}the call of {step.name} is not understood ({error})")) from error
+        return pulled if isinstance(pulled, tuple) and not isinstance(step.function, type) else (pulled,)
+
+    def _parts(self, call: Call, found: tuple[Any, ...], few: Few | None = None) -> Iterator[tuple[int, Cotangent]]:
+        """Yield the values that a step depends on, and their cotangents."""
+        args = call.inputs
+        dims = [None] * len(args) if few is None else few.dims[len(call.args) - len(args) :]
+        for argument, part, dim in zip(args, found, dims, strict=False):
+            if few is not None and dim is not None and isinstance(argument, Ref) and part is not None:
+                if argument.index in self.path:
+                    # One that nobody asks for, as that of a class token in a sum over patches, is not computed.
+                    shape = self.tape.values[argument.index].shape
+                    yield argument.index, Part(partial(cotangent, part), shape, dim, few.start, few.length)
+            else:
+                yield from self._checked(call.step, argument, part)
+        for argument in (*args[len(found) :], *call.kwargs.values()):
+            if any(_leads(argument, index) for index in call.step.inputs if index in self.path):
+                raise NoClosedFormError(
+                    *(advice if self.baseline is None else _as_given)(
+                        f"{_at(call.step)}an argument of {call.step.name} depends on the target layer, and its rule "
+                        "has no gradient for it (a computed weight?)",
+                        "choose a later target layer",
+                    )
+                )
+
+    def _checked(self, step: Step, argument: Any, part: Any) -> Iterator[tuple[int, Cotangent]]:
+        """Yield the cotangent of an argument, a value of the tape or a list of such; refuse one of another shape."""
+        if isinstance(argument, list | tuple):
+            if any(_leads(argument, index) for index in step.inputs if index in self.path):
+                for item, of_item in zip(argument, part, strict=True):
+                    yield from self._checked(step, item, of_item)
+        elif isinstance(argument, Ref) and argument.index in self.path and part is not None:
+            part = part() if callable(part) else part
+            expected = self.tape.values[argument.index].shape
+            given = part.shape if isinstance(part, Cotangent) else part.shape[1:] if isinstance(part, Tensor) else None
+            if given != expected or (isinstance(part, Tensor) and len(part) != self.count):
+                shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                expected = (self.count, *expected)  # type: ignore[assignment]
+                raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} returns {shape}, not {expected}"))
+            yield argument.index, cotangent(part)
 
     def _first_attention(self) -> Step:
-        for step in self.steps:
-            if step.function is F.scaled_dot_product_attention:
-                return step
-        written_out = any(getattr(step.function, "__name__", "") == "softmax" for step in self.steps)
+        calls = list(filter(None, map(Call.of, self.steps)))
+        for call in calls:
+            if call.rule.separates_heads:
+                return call.step
         way = "load Hugging Face models with attn_implementation='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2"
         raise NoClosedFormError(
             "heads can be separated in torch's scaled_dot_product_attention only, and there is none after the target "
             "layer",
-            way if written_out else "choose the norm before an attention",
+            way if any(call.rule.attends for call in calls) else "choose the norm before an attention",
             "leave heads=False",
         )
 
-    def waiting(self) -> bool:
-        """Whether anything has a gradient that is not on its way through a step."""
-        return bool(self.grads)
-
     def _apart(self, found: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the gradients of attention's arguments, head by head: K targets become K times as many."""
-        if self.waiting():
+        """Return the cotangents of attention's arguments, head by head: K targets become K times as many."""
+        if self.cotangents:
             raise NoClosedFormError(
                 "not everything after the target layer goes through one attention whose heads could be separated",
                 "choose the norm before the attention of the last block",
@@ -99,157 +347,28 @@ class Walk:
         heads = shape[-3]
         self.count *= heads
 
-        def split(grad: Tensor) -> Tensor:
+        def split(part: Any) -> Tensor:
+            grad = cotangent(part).dense()
             chosen = torch.eye(heads, dtype=grad.dtype, device=grad.device)[:, None, :, None, None]
             return (grad.unsqueeze(1) * chosen).flatten(0, 1)
 
-        def each(part: Any) -> Any:
-            if isinstance(part, Part):
-                whole = part.grad
-                return replace(part, make=lambda: split(whole))
-            return None if part is None else split(part() if callable(part) else part)
-
-        return tuple(map(each, found[:3]))
-
-    def give(self, index: int, part: Any) -> None:
-        """Take the gradient of a value, or what gives it when it is called."""
-        part = part() if callable(part) else part
-        self.grads[index] = added(self.grads[index], part) if index in self.grads else part
-
-    def pull(self, step: Step, outputs: list[Any]) -> None:
-        """Pull the gradients of a step's outputs back to its inputs."""
-        rule = rule_of(step.function)
-        if rule is None:
-            raise _no_rule(step)
-        args, kwargs = arguments(rule, step.args, step.kwargs)
-        if step.single:
-            (grad,) = outputs
-            if isinstance(grad, Tensor) and rule.secant == "linear":
-                part = selected(self.tape, step, grad)
-                if part is not None:
-                    self.give(step.inputs[0], part)
-                    return
-            if isinstance(grad, Part) and not any(isinstance(item, Ref | Tensor) for item in kwargs.values()):
-                dims = dims_of_arguments(self.tape, step, rule, args, grad.dim)
-                if dims is not None:
-                    place = grad.dim, grad.start, grad.length
-                    self.pull_at(step, rule, args, kwargs, [grad.grad], dims, place)
-                    return
-        outputs = [None if output is None else whole(output) for output in outputs]
-        values = None if self.baseline is None else self.baseline.values
-        self._hand_out(step, args, kwargs, _pulled(self.tape, step, rule, args, kwargs, outputs, values, self.values))
-
-    def pull_at(
-        self,
-        step: Step,
-        rule: Rule,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outputs: list[Any],
-        dims: list[int | None],
-        place: tuple[int, int, int],
-    ) -> None:
-        """Pull back the gradients of some tokens of a step's outputs."""
-        values = None if self.baseline is None else self.baseline.values
-        tape, few, given, then, smooth = cut(self.tape, step, args, dims, place, values, self.values)
-        found = _pulled(tape, few, rule, given, kwargs, outputs, None if values is None else then, smooth)
-
-        def placed(part: Any, argument: Any, dim: int | None) -> Any:
-            if part is None or dim is None or not isinstance(argument, Ref):
-                return part
-            # One that nobody asks for, as that of a class token in a sum over patches, need not be computed.
-            size = self.tape.values[argument.index].shape[dim]
-            return Part(part if callable(part) else lambda: part, dim, place[1], place[2], size)
-
-        self._hand_out(step, args, kwargs, tuple(map(placed, found, args, dims)))
-
-    def _hand_out(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], found: tuple[Any, ...]) -> None:
-        """Give every argument its gradient."""
-        if step is self.attention:
-            found = self._apart(found)
-        args = args[1:] if isinstance(step.function, type) else args
-        for argument, part in zip(args, found, strict=False):
-            self._give(step, argument, part)
-        for argument in (*args[len(found) :], *kwargs.values()):
-            if any(_leads(argument, index) for index in step.inputs if index in self.values):
-                raise NoClosedFormError(
-                    *(advice if self.baseline is None else _as_given)(
-                        f"{_at(step)}an argument of {step.name} depends on the target layer, and its rule has no "
-                        "gradient for it (a computed weight?)",
-                        "choose a later target layer",
-                    )
-                )
-
-    def _give(self, step: Step, argument: Any, part: Any) -> None:
-        """Give an argument, a value of the tape or a list of such, its gradient."""
-        if isinstance(argument, list | tuple):
-            if any(_leads(argument, index) for index in step.inputs if index in self.values):
-                for item, of_item in zip(argument, part, strict=True):
-                    self._give(step, item, of_item)
-        elif isinstance(argument, Ref) and argument.index in self.values and part is not None:
-            self.give(argument.index, self._checked(step, argument, part))
-
-    def _checked(self, step: Step, argument: Ref, part: Any) -> Any:
-        """Return the gradient of an argument; refuse one of another shape."""
-        if isinstance(part, Outer | Part):
-            return part
-        part = part() if callable(part) else part
-        expected = (self.count, *self.tape.values[argument.index].shape)
-        if not isinstance(part, Tensor) or part.shape != expected:
-            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            raise NoClosedFormError(*advice(f"{_at(step)}the rule of {step.name} returns {shape}, not {expected}"))
-        return part
+        return tuple(None if part is None else partial(split, part) for part in found[:3])
 
 
-def _pulled(
-    tape: Tape,
-    step: Step,
-    rule: Rule,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    outputs: list[Any],
-    at_baseline: Mapping[int, Tensor] | None,
-    smooth: set[int],
-) -> tuple[Any, ...]:
-    """Return what the rule of a step, or its secant, gives for its arguments."""
-    ways = advice if at_baseline is None else _as_given  # autograd knows no secants
-    like = next(output for output in outputs if output is not None)
-    call, grad = Call(step, rule, args, kwargs), outputs[0] if step.single else tuple(outputs)
-    try:
-        if at_baseline is None:
-            y = outputs_of(step, tape.values, smooth, like.dtype)
-            pulled = call.pull(*call.resolved(tape, like.dtype), y, grad)
-        else:
-            pulled = through_secant(tape, call, grad, like.dtype, smooth, at_baseline)
-    except NoClosedFormError as error:
-        raise NoClosedFormError(*ways(f"{_at(step)}{error.reason}", *error.ways_out)) from None
-    except TypeError as error:
-        raise NoClosedFormError(*ways(f"{_at(step)}the call of {step.name} is not understood ({error})")) from error
-    return pulled if isinstance(pulled, tuple) and not isinstance(step.function, type) else (pulled,)
-
-
-# What torch calls the same thing elsewhere, in the manner of numpy.
-_ALIASES = {
-    "axis": "dim",
-    "keepdims": "keepdim",
-    "axis0": "dim0",
-    "axis1": "dim1",
-    "x": "input",
-    "x1": "input",
-    "x2": "other",
-}
-
-
-def arguments(rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call with those that the rule takes by position in their places."""
-    if not kwargs:
-        return args, {}
-    named = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
-    for parameter in rule.parameters[len(args) :]:
-        if parameter not in named:
-            break
-        args = (*args, named.pop(parameter))
-    return args, named
+def _called(step: Step) -> Call:
+    """Return the call of a step; refuse one that has no rule."""
+    call = Call.of(step)
+    if call is None:
+        layer = f" of {step.where!r}" if step.where else ""
+        raise NoClosedFormError(
+            *advice(
+                f"the path from the target layer to the features goes through {step.name}{layer}, which has no "
+                "closed-form rule",
+                "choose a later target layer",
+                "register its Jacobian with @register_jacobian",
+            )
+        )
+    return call
 
 
 def _leads(argument: Any, index: int) -> bool:
@@ -269,15 +388,3 @@ def advice(reason: str, *ways_out: str) -> list[str]:
 
 def _as_given(*words: str) -> list[str]:
     return list(words)
-
-
-def _no_rule(step: Step) -> NoClosedFormError:
-    layer = f" of {step.where!r}" if step.where else ""
-    return NoClosedFormError(
-        *advice(
-            f"the path from the target layer to the features goes through {step.name}{layer}, which has no closed-form "
-            "rule",
-            "choose a later target layer",
-            "register its Jacobian with @register_jacobian",
-        )
-    )

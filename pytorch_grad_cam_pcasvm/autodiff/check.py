@@ -221,12 +221,12 @@ class Path:
         for target, name in enumerate(self._names):
             leads = passed.tape.leads(name)
             try:
-                expected = reference.pullback(seeds, target)
+                expected = reference.pullback(seeds, target).dense()
             except RuntimeError as error:
                 if "not implemented" not in str(error) or not leads:
                     reason = str(error).partition(":")[0]
                     raise NoClosedFormError(f"autograd cannot follow the path from {name!r} ({reason})") from error
-                passed.weights(seeds, target)  # the registered rule of a layer is all there is
+                passed.pullback(seeds, target).sums()  # the registered rule of a layer is all there is
                 continue
             size = expected.double().norm()
             if not leads and bool(size > 0):
@@ -240,7 +240,7 @@ class Path:
             if not leads:
                 where = "the network's output" if self._layer is None else f"the features, {self._layer!r}"
                 raise ValueError(f"the target layer {name!r} does not lead to {where}: choose a layer before them")
-            pulled, weights = passed.pullback(seeds, target), passed.weights(seeds, target)
+            pulled, weights = passed.pullback(seeds, target).dense(), passed.pullback(seeds, target).sums()
             sums = expected.reshape(*weights.shape, -1)
             # Sums can be 0 where their terms are not, as behind a LayerNorm and a mean.
             bound = sums.abs().sum(-1).double().norm()

@@ -2,25 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.autodiff import affine
-from pytorch_grad_cam_pcasvm.autodiff.backward import arguments, pulled_back
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import multiplied, through_products, through_sums
+from pytorch_grad_cam_pcasvm.autodiff.affine import AffineBeginning
+from pytorch_grad_cam_pcasvm.autodiff.backward import Walk
 from pytorch_grad_cam_pcasvm.autodiff.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.autodiff.lrp import relevance
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import rule_of
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
-from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, has_gradient
-from pytorch_grad_cam_pcasvm.autodiff.token_backward import contributions_of_tokens, summed_over_tokens, times
+from pytorch_grad_cam_pcasvm.autodiff.tape import Tape, has_gradient
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 
 @dataclass
@@ -43,132 +38,19 @@ class ClosedFormPass(Pass):
     checked: set[Any] = field(default_factory=set)
     activations: list[Tensor] = field(init=False)
     output: Any = field(init=False)
-    _last: tuple[Any, int, Baseline | None, Tensor] | None = field(init=False, default=None)
-    _interchangeable: dict[int, bool] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Look up the activations."""
         self.activations = [self.tape.values[self._root(target)] for target in range(len(self.names))]
         self.output = self.tape.output
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
-        """Return the derivative with respect to ``activations[target]``, or its secant, (K, *activations.shape)."""
-        pulled = pulled_back(self.tape, seeds, self._root(target), baseline, heads=self.heads)
-        if self.heads:  # a pass without them was looked at before
-            return pulled
-        if baseline is not None and self._is_new("secant", target):
-            self._check_sums(seeds, target, baseline, pulled)
-        return pulled
-
-    def weights(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Tensor:
-        """Return the sum of the pullback over the positions of every channel, shape (K, N, T).
-
-        Steps that keep such sums (flatten, pooling) are skipped without a pullback, and the sum moves into the weight
-        of a first dense layer: W1 (D1, T H W) becomes (D1, T).
-        """
-        self._check_first(seeds, target, baseline)
-        tape, value = self.tape, self._root(target)
-        rows, channels = tape.values[value].shape[:2]
-        for step in tape.line(value, tape.following(value)[0]):
-            if step.first != Ref(value):
-                break
-            shape = tape.values[value].shape
-            if step.function is F.linear and len(shape) == 2:
-                grad = self._behind_dense(seeds, step.output, baseline)
-                return through_sums(grad, affine.weight_of(tape, step), channels)
-            after = tape.values[step.output].shape
-            if after[:2] != (rows, channels) and not (len(after) == 2 and after[0] == rows and shape[0] == rows):
-                break
-            if not _keeps_sums(tape, step, linear=baseline is not None):
-                break
-            value = step.output
-        grad = pulled_back(tape, seeds, value, baseline)
-        grad = grad.reshape(len(grad), rows, channels, -1)
-        return grad.squeeze(-1) if grad.shape[-1] == 1 else grad.sum(-1)
-
-    def products(
-        self, seeds: Sequence[Tensor | None], target: int, x: Tensor, over: str, baseline: Baseline | None = None
-    ) -> Tensor:
-        """Return ``sum_t d[k,n,t,i] x[n,t,i]`` (K, N, *positions), or the sum over positions (K, N, T).
-
-        If only reshapes lie between here and a first dense layer, x moves into that layer's weight.
-        """
-        self._check_first(seeds, target, baseline)
-        dense = affine.first_dense(self.tape, self._root(target))
-        if dense is None:
-            return multiplied(pulled_back(self.tape, seeds, self._root(target), baseline), x, over)
-        grad = self._behind_dense(seeds, dense.output, baseline)
-        return through_products(grad, affine.weight_of(self.tape, dense), x, over)
-
-    def _behind_dense(self, seeds: Sequence[Tensor | None], value: int, baseline: Baseline | None) -> Tensor:
-        """Return the pullback to the output of a first dense layer, once for sums and products of the same seeds."""
-        if self._last is not None:
-            given, of_value, start, grad = self._last
-            if given is seeds and of_value == value and start is baseline:
-                return grad
-        grad = pulled_back(self.tape, seeds, value, baseline)
-        self._last = seeds, value, baseline, grad
-        return grad
-
-    def token_sums(
-        self,
-        seeds: Sequence[Tensor | None],
-        target: int,
-        tokens: tuple[int, int, int],
-        baseline: Baseline | None = None,
-    ) -> Tensor:
-        """Return ``pullback`` summed over some tokens; steps that are the same for all tokens pull back the sum."""
-        self._check_first(seeds, target, baseline)
-        root = self._root(target)
-
-        def sums(seeds: Sequence[Tensor | None]) -> Tensor:
-            return summed_over_tokens(self.tape, seeds, root, tokens, baseline, heads=self.heads)
-
-        expected = partial(super().token_sums, target=target, tokens=tokens, baseline=baseline)
-        self._check_tokens(("token sums", tokens, baseline is None), target, seeds, sums, expected)
-        return sums(seeds)
-
-    def token_contributions(
-        self, seeds: Sequence[Tensor | None], target: int, dims: tuple[int, int], baseline: Baseline
-    ) -> Tensor:
-        """Return secants times the change in activations, where steps that mix tokens begin, (K, N, L)."""
-        self._check_first(seeds, target, baseline)
-        root = self._root(target)
-
-        def contributions(seeds: Sequence[Tensor | None]) -> Tensor:
-            return contributions_of_tokens(self.tape, seeds, root, dims, baseline, heads=self.heads)
-
-        def expected(seeds: Sequence[Tensor | None]) -> Tensor:
-            pulled = self.pullback(seeds, target, baseline)
-            return times(pulled, self.tape.values[root] - baseline.values[root], dims)
-
-        kind = ("token contributions", dims, self.tape.values[root].shape[dims[1]])
-        self._check_tokens(kind, target, seeds, contributions, expected)
-        return contributions(seeds)
-
-    def _check_tokens(
-        self,
-        what: Any,
-        target: int,
-        seeds: Sequence[Tensor | None],
-        short: Callable[[Sequence[Tensor | None]], Tensor],
-        whole: Callable[[Sequence[Tensor | None]], Tensor],
-    ) -> None:
-        """Compare, for every new kind of pass, one sum of targets that went the short way with the whole pullback."""
-        if self.heads or not self._is_new(what, target):
-            return
-        one = [None if seed is None else seed.sum(0, keepdim=True) for seed in seeds]
-        found, expected = short(one), whole(one)
-        eps = max(torch.finfo(value.dtype).eps for value in self.tape.values if has_gradient(value))
-        size = expected.double().norm()
-        if bool((found - expected).double().norm() > max(eps**0.5, 1e-7) * size):
-            raise NoClosedFormError(
-                f"sums over the tokens of {self.names[target]!r} differ from its pullback, which is a bug in this "
-                "package: please report the network",
-                "pass a function as reshape_transform",
-            )
-        if bool(size > 0):
-            self.checked.add(self._kind(what, target))
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Walk:
+        """Return the derivative with respect to ``activations[target]``, or its secant from a baseline."""
+        name = self.names[target]
+        if baseline is not None and not self.heads and self._is_new("secant", target):
+            one = [None if seed is None else seed.sum(0, keepdim=True) for seed in seeds]
+            self._check_sums(one, target, baseline, Walk(self.tape, one, name, baseline).dense())
+        return Walk(self.tape, seeds, name, baseline, heads=self.heads, checked=self.checked)
 
     def bytes_per_target(self) -> int:
         """Return roughly how much memory one target takes for the batch: a few times the path's widest value."""
@@ -199,43 +81,13 @@ class ClosedFormPass(Pass):
         """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
         return self.tape.structured(self.tape.in_blocks(self._root(target), activations))
 
-    def cut(self, target: int) -> tuple[int, bool]:
-        """Return the value up to which the path after a target layer is affine, and whether that is the output."""
-        key = self._kind("rows", target)
-        value, checked = affine.cut(self.tape, self._root(target), checked=key in self.checked)
-        if checked:
-            self.checked.add(key)
-        users = [step for step in self.tape.following(value, switches=True)[0] if value in step.inputs]
-        return value, value in self.tape.outputs and not users
-
-    def value(self, index: int) -> Tensor:
-        """Return the value of ``cut``, shape (N, ...)."""
-        return self.tape.values[index]
-
-    def rows(self, target: int, x: Tensor, over: str, chunk: slice | None = None) -> Tensor:
-        """Return what each player contributes to the value of ``cut``, shape (N, J, *value.shape[1:])."""
-        value, _ = self.cut(target)
-        return affine.rows(self.tape, self._root(target), value, x, over, chunk or slice(None))
-
-    def row(self, target: int, x: Tensor) -> Tensor:
-        """Return what activations x alone contribute to the value of ``cut``, shape (N, *value.shape[1:])."""
-        value, _ = self.cut(target)
-        return affine.through(self.tape, self._root(target), value, x.unsqueeze(1))[:, 0]
-
-    def rerun_from(self, value: int, rows: Tensor, image: int | None = None) -> Any:
-        """Return the path's output for M other rows of the value of ``cut``, of an image or image ``m % N``."""
-        if image is not None and value not in self._interchangeable:
-            # Where it may not be looked at, every image has its own: slower, and right as well.
-            looked = may_look(self.tape.values[value])
-            self._interchangeable[value] = looked and affine.interchangeable(self.tape, value)
-        if image is None or self._interchangeable[value]:
-            return self.tape.structured(self.tape.in_blocks(value, rows))
-        # What goes around the value is another thing for every image: one row a block, in its own place.
-        recorded = self.tape.values[value]
-        blocks = recorded.repeat(len(rows), *[1] * (recorded.dim() - 1)).to(rows)
-        blocks[image :: len(recorded)] = rows
-        found = self.tape.in_blocks(value, blocks)
-        return self.tape.structured([tensor[image :: len(recorded)] for tensor in found])
+    def affine(self, target: int) -> AffineBeginning:
+        """Return the affine beginning of what follows a target layer."""
+        kind = self._kind("affine", target)
+        found = AffineBeginning(self.tape, self._root(target), checked=kind in self.checked)
+        if found.checked:
+            self.checked.add(kind)
+        return found
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
@@ -251,11 +103,6 @@ class ClosedFormPass(Pass):
 
     def _is_new(self, what: Any, target: int) -> bool:
         return self._kind(what, target) not in self.checked
-
-    def _check_first(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None) -> None:
-        """Pull one sum of targets back position by position, which is checked, where no pass of the kind was."""
-        if baseline is not None and not self.heads and self._is_new("secant", target):
-            self.pullback([None if seed is None else seed.sum(0, keepdim=True) for seed in seeds], target, baseline)
 
     def _check_sums(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline, pulled: Tensor) -> None:
         """Refuse secants that do not add up: a user's, as those here do."""
@@ -291,12 +138,3 @@ class ClosedFormPass(Pass):
 
 def _tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-
-
-def _keeps_sums(tape: Tape, step: Step, *, linear: bool) -> bool:
-    """Return whether a step keeps sums over positions; from a baseline only those of linear steps are kept."""
-    rule = rule_of(step.function)
-    if rule is None or (linear and rule.secant != "linear"):
-        return False
-    args, kwargs = arguments(rule, step.args, step.kwargs)
-    return rule.keeps_sums(*tape.resolved(args), **tape.resolved(kwargs), y=tape.values[step.output])

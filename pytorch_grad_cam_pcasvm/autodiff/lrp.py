@@ -4,17 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.backward import advice, arguments
-from pytorch_grad_cam_pcasvm.autodiff.rules import arithmetic, dense, shapes
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import rule_of
-from pytorch_grad_cam_pcasvm.autodiff.secants import precise
+from pytorch_grad_cam_pcasvm.autodiff.backward import advice
+from pytorch_grad_cam_pcasvm.autodiff.call import Call
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
-
-_WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
 
 
 def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
@@ -46,69 +42,66 @@ def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
 
 def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int]) -> list[tuple[int, Tensor]]:
     """Return the relevance of a step's inputs, by their positions, for that of its outputs."""
-    rule = rule_of(step.function)
-    if rule is None or len(step.outputs) > 1:
+    call = Call.of(step)
+    if call is None or len(step.outputs) > 1 or call.rule.relevance is None:
         raise _no_rule(step)
     (share,) = shares.values()
+    rule, args = call.rule, call.args
     inputs = [index for index in dict.fromkeys(step.inputs) if index in values]
-    args, kwargs = arguments(rule, step.args, step.kwargs)
-    if step.function is F.batch_norm or rule.secant == "elementwise":
+    if rule.relevance == "kept":
         if len(inputs) != 1:
             raise _no_rule(step)
         return [(inputs[0], share)]
-    if "max_pool" in step.name or rule.pull.__module__ == shapes.__name__:
-        # Numbers are moved, and their relevance moves with them.
-        pulled = rule.pull(*tape.resolved(args), **tape.resolved(kwargs), y=tape.values[step.output], grad=share)
-        parts = zip(args, pulled if isinstance(pulled, tuple) else (pulled,), strict=False)
-        moved = [pair for argument, part in parts for pair in _pairs(argument, part)]
-        return [(index, part() if callable(part) else part) for index, part in moved if index in values]
-    if rule.secant != "linear" or isinstance(step.function, type):
-        raise _no_rule(step)
-    weighted = step.function in _WEIGHTED
+    if rule.relevance == "moved":
+        given = call.recorded(tape)
+        moved = _pairs(call.inputs, _several(rule.pulled(given.args, given.kwargs, given.y, share)))
+        return [(index, cotangent(part).dense()) for index, part in moved if index in values]
+    weighted = rule.relevance == "weighted"
     if weighted and (isinstance(args[1], Ref) or not (isinstance(args[0], Ref) and args[0].index in values)):
         raise _no_rule(step)  # it is a weight, or only a bias, that depends on the layer
-    if rule.pull in (arithmetic.mul, dense.matmul):
-        share = share / sum(
-            isinstance(item, Ref) and item.index in values for item in args
-        )  # each factor gets its part
+    if rule.relevance == "divided":  # each factor gets its part
+        share = share / sum(isinstance(item, Ref) and item.index in values for item in args)
     now = {index: tape.values[index].to(share.dtype) for index in inputs}
-    given = [{index: x.clamp(min=0) for index, x in now.items()}]
+    signed = [{index: x.clamp(min=0) for index, x in now.items()}]
     # Where nothing is negative a second call gives zeros.
     if weighted and any(not may_look(x) or bool((x < 0).any()) for x in now.values()):
-        given.append({index: x.clamp(max=0) for index, x in now.items()})
+        signed.append({index: x.clamp(max=0) for index, x in now.items()})
+    resolved = call.resolved(tape.values, set(), share.dtype)
     calls = []
-    for sign, changed in zip((1, -1), given, strict=False):
-        resolved = list(precise(tape.resolved(args, changed), share.dtype))
+    for sign, changed in zip((1, -1), signed, strict=False):
+        numbers = list(call.resolved(changed, set(), share.dtype, like=resolved).args)
         if weighted:
-            resolved[1] = resolved[1].clamp(min=0) if sign > 0 else resolved[1].clamp(max=0)
-            resolved[2:3] = [None]  # a bias takes no share
-        calls.append((changed, resolved))
-    named = {name: precise(item, share.dtype) for name, item in tape.resolved(kwargs).items()}
+            numbers[1] = numbers[1].clamp(min=0) if sign > 0 else numbers[1].clamp(max=0)
+            numbers[2:3] = [None]  # a bias takes no share
+        calls.append((changed, tuple(numbers)))
     with torch.no_grad():
-        total = torch.stack([_called(step, resolved, named) for _, resolved in calls]).sum(0)
+        total = torch.stack([_called(step, terms, resolved.kwargs) for _, terms in calls]).sum(0)
     share = torch.where(total == 0, 0.0, share / torch.where(total == 0, 1.0, total))
     found: dict[int, Tensor] = {}
-    for changed, resolved in calls:
-        pulled = rule.pull(*resolved, **named, y=total, grad=share)
-        for argument, part in zip(args, pulled if isinstance(pulled, tuple) else (pulled,), strict=False):
-            for index, gradient in _pairs(argument, part):
-                if index in changed:
-                    term = changed[index] * (gradient() if callable(gradient) else gradient)
-                    found[index] = found[index] + term if index in found else term
+    for changed, terms in calls:
+        for index, part in _pairs(call.inputs, _several(rule.pulled(terms, resolved.kwargs, total, share))):
+            if index in changed:
+                term = changed[index] * cotangent(part).dense()
+                found[index] = found[index] + term if index in found else term
     return list(found.items())
 
 
 def _called(step: Step, args: Any, kwargs: Any) -> Tensor:
+    if isinstance(step.function, type):
+        return args[0].forward(args[1], **kwargs)
     args = [args[0].clone(), *args[1:]] if step.inplace else args
     return step.function(*args, **kwargs)
 
 
+def _several(pulled: Any) -> tuple[Any, ...]:
+    return pulled if isinstance(pulled, tuple) else (pulled,)
+
+
 def _pairs(argument: Any, part: Any) -> list[tuple[int, Any]]:
-    if isinstance(argument, Ref) and part is not None:
-        return [(argument.index, part)]
+    """Return the values of the tape among arguments, and what a rule gives for them."""
     if isinstance(argument, list | tuple) and part is not None:
-        return [pair for each, of_each in zip(argument, part, strict=True) for pair in _pairs(each, of_each)]
-    return []
+        return [pair for each in zip(argument, part, strict=False) for pair in _pairs(*each)]
+    return [(argument.index, part)] if isinstance(argument, Ref) and part is not None else []
 
 
 def _no_rule(step: Step) -> NoClosedFormError:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import rule_of
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.model.modules import unchanged
 
@@ -292,27 +292,23 @@ def _autocast(dtype: torch.dtype | None, kind: str) -> AbstractContextManager[An
     return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 
 
-# The arguments that attention makes its weights of, by position and by name.
-_OF_WEIGHTS: dict[Any, dict[int, str]] = {
-    **{softmax: {0: "input"} for softmax in (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)},
-    F.scaled_dot_product_attention: {0: "query", 1: "key", 3: "attn_mask"},
-    F.multi_head_attention_forward: {0: "query", 1: "key"},
-}
-
-
 def frozen(tape: Tape) -> Tape:
     """Return a tape on which the attention weights are constants, so that gradients flow only through the values."""
     steps = []
     for step in tape.steps:
-        names = _OF_WEIGHTS.get(step.function)
-        if names is not None:
-            args = tuple(tape.resolved((item,))[0] if i in names else item for i, item in enumerate(step.args))
-            given = step.kwargs.items()
-            kwargs = {name: tape.resolved((item,))[0] if name in names.values() else item for name, item in given}
+        rule = rule_of(step.function)
+        if rule is not None and rule.attends:
+            names = [*rule.parameters[: len(step.args)], *[""] * len(step.args)]
+            args = tuple(_fixed(tape, *each, rule.attends) for each in zip(names, step.args, strict=False))
+            kwargs = {name: _fixed(tape, name, item, rule.attends) for name, item in step.kwargs.items()}
             left = (item.index for item in tree_leaves((args, kwargs)) if isinstance(item, Ref))
             step = replace(step, args=args, kwargs=kwargs, inputs=tuple(left))
         steps.append(step)
     return replace(tape, steps=steps)
+
+
+def _fixed(tape: Tape, name: str, item: Any, names: Sequence[str]) -> Any:
+    return tape.resolved((item,))[0] if name in names else item
 
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -390,7 +390,7 @@ class ClosedFormCAM(BaseCAM):
         parts, log_scales = [], []
         for chunk in self._chunks(targets, run.passed, len(run)):
             seeds = run.seeds(chunk)
-            parts.append(run.pullback(seeds, 0).flatten(3).transpose(1, 2))
+            parts.append(run.gradients(seeds, 0).dense().flatten(3).permute(1, 2, 0, 3))
             log_scales.append(seeds.log_scale)
         return torch.cat(parts, 2), torch.cat(log_scales, 1)
 

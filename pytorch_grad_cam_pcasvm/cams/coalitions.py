@@ -36,13 +36,11 @@ class Players:
         self, run: Run, layer: int, x: Tensor, over: str, targets: Sequence[Any], max_bytes: int | None
     ) -> None:
         self._run, self._targets, self._bytes = run, targets, max_bytes or _BYTES
-        self._cut, is_output = run.passed.cut(layer)
-        self._rows = (
-            run.passed.rows(layer, x, over) if run.transforms[layer] is None else self._reshaped(layer, x, over)
-        )
-        self._origin = run.passed.value(self._cut)
+        self._affine = run.passed.affine(layer)
+        self._rows = self._affine.rows(x, over) if run.transforms[layer] is None else self._reshaped(layer, x, over)
+        self._origin = self._affine.value
         self._position: int | None = None
-        if is_output and isinstance(run.output, HeadRun) and all(map(is_closed_form, targets)):
+        if self._affine.is_output and isinstance(run.output, HeadRun) and all(map(is_closed_form, targets)):
             # The head's linear beginning, too, is passed once, by every player's row.
             head, trace = run.output.head, run.output.head_trace
             self._position, self._origin = head.linear_until, trace.values[head.linear_until]
@@ -69,7 +67,7 @@ class Players:
             chosen = (slice(None), player) if over == "channels" else (slice(None), slice(None), player)
             alone = torch.zeros_like(raw).flatten(1)
             alone[:, place[chosen[1:]]] = parts[chosen]
-            found.append(run.passed.row(layer, alone.reshape(raw.shape)))
+            found.append(self._affine.row(alone.reshape(raw.shape)))
         return torch.stack(found, 1)
 
     def of(self, image: int) -> tuple[Tensor, Tensor]:
@@ -90,7 +88,7 @@ class Players:
         parts = []
         for part in rows.split(self.at_once(image)):
             if self._position is None:
-                changed = run.output_of(run.passed.rerun_from(self._cut, part, image))
+                changed = run.output_of(self._affine.rerun(part, image))
             else:
                 changed = HeadRun(head, head.resume(self._position, part))
             parts.append(values_of(run.output, self._targets, image, changed))

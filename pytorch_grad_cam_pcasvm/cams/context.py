@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.autodiff import Baseline, Pass
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import multiplied
+from pytorch_grad_cam_pcasvm.autodiff import Baseline, Cotangent, Pass, Pullback
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds, seeds_of
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head.stages import full_precision
@@ -42,7 +41,7 @@ class Run:
     layers: Sequence[str]
     transforms: Sequence[Callable[[Tensor], Tensor] | None]
     kept: dict[int, Any] = field(default_factory=dict)
-    _last: tuple[Seeds, list[Tensor | None]] | None = None
+    _last: Any = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -82,23 +81,30 @@ class Run:
         """Return the network's output for the path's output."""
         return self.model.head_run(flatten(features)) if isinstance(self.model, PCASVMNet) else features
 
-    def pullback(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
-        """Return the gradients of K targets with respect to the activations, or secants, shape (N, K, T, H, W)."""
+    def pullback(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Pullback:
+        """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""
+        given = id(seeds), layer, id(baseline)
+        if self._last is None or self._last[0] != given:
+            with full_precision(seeds.values.device):
+                found = self.passed.pullback(self._grads(seeds), layer, baseline)
+            self._last = given, found, (seeds, baseline)  # which keep their ids
+        return self._last[1]
+
+    def gradients(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Cotangent:
+        """Return the gradients of K targets, or secants, in the shape of maps, (K, N, T, H, W)."""
+        pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
         with full_precision(seeds.values.device):
-            pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
-        return self._in_shape(pulled, layer)
+            return pullback.whole if transform is None else Cotangent(self._in_shape(pullback.dense(), layer))
 
     def sums(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
-        transform = self.transforms[layer]
-        if isinstance(transform, Layout) and transform.tokens is not None:
-            with full_precision(seeds.values.device):
-                sums = self.passed.token_sums(self._grads(seeds), layer, transform.tokens, baseline)
-            return sums.squeeze(transform.tokens[0] + 1).transpose(0, 1)
-        if transform is not None:
-            return self.pullback(seeds, layer, baseline).flatten(3).sum(-1)
+        pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
         with full_precision(seeds.values.device):
-            return self.passed.weights(self._grads(seeds), layer, baseline).transpose(0, 1)
+            if transform is None:
+                return pullback.sums().transpose(0, 1)
+            if isinstance(transform, Layout) and transform.tokens is not None:
+                return pullback.token_sums(*transform.tokens).squeeze(transform.tokens[0] + 1).transpose(0, 1)
+        return self.gradients(seeds, layer, baseline).dense().flatten(3).sum(-1).transpose(0, 1)
 
     def products(self, seeds: Seeds, layer: int, x: Tensor, over: str, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
@@ -113,10 +119,11 @@ class Run:
         Returns:
             The sums.
         """
-        if self.transforms[layer] is None:
-            with full_precision(seeds.values.device):
-                return self.passed.products(self._grads(seeds), layer, x, over, baseline).transpose(0, 1)
-        return summed(self.pullback(seeds, layer, baseline), x, over)
+        dims = [1] if over == "channels" else list(range(2, x.dim()))
+        moved = self.transforms[layer] is not None
+        pullback = (self.gradients if moved else self.pullback)(seeds, layer, baseline)
+        with full_precision(seeds.values.device):
+            return pullback.times(x, dims).transpose(0, 1)
 
     def contributions(self, seeds: Seeds, layer: int, x: Tensor, baseline: Baseline) -> tuple[Tensor, Tensor]:
         """Return secants times x, summed over channels, and what is not on the map.
@@ -133,17 +140,16 @@ class Run:
         transform = self.transforms[layer]
         if isinstance(transform, Layout) and transform.tokens is not None:
             tokens, start, length = transform.tokens
-            dims = (transform.batch, tokens)
+            pullback = self.pullback(seeds, layer, baseline)
             with full_precision(seeds.values.device):
-                every = self.passed.token_contributions(self._grads(seeds), layer, dims, baseline).transpose(0, 1)
+                every = pullback.contributions(x, (transform.batch, tokens)).transpose(0, 1)
             others = every[..., :start].sum(-1) + every[..., start + length :].sum(-1)
             return every.narrow(2, start, length).unflatten(2, transform.grid), others
+        maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
         if transform is None or isinstance(transform, Layout):
-            maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
             return maps, maps.new_zeros(maps.shape[:2])
         with full_precision(seeds.values.device):
-            pulled = self.passed.pullback(self._grads(seeds), layer, baseline)
-        maps = summed(self._in_shape(pulled, layer), self.shaped(x, layer), "channels")
+            pulled = self.pullback(seeds, layer, baseline).dense()
         given = x.to(pulled.dtype)
         every = torch.stack([self._by_image(part * given, layer) for part in pulled], 1)
         return maps, every - maps.flatten(2).sum(-1)
@@ -152,7 +158,7 @@ class Run:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
             shared = self.passed.relevance(self._grads(seeds), layer, baseline)
-        return self._in_shape(shared, layer)
+        return self._in_shape(shared, layer).transpose(0, 1)
 
     def along(self, layer: int, direction: Tensor) -> "Run":
         """Return the same run as a function of its activations, whose tensors carry the derivative along a direction.
@@ -168,11 +174,12 @@ class Run:
         return Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
 
     def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
-        """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (N, K, T, H, W)."""
-        transform = self.transforms[layer]
-        if transform is None or isinstance(transform, Layout):  # which knows where the images are
-            return self.shaped(pulled, layer).transpose(0, 1)
-        return torch.stack([self.shaped(part, layer) for part in pulled], 1)
+        """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (K, N, T, H, W)."""
+        if self.transforms[layer] is None or isinstance(
+            self.transforms[layer], Layout
+        ):  # it knows where the images are
+            return self.shaped(pulled, layer)
+        return torch.stack([self.shaped(part, layer) for part in pulled])
 
     def _by_image(self, numbers: Tensor, layer: int) -> Tensor:
         """Return the sums over everything else of numbers as the network has them, shape (N,)."""
@@ -188,19 +195,5 @@ class Run:
         """Return the seeds in the shapes of what the pass gave."""
         if not isinstance(self.output, HeadRun):
             return seeds.grads
-        if self._last is None or self._last[0] is not seeds:  # the same list for the same seeds
-            (grad,) = seeds.grads
-            shape = self.passed.output.shape
-            self._last = seeds, [None if grad is None else grad.reshape(len(grad), *shape)]
-        return self._last[1]
-
-
-def summed(coefficients: Tensor, x: Tensor, over: str) -> Tensor:
-    """Return coefficients (N, K, T, H, W) times x (N, T, H, W), summed as :meth:`Run.products` does."""
-    return multiplied(coefficients.transpose(0, 1), x, over).transpose(0, 1)
-
-
-def at_one(coefficients: Tensor) -> Tensor:
-    """Return coefficients (N, K, T, H, W), or (N, K, T, 1, 1) if they are the same at all positions."""
-    same = [slice(0, 1) if stride == 0 else slice(None) for stride in coefficients.stride()[3:]]
-    return coefficients[(..., *same)]
+        (grad,) = seeds.grads
+        return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]

@@ -49,7 +49,8 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)
-        return run.pullback(run.seeds([target], at.output), layer, at.path)[:, 0] * run.shaped(at.difference, layer)
+        gradients = run.gradients(run.seeds([target], at.output), layer, at.path)
+        return gradients.dense()[0] * run.shaped(at.difference, layer)
 
 
 class LIFTCAM(WithBaseline, ClosedFormCAM):

@@ -19,9 +19,10 @@ from pytorch_grad_cam import (
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pytorch_grad_cam_pcasvm.autodiff import Cotangent
 from pytorch_grad_cam_pcasvm.autodiff.forward_ad import DualNumbers
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
-from pytorch_grad_cam_pcasvm.cams.context import Run, at_one, summed
+from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
 from pytorch_grad_cam_pcasvm.maps import signed_maps
 
@@ -78,7 +79,7 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
         return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        return run.pullback(run.seeds([target]), layer)[:, 0] * run.activations(layer)
+        return run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)
 
 
 class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
@@ -107,17 +108,19 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
-        pulled = run.pullback(seeds, layer)
-        grads = at_one(pulled).flatten(3)
-        same = pulled[0, 0, 0].numel() // grads.shape[3]
-        total = activations.flatten(2).sum(-1, dtype=grads.dtype).unsqueeze(1).unsqueeze(-1)
-        size = seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1)
+        gradients = run.gradients(seeds, layer)
+        ones = [1] * (activations.dim() - 1)
+        total = activations.flatten(2).sum(-1, dtype=gradients.dtype).unflatten(1, (-1, *ones[1:]))
+        size = seeds.log_scale.exp().to(gradients.dtype).T.unflatten(1, (-1, *ones))
 
-        def weights(signed: Tensor) -> Tensor:
-            rising = signed.relu()
-            return (rising / (rising * size).mul_(total).add_(2)).sum(-1) * same
+        def weights(sign: int) -> Tensor:
+            def share(grad: Tensor) -> Tensor:
+                rising = (sign * grad).relu()
+                return rising / (rising * size).mul_(total).add_(2)
 
-        of_target, of_opposite = weights(grads), weights(-grads)
+            return _over_positions(gradients.map(share))
+
+        of_target, of_opposite = weights(1), weights(-1)
         maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
         return Explained(maps, of_target, seeds.values, seeds.log_scale, opposite)
 
@@ -130,12 +133,12 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
-        rising, falling = _signs(run.pullback(seeds, layer))
-        maps, opposite = (summed(part, activations, "channels") for part in (rising, falling))
-        return Explained(maps, rising.flatten(3).sum(-1), seeds.values, seeds.log_scale, opposite)
+        rising, falling = _signs(run.gradients(seeds, layer))
+        maps, opposite = (part.times(activations, [1]).transpose(0, 1) for part in (rising, falling))
+        return Explained(maps, _over_positions(rising), seeds.values, seeds.log_scale, opposite)
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        return run.pullback(run.seeds([target]), layer)[:, 0].relu() * run.activations(layer)
+        return run.gradients(run.seeds([target]), layer).dense()[0].relu() * run.activations(layer)
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
@@ -146,23 +149,28 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
-        grads = run.pullback(seeds, layer)
-        rising, falling = _signs(grads)
+        gradients = run.gradients(seeds, layer)
+        rising, falling = _signs(gradients)
         # relu(d F) = relu(d) relu(F) + relu(-d) relu(-F)
         plus, minus = activations.relu(), (-activations).relu()
         maps, opposite = (
-            summed(one, plus, "channels") + summed(other, minus, "channels")
+            (one.times(plus, [1]) + other.times(minus, [1])).transpose(0, 1)
             for one, other in ((rising, falling), (falling, rising))
         )
-        return Explained(maps, grads.flatten(3).sum(-1), seeds.values, seeds.log_scale, opposite)
+        return Explained(maps, _over_positions(gradients), seeds.values, seeds.log_scale, opposite)
 
     def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        return (run.pullback(run.seeds([target]), layer)[:, 0] * run.activations(layer)).relu()
+        return (run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)).relu()
 
 
-def _signs(grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``relu(d)`` and ``relu(-d)``, which stay unexpanded where d is the same at all positions."""
-    return at_one(grads).relu().expand_as(grads), (-at_one(grads)).relu().expand_as(grads)
+def _signs(gradients: Cotangent) -> tuple[Cotangent, Cotangent]:
+    """Return ``relu(d)`` and ``relu(-d)``."""
+    return gradients.map(torch.relu), gradients.map(lambda grad: (-grad).relu())
+
+
+def _over_positions(gradients: Cotangent) -> Tensor:
+    """Return the sums over positions, shape (N, K, T)."""
+    return gradients.sum(range(2, len(gradients.shape))).flatten(2).transpose(0, 1)
 
 
 class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):

@@ -13,10 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 from torchvision import models
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
-from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path, closed_form
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import through_sums
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path, cotangents
 from pytorch_grad_cam_pcasvm.autodiff.rules import registry
-from pytorch_grad_cam_pcasvm.autodiff.rules.dense import by_weight
+from pytorch_grad_cam_pcasvm.autodiff.weight import by_weight, through_sums
 
 # Family: builder, output of the last block, layers users take features from (None: the logits).
 FAMILIES = {
@@ -79,9 +78,9 @@ def test_all_cnn_families_of_torchvision_have_a_closed_form(family):
         activations, expected = path_by_autograd(net, layer, target, x, seeds)
         assert relative(passed.activations[0], activations) == 0
         shaped = [seeds.reshape(2, *passed.output.shape)]
-        assert relative(passed.pullback(shaped, 0), expected) < 1e-10
+        assert relative(passed.pullback(shaped, 0).dense(), expected) < 1e-10
         sums = expected.flatten(3)
-        error = (passed.weights(shaped, 0) - sums.sum(-1)).abs().max()
+        error = (passed.pullback(shaped, 0).sums() - sums.sum(-1)).abs().max()
         assert error < 1e-10 * sums.abs().sum(-1).max()
 
 
@@ -104,9 +103,9 @@ def check(net, targets=("0",), x=X, layer=None, path=None, tolerance=1e-12):
     for position, name in enumerate(targets):
         activations, expected = path_by_autograd(net, layer, name, x, seeds.flatten(2))
         assert relative(passed.activations[position], activations) == 0
-        assert relative(passed.pullback([seeds], position), expected) < tolerance
+        assert relative(passed.pullback([seeds], position).dense(), expected) < tolerance
         sums = expected.flatten(3)
-        error = (passed.weights([seeds], position) - sums.sum(-1)).abs().max()
+        error = (passed.pullback([seeds], position).sums() - sums.sum(-1)).abs().max()
         assert error < tolerance * sums.abs().sum(-1).max()
     return passed
 
@@ -143,7 +142,7 @@ def test_target_layer_may_be_the_feature_layer():
 )
 def test_sums_move_into_the_first_dense_weight(tail, target, moved, monkeypatch):
     calls = []
-    monkeypatch.setattr(closed_form, "through_sums", lambda *args: calls.append(args) or through_sums(*args))
+    monkeypatch.setattr(cotangents, "through_sums", lambda *args: calls.append(args) or through_sums(*args))
     check(small(*tail), [target])
     assert bool(calls) is moved
 
@@ -200,9 +199,9 @@ def test_an_output_that_does_not_depend_on_the_layer():
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     with torch.no_grad():
         passed = Path(net, None, ["0"]).run(x)
-    assert not passed.pullback([torch.ones(2, 2, 3, 4, dtype=x.dtype), None], 0).any()
-    assert not passed.pullback([None, torch.zeros(2, 2, 3, 4, dtype=x.dtype)], 0).any()
-    assert passed.pullback([None, torch.ones(2, 2, 3, 4, dtype=x.dtype)], 0).all()
+    assert not passed.pullback([torch.ones(2, 2, 3, 4, dtype=x.dtype), None], 0).dense().any()
+    assert not passed.pullback([None, torch.zeros(2, 2, 3, 4, dtype=x.dtype)], 0).dense().any()
+    assert passed.pullback([None, torch.ones(2, 2, 3, 4, dtype=x.dtype)], 0).dense().all()
 
 
 class Skip(nn.Module):
@@ -237,9 +236,9 @@ def test_what_depends_on_another_target_layer_is_a_constant():
         passed = Path(Weighted(), None, ["first", "second"]).record(X)
     seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
     _, expected = path_by_autograd(Weighted(), None, "second", X, seeds.flatten(2))
-    assert relative(passed.pullback([seeds], 1), expected) < 1e-12
+    assert relative(passed.pullback([seeds], 1).dense(), expected) < 1e-12
     _, expected = path_by_autograd(Weighted(), None, "first", X, seeds.flatten(2))
-    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
 
 
 def test_an_argument_without_a_gradient_is_refused():
@@ -254,7 +253,7 @@ def test_an_argument_without_a_gradient_is_refused():
     with torch.no_grad():
         passed = Path(Slopes(), None, ["first"]).record(X)
     with pytest.raises(NoClosedFormError, match="an argument of prelu depends on the target layer"):
-        passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0)
+        passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()
 
 
 class Masked(nn.Module):
@@ -553,8 +552,8 @@ def test_networks_that_switch_gradients_off(context, part):
         passed = Path(net, None, ["inner.0"]).run(X)
     seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
     _, expected = path_by_autograd(net.inner, None, "0", X, seeds)
-    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
-    assert relative(AutogradPath(net, None, ["inner.0"]).run(X).pullback([seeds], 0), expected) < 1e-12
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
+    assert relative(AutogradPath(net, None, ["inner.0"]).run(X).pullback([seeds], 0).dense(), expected) < 1e-12
 
 
 def test_a_network_built_in_inference_mode():
@@ -566,7 +565,7 @@ def test_a_network_built_in_inference_mode():
     assert relative(passed.output, expected) == 0
     seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
     _, pulled = path_by_autograd(small(), None, "0", X, seeds)
-    assert relative(passed.pullback([seeds], 0), pulled) < 1e-12
+    assert relative(passed.pullback([seeds], 0).dense(), pulled) < 1e-12
 
 
 @pytest.mark.parametrize("change", ["add_", "optimizer", "fused", "data", "columns", "numpy", "load", "replace"])
@@ -770,8 +769,8 @@ def test_half_precision_autograd_keeps_small_gradients():
     net, half = small(), small().half()
     seeds = [torch.randn(1, 3, 6)]
     with torch.no_grad():
-        exact = Path(net, None, ["0"]).run(X).weights([seeds[0].double()], 0)
-    weights = AutogradPath(half, None, ["0"]).run(X.half()).weights([1e-12 * seeds[0]], 0)
+        exact = Path(net, None, ["0"]).run(X).pullback([seeds[0].double()], 0).sums()
+    weights = AutogradPath(half, None, ["0"]).run(X.half()).pullback([1e-12 * seeds[0]], 0).sums()
     assert relative(weights, 1e-12 * exact) < 0.05
 
 
@@ -827,7 +826,7 @@ def test_a_constant_that_is_written_over_with_a_note_after_its_use_is_refused():
     with torch.no_grad():
         passed = Path(Inplace(statements), None, ["0"]).record(X)
         with pytest.raises(NoClosedFormError, match="was written into after the path had used it"):
-            passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0)
+            passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()
 
 
 class Behind(nn.Module):

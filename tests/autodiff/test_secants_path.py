@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
-from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path, closed_form, cotangents
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import player_rows, through_products
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path, cotangents
 from pytorch_grad_cam_pcasvm.autodiff.rules import registry
+from pytorch_grad_cam_pcasvm.autodiff.weight import player_rows, through_products, through_sums
 
 
 def random(*shape, seed=0):
@@ -29,18 +29,18 @@ def adds_up(passed, x0, targets=2, tolerance=1e-10):
     base = passed.baseline(x0, 0)
     x = passed.activations[0]
     seeds = random(targets, *passed.output.shape, seed=7)
-    pulled = passed.pullback([seeds], 0, base)
+    pulled = passed.pullback([seeds], 0, base).dense()
     terms = pulled * (x - x0)
     expected = (seeds * (passed.output - base.output)).reshape(targets, -1).sum(1)
     scale = max(terms.abs().sum() / targets, (seeds * passed.output).abs().sum() / targets)
     assert ((terms.flatten(1).sum(1) - expected).abs() < tolerance * scale).all()
-    weights = passed.weights([seeds], 0, base)
+    weights = passed.pullback([seeds], 0, base).sums()
     assert relative(weights + 1, pulled.reshape(*weights.shape, -1).sum(-1) + 1) < 1e-9
     if x.dim() > 2:
         given = (x - x0).expand_as(x)
-        for over, dims in (("channels", [2]), ("positions", list(range(3, pulled.dim())))):
-            products = passed.products([seeds], 0, given, over, base)
-            assert relative(products + 1, terms.sum(dims) + 1) < 1e-9
+        for dims in ([1], list(range(2, x.dim()))):
+            products = passed.pullback([seeds], 0, base).times(given, dims)
+            assert relative(products + 1, terms.sum([dim + 1 for dim in dims]) + 1) < 1e-9
     return pulled
 
 
@@ -68,7 +68,7 @@ def test_where_nothing_changes_the_secant_is_the_gradient(case):
     seeds = random(2, *passed.output.shape, seed=7)
     base = passed.baseline(x, 0)
     assert relative(passed.output, base.output) == 0
-    assert relative(passed.pullback([seeds], 0, base), passed.pullback([seeds], 0)) < 1e-10
+    assert relative(passed.pullback([seeds], 0, base).dense(), passed.pullback([seeds], 0).dense()) < 1e-10
 
 
 NEAR = ["softmax", "attention", "pow", "clamp", "pools", "gate (squeeze and excite)", "logsumexp", "log_softmax"]
@@ -85,7 +85,7 @@ def test_near_the_baseline_nothing_is_lost_in_rounding(case, size):
     pulled = adds_up(passed, x0)
     assert pulled.isfinite().all()
     if size < 1e-6 and case != "clamp":
-        gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0)
+        gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0).dense()
         assert relative(pulled, gradient) < 1e-4
 
 
@@ -98,7 +98,7 @@ def test_a_baseline_of_zeros_has_no_size_to_divide_by(case):
     x = random(2, 4, 6, 5)
     passed = recorded(FUNCTIONS[case], x)
     pulled = adds_up(passed, torch.zeros_like(x[:1]))
-    gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0)
+    gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0).dense()
     assert pulled.abs().max() < 100 * gradient.abs().max(), "huge terms that cancel"
 
 
@@ -120,7 +120,7 @@ def test_max_pools_hand_on_a_share():
     x, x0 = random(2, 3, 6, 6), random(2, 3, 6, 6, seed=1)
     passed = recorded(lambda x: F.max_pool2d(x, 2), x)
     ones = torch.ones(1, *passed.output.shape, dtype=torch.float64)
-    pulled = passed.pullback([ones], 0, passed.baseline(x0, 0))
+    pulled = passed.pullback([ones], 0, passed.baseline(x0, 0)).dense()
     assert ((pulled >= 0) & (pulled <= 1)).all()
     assert ((pulled != 0).reshape(2, 3, 3, 2, 3, 2).sum((3, 5)) <= 1).all()
 
@@ -161,7 +161,7 @@ def test_what_has_no_secant_is_refused_by_name(case, rules):
     function, message = REFUSED[case]
     passed = recorded(function, random(2, 4, 6, 5))
     with pytest.raises(NoClosedFormError, match=message) as raised:
-        passed.pullback([random(2, *passed.output.shape)], 0, passed.baseline(random(2, 4, 6, 5, seed=1), 0))
+        passed.pullback([random(2, *passed.output.shape)], 0, passed.baseline(random(2, 4, 6, 5, seed=1), 0)).dense()
     assert "jacobian='auto'" not in str(raised.value), "autograd has no secants"
 
 
@@ -239,7 +239,7 @@ def test_contributions_in_other_precisions(dtype):
             passed = Path(other, None, ["0"]).run(X.to(dtype))
         x, seeds = passed.activations[0], random(2, *passed.output.shape).float()
         base = passed.baseline(torch.zeros_like(x[:1]), 0)
-        terms = (passed.pullback([seeds], 0, base) * x).flatten(1)
+        terms = (passed.pullback([seeds], 0, base).dense() * x).flatten(1)
         expected = (seeds * (passed.output.float() - base.output.float())).flatten(1).sum(1)
         assert missing(terms, expected) < (1e-6 if dtype == torch.float32 else 0.02)
 
@@ -294,7 +294,7 @@ def test_comparisons_are_made_again_at_the_baseline(statements):
     adds_up(passed, x0)
     seeds = random(2, *passed.output.shape)
     _, expected = path_by_autograd(module, None, "start", x, seeds.flatten(2))
-    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
 
 
 def test_an_index_that_is_the_same_at_the_baseline():
@@ -310,7 +310,7 @@ def test_a_mask_of_what_is_in_front_of_the_layer():
     with torch.no_grad():
         passed = Path(module, None, ["0", "1"]).run(x)
         base, seeds = passed.baseline(x0, 1), random(2, 2, 3, 4, 4)
-        pulled = passed.pullback([seeds], 1, base)
+        pulled = passed.pullback([seeds], 1, base).dense()
     change = (pulled * (passed.activations[1] - x0)).flatten(1).sum(1)
     assert relative(change, (seeds * (passed.output - base.output)).flatten(1).sum(1)) < 1e-12
 
@@ -347,7 +347,7 @@ def test_what_happens_to_a_mask_concerns_the_baseline_only(statements):
         passed = Path(module, None, ["start"]).run(x)
     seeds = random(2, *passed.output.shape)
     _, expected = path_by_autograd(module, None, "start", x, seeds.flatten(2))
-    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
     with pytest.raises(NoClosedFormError, match="another function at the baseline"):
         passed.baseline(random(2, 3, 4, 4, seed=1), 0)
 
@@ -361,7 +361,7 @@ def test_an_output_of_whole_numbers_is_an_output():
     assert torch.equal(base.output["labels"], x0.mean((2, 3)).argmax(1).expand(2))
     seeds = {"scores": random(2, 2, 3), "labels": None}
     given = [seeds[key] for key in passed.output]
-    total = (passed.pullback(given, 0, base) * (x - x0)).flatten(1).sum(1)
+    total = (passed.pullback(given, 0, base).dense() * (x - x0)).flatten(1).sum(1)
     assert (
         relative(total, (seeds["scores"] * (passed.output["scores"] - base.output["scores"])).flatten(1).sum(1)) < 1e-12
     )
@@ -437,13 +437,17 @@ def test_autograd_has_no_secants_but_products():
     with torch.no_grad():
         other = Path(module, None, ["0"]).run(x)
     seeds = random(2, *other.output.shape)
-    for over in ("channels", "positions"):
-        expected = other.products([seeds], 0, other.activations[0], over)
-        assert relative(passed.products([seeds], 0, passed.activations[0], over), expected) < 1e-12
+    for dims in ([1], [2, 3]):
+        expected = other.pullback([seeds], 0).times(other.activations[0], dims)
+        assert relative(passed.pullback([seeds], 0).times(passed.activations[0], dims), expected) < 1e-12
     base = other.baseline(0 * other.activations[0], 0)
-    for refused in (lambda: passed.baseline(x, 0), lambda: passed.weights([seeds], 0, base), lambda: passed.cut(0)):
+    for refused in (passed.baseline, passed.rerun):
         with pytest.raises(NoClosedFormError, match="needs the closed form"):
-            refused()
+            refused(x, 0)
+    with pytest.raises(NoClosedFormError, match="needs the closed form"):
+        passed.pullback([seeds], 0, base)
+    with pytest.raises(NoClosedFormError, match="needs the closed form"):
+        passed.affine(0)
 
 
 @pytest.mark.parametrize("active", [1.0, 0.5])
@@ -468,13 +472,13 @@ def test_products_and_players_through_a_dense_weight(rows, targets, images, acti
 @pytest.mark.parametrize(("case", "moved"), [("dense, ReLU", True), ("two dense", True), ("max pool", False)])
 def test_products_of_gradients(case, moved, monkeypatch):
     calls = []
-    monkeypatch.setattr(closed_form, "through_products", lambda *args: calls.append(args) or through_products(*args))
+    monkeypatch.setattr(cotangents, "through_products", lambda *args: calls.append(args) or through_products(*args))
     with torch.no_grad():
         passed = Path(NETS[case], None, ["0"]).run(X)
     x, seeds = random(3, 4, 4, 4, seed=4), random(12, *passed.output.shape)
-    terms = passed.pullback([seeds], 0) * x
-    assert relative(passed.products([seeds], 0, x, "channels"), terms.sum(2)) < 1e-12
-    assert relative(passed.products([seeds], 0, x, "positions"), terms.sum((3, 4))) < 1e-12
+    terms = passed.pullback([seeds], 0).dense() * x
+    assert relative(passed.pullback([seeds], 0).times(x, [1]), terms.sum(2)) < 1e-12
+    assert relative(passed.pullback([seeds], 0).times(x, [2, 3]), terms.sum((3, 4))) < 1e-12
     assert bool(calls) is moved
 
 
@@ -483,9 +487,9 @@ def test_products_behind_a_mean_stay_unexpanded(monkeypatch):
         passed = Path(Masked(lambda x: x.mean((2, 3)).tanh()), None, ["start"]).run(X)
     monkeypatch.setattr(torch, "stack", lambda *args: pytest.fail("position by position"))
     x, seeds = random(3, 3, 6, 6, seed=4), random(2, 3, 3)
-    terms = passed.pullback([seeds], 0) * x
-    assert relative(passed.products([seeds], 0, x, "channels"), terms.sum(2)) < 1e-12
-    assert relative(passed.products([seeds], 0, x, "positions"), terms.sum((3, 4))) < 1e-12
+    terms = passed.pullback([seeds], 0).dense() * x
+    assert relative(passed.pullback([seeds], 0).times(x, [1]), terms.sum(2)) < 1e-12
+    assert relative(passed.pullback([seeds], 0).times(x, [2, 3]), terms.sum((3, 4))) < 1e-12
 
 
 AFFINE = {
@@ -504,23 +508,23 @@ AFFINE = {
 def test_players_are_what_masked_activations_give(case, over):
     with torch.no_grad():
         passed = Path(NETS[case], None, ["0"]).run(X)
-    value, is_output = passed.cut(0)
-    assert is_output is (case == "pooled features")
-    last = [step.name for step in passed.tape.steps if value in step.outputs]
+        beginning = passed.affine(0)
+    assert beginning.is_output is (case == "pooled features")
+    last = [step.name for step in passed.tape.steps if beginning.end in step.outputs]
     assert last == ([] if AFFINE[case] is None else [AFFINE[case]])
     x = passed.activations[0]
-    rows = passed.rows(0, x, over)
+    rows = beginning.rows(x, over)
     count = 4 if over == "channels" else 16
-    assert rows.shape == (3, count, *passed.tape.values[value].shape[1:])
-    assert relative(passed.rows(0, x, over, slice(1, 3)), rows[:, 1:3]) < 1e-12
+    assert rows.shape == (3, count, *beginning.value.shape[1:])
+    assert relative(beginning.rows(x, over, slice(1, 3)), rows[:, 1:3]) < 1e-12
     for player in (0, count - 1):
         masked = x.clone()
         masked.flatten(2)[:, player if over == "channels" else slice(None)].mul_(0) if over == "channels" else (
             masked.flatten(2)[:, :, player].mul_(0)
         )
-        changed = passed.tape.values[value] - rows[:, player]
-        assert relative(passed.rerun_from(value, changed), NETS[case][1:](masked)) < 1e-12
-        assert relative(passed.rerun_from(value, changed[1:2], image=1), NETS[case][1:](masked)[1:2]) < 1e-12
+        changed = beginning.value - rows[:, player]
+        assert relative(beginning.rerun(changed), NETS[case][1:](masked)) < 1e-12
+        assert relative(beginning.rerun(changed[1:2], image=1), NETS[case][1:](masked)[1:2]) < 1e-12
 
 
 class Skip(nn.Module):
@@ -537,14 +541,15 @@ def test_what_goes_around_the_target_layer_belongs_to_its_image():
     skip = Skip().double()
     with torch.no_grad():
         passed = Path(skip, None, ["second"]).run(X)
-        value, _ = passed.cut(0)
-        other = random(5, *passed.tape.values[value].shape[1:])
+        beginning = passed.affine(0)
+        other = random(5, *beginning.value.shape[1:])
         for image in range(3):
             expected = skip.out((other).relu().flatten(1))
-            assert relative(passed.rerun_from(value, other, image=image), expected) < 1e-12
-        root = passed.tape.roots["second"]
+            assert relative(beginning.rerun(other, image=image), expected) < 1e-12
+        before = passed.affine(0)
+        before.end = before.root
         expected = skip.out((skip.first(X)[1:2] + 2 * other).relu().flatten(1))
-        assert relative(passed.rerun_from(root, other, image=1), expected) < 1e-12
+        assert relative(before.rerun(other, image=1), expected) < 1e-12
         adds_up(passed, torch.zeros_like(passed.activations[0][:1]))
 
 
@@ -552,7 +557,8 @@ def test_what_mixes_images_has_no_players_behind():
     for function in (lambda x: x.flip(0).tanh(), lambda x: x.flatten(0).roll(3).unflatten(0, (2, 3, 4)).tanh()):
         with torch.no_grad():
             passed = Path(Masked(function), None, ["start"]).run(random(2, 3, 4))
-        assert passed.cut(0) == (passed.tape.roots["start"], False)
+            beginning = passed.affine(0)
+        assert (beginning.end, beginning.checked, beginning.is_output) == (passed.tape.roots["start"], False, False)
 
 
 def test_a_pass_that_is_moved():
@@ -562,14 +568,14 @@ def test_a_pass_that_is_moved():
         moved = passed.moved(other, 0)
         assert relative(moved.output, NETS["dense, GELU"][1:](other)) < 1e-12
         _, expected = path_by_autograd(nn.Sequential(nn.Identity(), NETS["dense, GELU"][1:]), None, "0", other, seeds)
-        assert relative(moved.pullback([seeds], 0), expected) < 1e-12
+        assert relative(moved.pullback([seeds], 0).dense(), expected) < 1e-12
         direction = random(3, 4, 4, 4, seed=4)
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(passed.activations[0], direction)
-            pulled = passed.moved(dual, 0).pullback([seeds], 0)
+            pulled = passed.moved(dual, 0).pullback([seeds], 0).dense()
             tangent = torch.autograd.forward_ad.unpack_dual(pulled).tangent
         step = 1e-5 * direction
-        numeric = [passed.moved(passed.activations[0] + s * step, 0).pullback([seeds], 0) for s in (1, -1)]
+        numeric = [passed.moved(passed.activations[0] + s * step, 0).pullback([seeds], 0).dense() for s in (1, -1)]
         assert relative(tangent, (numeric[0] - numeric[1]) / 2e-5) < 1e-6
 
 
@@ -646,9 +652,8 @@ def test_a_missing_or_wrong_secant_of_a_users_is_refused(rules, secant, message)
         passed = Path(module, None, ["0"]).run(X)
         seeds = random(2, *passed.output.shape)
         base = passed.baseline(torch.zeros(1, 4, 4, 4).double(), 0)
-        for call in (passed.pullback, passed.weights):
-            with pytest.raises(NoClosedFormError, match=message):
-                call([seeds], 0, base)
+        with pytest.raises(NoClosedFormError, match=message):
+            passed.pullback([seeds], 0, base)
 
 
 def test_a_secant_is_one_of_three():
@@ -678,22 +683,22 @@ def test_a_layer_that_works_in_place_is_run_again_on_a_copy(rules):
 
 def test_sums_stay_in_the_weight(monkeypatch):
     calls = []
-    monkeypatch.setattr(closed_form, "through_sums", lambda *args: calls.append(args) or cotangents.through_sums(*args))
+    monkeypatch.setattr(cotangents, "through_sums", lambda *args: calls.append(args) or through_sums(*args))
     with torch.no_grad():
         passed = Path(NETS["dense, ReLU"], None, ["0"]).run(X)
         base, seeds = passed.baseline(torch.zeros(1, 4, 4, 4).double(), 0), random(2, 3, 5)
         calls.clear()
-        weights = passed.weights([seeds], 0, base)
+        weights = passed.pullback([seeds], 0, base).sums()
     assert calls
-    assert relative(weights, passed.pullback([seeds], 0, base).sum((3, 4))) < 1e-12
+    assert relative(weights, passed.pullback([seeds], 0, base).dense().sum((3, 4))) < 1e-12
 
 
 def test_a_dense_layer_of_which_the_activations_are_input_and_weight():
     passed = recorded(lambda x: F.linear(x, x), random(3, 4))
     seeds = random(2, *passed.output.shape)
-    pulled = passed.pullback([seeds], 0)
-    assert relative(passed.weights([seeds], 0), pulled) < 1e-12
-    assert relative(passed.products([seeds], 0, random(3, 4), "positions"), pulled * random(3, 4)) < 1e-12
+    pulled = passed.pullback([seeds], 0).dense()
+    assert relative(passed.pullback([seeds], 0).sums(), pulled) < 1e-12
+    assert relative(passed.pullback([seeds], 0).times(random(3, 4), []), pulled * random(3, 4)) < 1e-12
 
 
 def test_an_output_without_dimensions():
@@ -708,6 +713,6 @@ def test_a_first_target_of_zeros_proves_nothing(rules):
     with torch.no_grad():
         passed = Path(module, None, ["0"]).run(X)
         base, seeds = passed.baseline(torch.zeros(1, 4, 4, 4).double(), 0), random(2, *passed.output.shape)
-        assert not passed.weights([0 * seeds], 0, base).any()
+        assert not passed.pullback([0 * seeds], 0, base).sums().any()
         with pytest.raises(NoClosedFormError, match="do not add up"):
-            passed.weights([seeds], 0, base)
+            passed.pullback([seeds], 0, base).sums()

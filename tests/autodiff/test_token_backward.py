@@ -36,7 +36,8 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
     register_jacobian,
 )
-from pytorch_grad_cam_pcasvm.autodiff import Path, closed_form
+from pytorch_grad_cam_pcasvm.autodiff import Path
+from pytorch_grad_cam_pcasvm.autodiff.backward import Walk
 from pytorch_grad_cam_pcasvm.autodiff.rules import registry
 
 GRID = (6, 4)
@@ -473,11 +474,11 @@ def test_the_short_way_is_the_whole_pullback(behind, pool, skips, tokens):
         passed = Path(nn.Sequential(net, Lambda(pools[pool])), None, ["0.start"]).record(x)
         seeds = [torch.randn(2, *passed.output.shape, dtype=torch.float64)]
         for at in (None, passed.baseline(x0, 0)):
-            whole = passed.pullback(seeds, 0, at)
-            sums = passed.token_sums(seeds, 0, (1, *tokens), at)
+            whole = passed.pullback(seeds, 0, at).dense()
+            sums = passed.pullback(seeds, 0, at).token_sums(1, *tokens)
             assert relative(sums[:, :, 0] + 1, whole.narrow(2, *tokens).sum(2) + 1) < 1e-12
             assert sums.shape == (2, 3, 1, 12)
-        parts = passed.token_contributions(seeds, 0, (0, 1), at)
+        parts = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
     assert relative(parts + 1, (whole * (x - x0)).sum(-1) + 1) < 1e-11
 
 
@@ -511,15 +512,15 @@ def test_a_class_token_needs_one_query(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (ClosedFormGradCAM, "summed_over_tokens"),
-        (ContributionCAM, "summed_over_tokens"),
-        (ContributionCAM, "contributions_of_tokens"),
+        (ClosedFormGradCAM, "_token_sums"),
+        (ContributionCAM, "_token_sums"),
+        (ContributionCAM, "_contributions"),
     ],
 )
 def test_a_short_way_that_goes_wrong_gives_no_map(kind, name, monkeypatch):
     net, x = net_of(tower(before=1), "cls"), images(3, 1)
-    right = getattr(closed_form, name)
-    monkeypatch.setattr(closed_form, name, lambda *given, **named: 1.001 * right(*given, **named))
+    right = getattr(Walk, name)
+    monkeypatch.setattr(Walk, name, lambda *given, **named: 1.001 * right(*given, **named))
     with pytest.raises(NoClosedFormError, match="differ from its pullback, which is a bug in this package"):
         kind(net, ["blocks.1.norm1"], "tokens").explain(x)
 
@@ -557,7 +558,7 @@ def test_slopes_along_the_channels_are_no_slopes_of_tokens(length):
         passed = Path(net, None, ["0.start"]).record(x)
     seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
     _, expected = path_by_autograd(net, None, "0.start", x, seeds)
-    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
 
 
 class Swish(nn.Module):
@@ -625,8 +626,8 @@ def test_arguments_by_name_and_masks_of_one_dimension(behind):
         passed = Path(net, None, ["0.start"]).record(x)
     seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
     _, expected = path_by_autograd(net, None, "0.start", x, seeds)
-    assert relative(passed.pullback([seeds], 0), expected) < 1e-12
-    assert relative(passed.token_sums([seeds], 0, (1, 0, 23))[:, :, 0], expected[:, :, :23].sum(2)) < 1e-12
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
+    assert relative(passed.pullback([seeds], 0).token_sums(1, 0, 23)[:, :, 0], expected[:, :, :23].sum(2)) < 1e-12
 
 
 def test_a_named_argument_on_the_path_is_refused_behind_a_class_token_too():
@@ -635,7 +636,7 @@ def test_a_named_argument_on_the_path_is_refused_behind_a_class_token_too():
     with torch.no_grad():
         passed = Path(net, None, ["0.start"]).record(torch.randn(3, 29, 12, dtype=torch.float64))
     with pytest.raises(NoClosedFormError, match="an argument of clamp depends on the target layer"):
-        passed.pullback([torch.ones(1, 3, 12, dtype=torch.float64)], 0)
+        passed.pullback([torch.ones(1, 3, 12, dtype=torch.float64)], 0).dense()
 
 
 class Folded(Attention):

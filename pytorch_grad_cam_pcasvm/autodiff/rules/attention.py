@@ -7,11 +7,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import Base, Outer, by_rows, mid, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import Outer, by_rows, cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
 from pytorch_grad_cam_pcasvm.autodiff.rules.softmaxes import logarithmic_mean, through_softmax
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
+def _queries(
+    dim: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    y: Tensor,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> list[int | None] | None:
+    if is_causal or enable_gqa or dim != y.dim() - 2 or query.dim() != y.dim():
+        return None
+    shared = attn_mask is None or attn_mask.dim() < 2 or attn_mask.shape[-2] == 1
+    return [dim, None, None, None if attn_mask is None or shared else attn_mask.dim() - 2]
+
+
+@register_jacobian(
+    F.scaled_dot_product_attention,
+    needs="inputs",
+    tokens=_queries,
+    attends=("query", "key", "attn_mask"),
+    separates_heads=True,
+)
 def attention(
     query: Tensor,
     key: Tensor,
@@ -75,9 +103,7 @@ def attention(
     )
 
 
-register_jacobian(F.scaled_dot_product_attention, secant=attention)(attention)
-
-
+@register_jacobian(F.multi_head_attention_forward, needs="inputs", attends=("query", "key"))
 def multi_head_attention(
     query: Tensor,
     key: Tensor,
@@ -139,9 +165,5 @@ def multi_head_attention(
     inner = None if base is None else Base(projected(base.args[:3]), {}, None, base.eps)
     q, k, v = projected((query, key, value))
     pulled = attention(q, k, v, attn_mask, 0.0, causal, y=y[0], grad=of_heads, base=inner)[:3]
-    return tuple(
-        lambda part=part, matrix=matrix: joined(part()) @ matrix for part, matrix in zip(pulled, matrices, strict=True)
-    )
-
-
-register_jacobian(F.multi_head_attention_forward, secant=multi_head_attention)(multi_head_attention)
+    pairs = zip(pulled, matrices, strict=True)
+    return tuple(lambda part=part, matrix=matrix: joined(cotangent(part).dense()) @ matrix for part, matrix in pairs)

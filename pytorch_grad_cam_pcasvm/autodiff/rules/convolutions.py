@@ -15,7 +15,7 @@ _WEIGHTS = (nn_grad.conv1d_weight, nn_grad.conv2d_weight, nn_grad.conv3d_weight)
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
-@register_jacobian(*_CONVOLUTIONS, secant="linear")
+@register_jacobian(*_CONVOLUTIONS, secant="linear", needs="others", relevance="weighted")
 def convolution(
     input: Tensor,
     weight: Tensor,
@@ -61,7 +61,9 @@ def _of_bias(grad: Tensor, spatial: int) -> Tensor:
     return grad.flatten(-spatial).sum(-1).reshape(len(grad), -1, grad.shape[-spatial - 1]).sum(1)
 
 
-@register_jacobian(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, secant="linear")
+@register_jacobian(
+    torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, secant="linear", needs="others"
+)
 def transposed_convolution(
     input: Tensor,
     weight: Tensor,
@@ -91,7 +93,7 @@ def transposed_convolution(
     return of_input, lambda: torch.stack([of_weight(part) for part in grad]), lambda: _of_bias(grad, spatial)
 
 
-@register_jacobian(F.unfold, secant="linear")
+@register_jacobian(F.unfold, secant="linear", needs="nothing")
 def unfold(
     input: Tensor,
     kernel_size: Any,
@@ -107,7 +109,7 @@ def unfold(
     return F.fold(patches, input.shape[-2:], kernel_size, dilation, padding, stride).reshape(len(grad), *input.shape)
 
 
-@register_jacobian(F.fold, secant="linear")
+@register_jacobian(F.fold, secant="linear", needs="nothing")
 def fold(
     input: Tensor,
     output_size: Any,

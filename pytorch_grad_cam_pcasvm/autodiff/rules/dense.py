@@ -5,61 +5,39 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
-    Base,
-    by_rows,
-    functions,
-    mid,
-    register_jacobian,
-    unbroadcast,
-)
+from pytorch_grad_cam_pcasvm.autodiff.cotangents import BehindDense, by_rows
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import functions, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
+from pytorch_grad_cam_pcasvm.autodiff.weight import by_weight
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
-
-LARGE = 1 << 20  # elements of a weight, and rows of a gradient, from which on a copy of some of its rows
-_MANY = 128  # takes less than products with all of them
 
 
-@register_jacobian(F.linear, secant="linear")
+def _rows(dim: int, *args: Any, y: Tensor, **options: Any) -> int | None:
+    return dim if dim < y.dim() - 1 else None
+
+
+@register_jacobian(F.linear, secant="linear", needs="others", tokens=_rows, relevance="weighted")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor) -> Any:
     """``y = x W^T + b``."""
     return (
-        lambda: by_weight(grad, weight),
+        lambda: BehindDense(grad, weight, input.shape) if input.dim() == 2 else by_weight(grad, weight),
         lambda: torch.einsum("k...o,...i->koi", grad, input),
         lambda: grad.flatten(1, -2).sum(1) if grad.dim() > 2 else grad,
     )
 
 
-def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
-    """Return ``grad @ weight``, without the rows of a large weight that no gradient reaches, as behind a ReLU."""
-    if forward_ad.unpack_dual(weight).tangent is not None:
-        return grad @ weight
-    primal, tangent = forward_ad.unpack_dual(grad)
-    if tangent is not None:
-        moved = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
-        # Most targets are linear, with tangents of zeros.
-        moving = tangent.flatten(1).any(1) if may_look(tangent) else slice(None)
-        moved[moving] = by_weight(tangent[moving], weight)
-        return forward_ad.make_dual(by_weight(primal, weight), moved)
-    rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
-    active = reached(rows, weight) if len(rows) >= _MANY else None
-    if active is not None:
-        rows, weight = rows[:, active], weight[active]
-    return (rows @ weight).reshape(*grad.shape[:-1], weight.shape[-1])
+def _queries(dim: int, input: Tensor, *args: Any, y: Tensor) -> list[int | None] | None:
+    return [dim, None] if dim == y.dim() - 2 and input.dim() == y.dim() else None
 
 
-def reached(grad: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the rows of a large weight that a gradient (K, rows) reaches: behind a ReLU half of them; None: all."""
-    if weight.numel() < LARGE or not may_look(grad):
-        return None
-    active = grad.any(0).nonzero()[:, 0]
-    return active if len(active) < 0.8 * len(weight) else None
+_PRODUCTS = functions("matmul", "bmm", "mm", "mv", "dot", "inner")
 
 
-@register_jacobian(*functions("matmul", "bmm", "mm", "mv", "dot", "inner"), torch.Tensor.__matmul__, secant="linear")
+@register_jacobian(
+    *_PRODUCTS, torch.Tensor.__matmul__, secant="linear", needs="others", tokens=_queries, relevance="divided"
+)
 def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     """``y = A B`` for matrices, or stacks of them; a vector is a matrix of one column, or row."""
     if other.dim() == 1:
@@ -74,13 +52,13 @@ def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     )
 
 
-@register_jacobian(torch.Tensor.__rmatmul__, secant="linear")
+@register_jacobian(torch.Tensor.__rmatmul__, secant="linear", needs="others", relevance="divided")
 def rmatmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     """``y = B A``."""
     return matmul(other, input, y=y, grad=grad)[::-1]
 
 
-@register_jacobian(*functions("addmm", "baddbmm", "addmv"), secant="linear")
+@register_jacobian(*functions("addmm", "baddbmm", "addmv"), secant="linear", needs="others")
 def addmm(
     input: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1, y: Tensor, grad: Tensor
 ) -> Any:
@@ -88,13 +66,13 @@ def addmm(
     return lambda: unbroadcast(beta * grad, input), *matmul(first, second, y=y, grad=alpha * grad)
 
 
-@register_jacobian(*functions("outer", "ger"), secant="linear")
+@register_jacobian(*functions("outer", "ger"), secant="linear", needs="others")
 def outer(input: Tensor, vec2: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     """``y_ij = a_i b_j``."""
     return lambda: grad @ vec2, lambda: input @ grad
 
 
-@register_jacobian(F.bilinear, torch.bilinear, secant="linear")
+@register_jacobian(F.bilinear, torch.bilinear, secant="linear", needs="others")
 def bilinear(
     input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor
 ) -> Any:
@@ -105,6 +83,7 @@ def bilinear(
     )
 
 
+@register_jacobian(torch.einsum, needs="others")
 def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
     """Grad in the place of the operand, for each of them."""
     tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
@@ -132,9 +111,6 @@ def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | 
 
     parts = [lambda place=place: pull(place) for place in range(len(tensors))]
     return (None, parts) if isinstance(operands[0], list | tuple) else (None, *parts)
-
-
-register_jacobian(torch.einsum, secant=einsum)(einsum)
 
 
 def _subscripts(equation: str, tensors: list[Tensor]) -> tuple[list[str], str, str]:

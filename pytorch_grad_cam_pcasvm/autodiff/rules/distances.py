@@ -8,9 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.norms import normalised, size_slope
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import Base, dims_of, mid, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid, resolution
 
 
+@register_jacobian(F.cosine_similarity, needs="inputs")
 def cosine_similarity(
     input: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8, *, y: Tensor, grad: Tensor, base: Base | None = None
 ) -> Any:
@@ -18,7 +20,7 @@ def cosine_similarity(
     a, b = torch.broadcast_tensors(input, other)
     a0, b0 = (a, b) if base is None else torch.broadcast_tensors(*base.args[:2])
     dims = [d - a.dim() for d in dims_of(a, dim)]
-    spacing = torch.finfo(grad.dtype).eps if base is None else base.eps
+    spacing = resolution(grad, base)
     grad = grad.unsqueeze(dims[0])
 
     def pull(x: Tensor, x0: Tensor, z: Tensor, z0: Tensor, argument: Tensor) -> Tensor:
@@ -28,16 +30,14 @@ def cosine_similarity(
     return partial(pull, a, a0, b, b0, input), partial(pull, b, b0, a, a0, other)
 
 
-register_jacobian(F.cosine_similarity, secant=cosine_similarity)(cosine_similarity)
-
-
 def _apart(x1: Tensor, x2: Tensor, p: float, base: Base | None, grad: Tensor, eps: float = 0.0) -> Tensor:
     """Return the slope of ``|a - b|`` by a - b, over the last dimension."""
     apart = x1 - x2 + eps
     apart0 = apart if base is None else base.args[0] - base.args[1] + eps
-    return size_slope(apart, apart0, p, [-1], torch.finfo(grad.dtype).eps if base is None else base.eps)
+    return size_slope(apart, apart0, p, [-1], resolution(grad, base))
 
 
+@register_jacobian(F.pairwise_distance, needs="inputs")
 def pairwise_distance(
     x1: Tensor,
     x2: Tensor,
@@ -54,9 +54,7 @@ def pairwise_distance(
     return lambda: unbroadcast(pulled, x1), lambda: unbroadcast(-pulled, x2)
 
 
-register_jacobian(F.pairwise_distance, secant=pairwise_distance)(pairwise_distance)
-
-
+@register_jacobian(torch.cdist, needs="inputs")
 def cdist(
     input: Tensor,
     other: Tensor,
@@ -75,6 +73,3 @@ def cdist(
         lambda: unbroadcast(pulled, rows).reshape(len(grad), *input.shape),
         lambda: unbroadcast(-pulled, columns).reshape(len(grad), *other.shape),
     )
-
-
-register_jacobian(torch.cdist, secant=cdist)(cdist)

@@ -7,21 +7,19 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
-    Base,
     constant,
     elementwise,
     functions,
-    mid,
-    quotient,
     register_jacobian,
     unbroadcast,
 )
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid, quotient
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 constant(*functions("sign", "round", "floor", "ceil", "trunc", "heaviside"))
 
 
-@elementwise(*functions("relu"))
+@elementwise(*functions("relu"), needs="y")
 def relu(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
     """``y > 0``."""
     return (y > 0).to(y.dtype)
@@ -65,13 +63,13 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, y: Tensor) 
     return torch.where(input > 0, 1.0, alpha * input.clamp(max=0).exp())
 
 
-@elementwise(*functions("sigmoid", "expit"))
+@elementwise(*functions("sigmoid", "expit"), needs="y")
 def sigmoid(input: Tensor, *, y: Tensor) -> Tensor:
     """``y (1 - y)``."""
     return y * (1 - y)
 
 
-@elementwise(*functions("tanh"))
+@elementwise(*functions("tanh"), needs="y")
 def tanh(input: Tensor, *, y: Tensor) -> Tensor:
     """``1 - y^2``."""
     return 1 - y * y
@@ -107,13 +105,13 @@ def hardswish(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
     return torch.where(input >= 3, 1.0, torch.where(input <= -3, 0.0, input / 3 + 0.5))
 
 
-@elementwise(*functions("neg", "negative"))
+@elementwise(*functions("neg", "negative"), needs="nothing")
 def neg(input: Tensor, *, y: Tensor) -> Tensor:
     """-1."""
     return -torch.ones_like(y)
 
 
-@elementwise(*functions("exp"))
+@elementwise(*functions("exp"), needs="y")
 def exp(input: Tensor, *, y: Tensor) -> Tensor:
     """``y``."""
     return y
@@ -125,13 +123,13 @@ def log(input: Tensor, *, y: Tensor) -> Tensor:
     return 1 / input
 
 
-@elementwise(*functions("sqrt"))
+@elementwise(*functions("sqrt"), needs="y")
 def sqrt(input: Tensor, *, y: Tensor) -> Tensor:
     """``1 / (2 y)``."""
     return 0.5 / y
 
 
-@elementwise(*functions("rsqrt"))
+@elementwise(*functions("rsqrt"), needs="y")
 def rsqrt(input: Tensor, *, y: Tensor) -> Tensor:
     """``-y^3 / 2``."""
     return -0.5 * y**3
@@ -154,6 +152,7 @@ def erf(input: Tensor, *, y: Tensor) -> Tensor:
     return 2 / math.sqrt(math.pi) * torch.exp(-input * input)
 
 
+@register_jacobian(*functions("pow"), torch.Tensor.__pow__, torch.Tensor.__ipow__)
 def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
     """``n x^(n-1)`` and ``x^n log(x)``; 0 where the exponent is."""
     input0, exponent0 = (input, exponent) if base is None else base.args[:2]
@@ -172,9 +171,6 @@ def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | No
         return unbroadcast(grad * slope, exponent)
 
     return of_base, of_exponent
-
-
-register_jacobian(*functions("pow"), torch.Tensor.__pow__, torch.Tensor.__ipow__, secant=power)(power)
 
 
 @elementwise(*functions("abs", "absolute"))
@@ -282,7 +278,7 @@ def tanhshrink(input: Tensor, *, y: Tensor) -> Tensor:
     return torch.tanh(input) ** 2
 
 
-@elementwise(*functions("reciprocal"))
+@elementwise(*functions("reciprocal"), needs="y")
 def reciprocal(input: Tensor, *, y: Tensor) -> Tensor:
     """``-y^2``."""
     return -y * y
@@ -306,19 +302,19 @@ def log10(input: Tensor, *, y: Tensor) -> Tensor:
     return 1 / (input * math.log(10))
 
 
-@elementwise(*functions("expm1"))
+@elementwise(*functions("expm1"), needs="y")
 def expm1(input: Tensor, *, y: Tensor) -> Tensor:
     """``y + 1``."""
     return y + 1
 
 
-@elementwise(*functions("exp2"))
+@elementwise(*functions("exp2"), needs="y")
 def exp2(input: Tensor, *, y: Tensor) -> Tensor:
     """``y log 2``."""
     return y * math.log(2)
 
 
-@elementwise(torch.Tensor.__rpow__)
+@elementwise(torch.Tensor.__rpow__, needs="y")
 def power_of(input: Tensor, other: float, *, y: Tensor) -> Tensor:
     """``y log(other)``, of ``other^x``."""
     return y * math.log(other)
@@ -348,6 +344,7 @@ def nan_to_num(input: Tensor, *limits: Any, y: Tensor, **options: Any) -> Tensor
     return input.isfinite().to(y.dtype)
 
 
+@register_jacobian(*functions("glu"), needs="inputs")
 def glu(input: Tensor, dim: int = -1, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Tensor:
     """``y = a s`` with s = sigmoid(b), for two halves a and b: ``dy = mean(s) da + mean(a) ds``."""
     a, b = input.chunk(2, dim)
@@ -359,6 +356,3 @@ def glu(input: Tensor, dim: int = -1, *, y: Tensor, grad: Tensor, base: Base | N
         slope = quotient(b, s, Base((), {}, s0, base.eps), b0, slope)
         a, s = mid(a, a0), mid(s, s0)
     return torch.cat([grad * s, grad * a * slope], dim % input.dim() + 1)
-
-
-register_jacobian(*functions("glu"), secant=glu)(glu)

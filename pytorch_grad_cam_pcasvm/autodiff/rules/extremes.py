@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
-    Base,
     dims_of,
     functions,
     ratio,
@@ -15,6 +14,7 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
     unbroadcast,
     with_dims,
 )
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
 
 Chosen = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -53,8 +53,8 @@ def _extreme(sign: int) -> Callable[..., Tensor]:
 
 
 _amax, _amin = _extreme(1), _extreme(-1)
-register_jacobian(*functions("amax"), secant=_amax)(_amax)
-register_jacobian(*functions("amin"), secant=_amin)(_amin)
+register_jacobian(*functions("amax"), needs="inputs")(_amax)
+register_jacobian(*functions("amin"), needs="inputs")(_amin)
 
 
 def _of_two(sign: int) -> Callable[..., Any]:
@@ -72,8 +72,8 @@ def _of_two(sign: int) -> Callable[..., Any]:
 
 
 _maximum, _minimum = _of_two(1), _of_two(-1)
-register_jacobian(*functions("maximum", "fmax"), secant=_maximum)(_maximum)
-register_jacobian(*functions("minimum", "fmin"), secant=_minimum)(_minimum)
+register_jacobian(*functions("maximum", "fmax"), needs="inputs")(_maximum)
+register_jacobian(*functions("minimum", "fmin"), needs="inputs")(_minimum)
 
 
 def _with_index(sign: int) -> Callable[..., Any]:
@@ -100,4 +100,4 @@ def _with_index(sign: int) -> Callable[..., Any]:
 
 for _sign, _name in ((1, "max"), (-1, "min")):
     _rule = _with_index(_sign)
-    register_jacobian(*functions(_name), secant=_rule)(_rule)
+    register_jacobian(*functions(_name), needs="inputs")(_rule)

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import register_jacobian
 _OF_ONE_AXIS = {"bilinear": "linear", "trilinear": "linear"}
 
 
-@register_jacobian(F.interpolate, secant="linear")
+@register_jacobian(F.interpolate, secant="linear", needs="nothing")
 def interpolate(
     input: Tensor,
     size: Any = None,

@@ -8,20 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
-    Base,
-    dims_of,
-    functions,
-    mid,
-    quotient,
-    ratio,
-    register_jacobian,
-    with_dims,
-)
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, ratio, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, first_of, mid, quotient, resolution
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
-@register_jacobian(F.batch_norm, secant="linear")
+@register_jacobian(F.batch_norm, secant="linear", needs="others", relevance="kept")
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -54,10 +46,34 @@ def _divided(
     return divided - slope * (divided * y).sum(dims, keepdim=True)
 
 
-def _standardised(grad: Tensor, x: Tensor, x0: Tensor, dims: list[int], eps: float, *, centred: bool = True) -> Tensor:
-    """``y = c / s`` with ``s = sqrt(mean(c^2) + eps)``, ``ds = mean(mean(c) dc) / mean(s)``; c is x, or x centred."""
+def _standardised(
+    grad: Tensor, x: Tensor, x0: Tensor, dims: list[int], eps: float, *, centred: bool = True, summed: int | None = None
+) -> Tensor:
+    """``y = c / s`` with ``s = sqrt(mean(c^2) + eps)``, ``ds = mean(mean(c) dc) / mean(s)``; c is x, or x centred.
+
+    Args:
+        grad: shape (K, *x.shape).
+        x: the input.
+        x0: that at the baseline.
+        dims: over which it is standardised, from behind.
+        eps: added to the variance.
+        centred: whether the mean is subtracted.
+        summed: the dimension of tokens (N, L, D) that share grad (K, N, 1, D): their sum, of D x D numbers an image.
+
+    Returns:
+        The gradient.
+    """
+    if summed is not None:
+        moved = x.movedim(summed, 1)
+        x, x0 = moved, moved if x0 is x else x0.movedim(summed, 1)
     now, then, slope = _standard(x, x0, dims, eps, centred)
-    pulled = _divided(grad, now, then, dims, slope)
+    if summed is not None:
+        (c, s), (c0, s0), shared = now, then, grad.squeeze(summed + 1)
+        size = mid(s, s0)
+        mixed = (mid(c / s, c0 / s0) / size).mT @ slope
+        pulled = (shared * (1 / size).sum(1) - (shared.transpose(0, 1) @ mixed).transpose(0, 1)).unsqueeze(summed + 1)
+    else:
+        pulled = _divided(grad, now, then, dims, slope)
     return pulled - pulled.mean(dims, keepdim=True) if centred else pulled
 
 
@@ -75,34 +91,11 @@ def _standard(
     return now, then, mid(now[0], then[0]) / mid(now[1], then[1]) / math.prod(x.shape[dim] for dim in dims)
 
 
-def summed_over_tokens(
-    grad: Tensor, x: Tensor, x0: Tensor, weight: Tensor | None, eps: float, *, centred: bool
-) -> Tensor:
-    """Return what LayerNorm's, or RMSNorm's, rule gives for every token, summed over tokens: D x D numbers an image.
-
-    Args:
-        grad: of the output, the same for all tokens, shape (K, N, D).
-        x: the input, shape (N, L, D).
-        x0: that at the baseline.
-        weight: of the norm, shape (D,).
-        eps: of the norm.
-        centred: whether it is a LayerNorm.
-
-    Returns:
-        The sum, shape (K, N, D).
-    """
-    (c, s), (c0, s0), slope = _standard(x, x0, [-1], eps, centred)
-    grad = grad if weight is None else grad * weight
-    size = mid(s, s0)
-    mixed = (mid(c / s, c0 / s0) / size).mT @ slope
-    pulled = grad * (1 / size).sum(1) - (grad.transpose(0, 1) @ mixed).transpose(0, 1)
-    return pulled - pulled.mean(-1, keepdim=True) if centred else pulled
+def _before_norm(dim: int, input: Tensor, normalized_shape: Any, *args: Any, y: Tensor, **named: Any) -> int | None:
+    return dim if dim < y.dim() - len(normalized_shape) else None
 
 
-def _of_base(input: Tensor, base: Base | None) -> Tensor:
-    return input if base is None else base.args[0]
-
-
+@register_jacobian(*functions("layer_norm"), needs="inputs", tokens=_before_norm, sums_tokens=True)
 def layer_norm(
     input: Tensor,
     normalized_shape: Any,
@@ -113,16 +106,15 @@ def layer_norm(
     y: Tensor,
     grad: Tensor,
     base: Base | None = None,
+    summed: int | None = None,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the last dimensions."""
     grad = grad if weight is None else grad * weight
     dims = [-1 - i for i in range(len(normalized_shape))]
-    return _standardised(grad, input, _of_base(input, base), dims, eps)
+    return _standardised(grad, input, first_of(base, input), dims, eps, summed=summed)
 
 
-register_jacobian(*functions("layer_norm"), secant=layer_norm)(layer_norm)
-
-
+@register_jacobian(*functions("rms_norm"), needs="inputs", tokens=_before_norm, sums_tokens=True)
 def rms_norm(
     input: Tensor,
     normalized_shape: Any,
@@ -132,17 +124,16 @@ def rms_norm(
     y: Tensor,
     grad: Tensor,
     base: Base | None = None,
+    summed: int | None = None,
 ) -> Tensor:
     """``x / sqrt(mean(x^2) + eps)`` over the last dimensions."""
     grad = grad if weight is None else grad * weight
     dims = [-1 - i for i in range(len(normalized_shape))]
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _standardised(grad, input, _of_base(input, base), dims, eps, centred=False)
+    return _standardised(grad, input, first_of(base, input), dims, eps, centred=False, summed=summed)
 
 
-register_jacobian(*functions("rms_norm"), secant=rms_norm)(rms_norm)
-
-
+@register_jacobian(*functions("group_norm"), needs="inputs")
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -156,15 +147,13 @@ def group_norm(
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a group of channels."""
     grad = grad if weight is None else grad * weight.reshape(-1, *[1] * (input.dim() - 2))
-    x0 = _of_base(input, base)
+    x0 = first_of(base, input)
     groups = input.reshape(len(input), num_groups, -1)
     groups0 = groups if x0 is input else x0.reshape(len(x0), num_groups, -1)
     return _standardised(grad.reshape(len(grad), *groups.shape), groups, groups0, [-1], eps).reshape(grad.shape)
 
 
-register_jacobian(*functions("group_norm"), secant=group_norm)(group_norm)
-
-
+@register_jacobian(F.instance_norm, needs="inputs")
 def instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -183,9 +172,6 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, eps=eps, y=y, grad=grad)
     return group_norm(input, input.shape[1], weight, eps=eps, y=y, grad=grad, base=base)
-
-
-register_jacobian(F.instance_norm, secant=instance_norm)(instance_norm)
 
 
 def _sizes(x: Tensor, p: float, dims: list[int]) -> Tensor:
@@ -214,6 +200,7 @@ def _order(ord: Any, dims: list[int], *, of_matrix: bool = False) -> float:
     return float(ord)
 
 
+@register_jacobian(torch.linalg.vector_norm, needs="inputs")
 def vector_norm(
     input: Tensor,
     ord: Any = 2,
@@ -229,29 +216,32 @@ def vector_norm(
     """``s = (sum |x|^p)^(1/p)``."""
     dims = dims_of(input, dim)
     p = _order(ord, dims)
-    eps = torch.finfo(grad.dtype).eps if base is None else base.eps
+    eps = resolution(grad, base)
     from_behind = [d - input.dim() for d in dims]
-    return with_dims(grad, dims, keepdim) * size_slope(input, _of_base(input, base), p, from_behind, eps)
+    return with_dims(grad, dims, keepdim) * size_slope(input, first_of(base, input), p, from_behind, eps)
 
 
-register_jacobian(torch.linalg.vector_norm, secant=vector_norm)(vector_norm)
-
-
-def norm(input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+@register_jacobian(*functions("norm"), needs="inputs")
+def norm(
+    input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, *, base: Base | None = None, **options: Any
+) -> Tensor:
     """The same by its older name."""
-    return vector_norm(input, p, dim, keepdim, **options)
+    return vector_norm(input, p, dim, keepdim, base=base, **options)
 
 
-register_jacobian(*functions("norm"), secant=norm)(norm)
-
-
-def linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:  # noqa: N803
+@register_jacobian(torch.linalg.norm, needs="inputs")
+def linalg_norm(
+    A: Tensor,  # noqa: N803
+    ord: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    base: Base | None = None,
+    **options: Any,
+) -> Tensor:
     """The same, but for matrices, of which only Frobenius' norm has a rule."""
     dims = dims_of(A, dim)
-    return vector_norm(A, _order(ord, dims, of_matrix=True), dim, keepdim, **options)
-
-
-register_jacobian(torch.linalg.norm, secant=linalg_norm)(linalg_norm)
+    return vector_norm(A, _order(ord, dims, of_matrix=True), dim, keepdim, base=base, **options)
 
 
 def normalised(grad: Tensor, x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float, spacing: float) -> Tensor:
@@ -265,6 +255,7 @@ def normalised(grad: Tensor, x: Tensor, x0: Tensor, p: float, dims: list[int], e
     return _divided(grad, (x, s.clamp(min=eps)), (x0, s0.clamp(min=eps)), dims, slope)
 
 
+@register_jacobian(F.normalize, needs="inputs")
 def normalize(
     input: Tensor,
     p: float = 2.0,
@@ -278,11 +269,8 @@ def normalize(
 ) -> Tensor:
     """``y = x / max(s, eps)``, s the norm of x."""
     dims = [d - input.dim() for d in dims_of(input, dim)]
-    spacing = torch.finfo(grad.dtype).eps if base is None else base.eps
-    return normalised(grad, input, _of_base(input, base), p, dims, eps, spacing)
-
-
-register_jacobian(F.normalize, secant=normalize)(normalize)
+    spacing = resolution(grad, base)
+    return normalised(grad, input, first_of(base, input), p, dims, eps, spacing)
 
 
 def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
@@ -308,7 +296,7 @@ def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
             c = x - x.mean(dims, keepdim=True)
             return c, (c.square().sum(dims, keepdim=True) / divisor).sqrt()
 
-        (c, s), (c0, s0) = parts(input), parts(_of_base(input, base))
+        (c, s), (c0, s0) = parts(input), parts(first_of(base, input))
         slope = ratio(mid(c, c0), mid(s, s0)) if root else 2 * mid(c, c0)
         of_spread, of_mean = grad if with_mean else (grad, None)
         pulled: Tensor | float = 0.0
@@ -324,9 +312,10 @@ def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
 
 for _name in ("var", "std", "var_mean", "std_mean"):
     _rule = _spread("std" in _name, "mean" in _name)
-    register_jacobian(*functions(_name), secant=_rule)(_rule)
+    register_jacobian(*functions(_name), needs="inputs")(_rule)
 
 
+@register_jacobian(F.local_response_norm, needs="inputs")
 def local_response_norm(
     input: Tensor,
     size: int,
@@ -342,13 +331,10 @@ def local_response_norm(
     place = torch.arange(input.shape[1], device=grad.device)
     apart = place - place.unsqueeze(1)
     near = ((apart >= -(size // 2)) & (apart <= (size - 1) // 2)).to(grad) * alpha / size
-    x0 = _of_base(input, base)
+    x0 = first_of(base, input)
     d, d0 = (k + torch.einsum("ij,nj...->ni...", near, x.square()) for x in (input, x0))
     s, s0 = d**beta, d0**beta
-    eps = torch.finfo(grad.dtype).eps if base is None else base.eps
+    eps = resolution(grad, base)
     divided = grad / mid(s, s0)
     of_d = divided * mid(input / s, x0 / s0) * quotient(d, s, Base((), {}, s0, eps), d0, beta * s / d)
     return divided - 2 * mid(input, x0) * torch.einsum("ij,kni...->knj...", near, of_d)
-
-
-register_jacobian(F.local_response_norm, secant=local_response_norm)(local_response_norm)

@@ -8,21 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
-    Base,
-    Secant,
-    dims_of,
-    functions,
-    register_jacobian,
-    with_dims,
-)
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
 
 
 def _over_positions(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **options: Any) -> bool:
     return dims_of(input, dim) == list(range(2, input.dim()))
 
 
-@register_jacobian(*functions("mean"), keeps_sums=_over_positions, secant="linear")
+@register_jacobian(*functions("mean"), keeps_sums=_over_positions, secant="linear", needs="nothing")
 def mean(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
@@ -31,7 +25,7 @@ def mean(
     return total(input, dim, keepdim, y=y, grad=grad / math.prod(input.shape[d] for d in dims))
 
 
-@register_jacobian(*functions("sum"), secant="linear")
+@register_jacobian(*functions("sum"), secant="linear", needs="nothing")
 def total(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
@@ -39,7 +33,7 @@ def total(
     return with_dims(grad, dims_of(input, dim), keepdim).expand(len(grad), *input.shape)
 
 
-@register_jacobian(*functions("cumsum"), secant="linear")
+@register_jacobian(*functions("cumsum"), secant="linear", needs="nothing")
 def cumsum(input: Tensor, dim: int, *, y: Tensor, grad: Tensor, dtype: Any = None) -> Tensor:
     """The sums from behind."""
     axis = dim % input.dim() + 1
@@ -178,7 +172,9 @@ def _adaptive_max_pool(spatial: int) -> Callable[..., Tensor]:
     return rule
 
 
-def _register(name: str, rule: Callable[..., Tensor], keeps_sums: Callable[..., bool] | None = None) -> None:
+def _register(
+    name: str, rule: Callable[..., Tensor], keeps_sums: Callable[..., bool] | None = None, **facts: Any
+) -> None:
     spatial = int(name[-2])
 
     def keeps(input: Tensor, *args: Any, y: Tensor, **options: Any) -> bool:
@@ -186,12 +182,17 @@ def _register(name: str, rule: Callable[..., Tensor], keeps_sums: Callable[..., 
         positions = input.dim() - spatial >= 2
         return positions and (keeps_sums is None or keeps_sums(input, *args, y=y, **options))
 
-    secant: Secant = rule if "max" in name else "linear"
-    register_jacobian(*functions(name), keeps_sums=keeps, secant=secant)(rule)
+    register_jacobian(*functions(name), keeps_sums=keeps, **facts)(rule)
 
 
+def _keeps_size(input: Tensor, *args: Any, y: Tensor) -> bool:
+    return input.shape == y.shape
+
+
+_MEANS: dict[str, Any] = {"secant": "linear", "needs": "nothing"}
+_EXTREMES: dict[str, Any] = {"needs": "inputs", "relevance": "moved"}
 for _spatial in (1, 2, 3):
-    _register(f"adaptive_avg_pool{_spatial}d", _adaptive_average(_spatial))
-    _register(f"avg_pool{_spatial}d", _average_pool(_spatial), _keeps_sums)
-    _register(f"max_pool{_spatial}d", _max_pool(_spatial))
-    _register(f"adaptive_max_pool{_spatial}d", _adaptive_max_pool(_spatial))
+    _register(f"adaptive_avg_pool{_spatial}d", _adaptive_average(_spatial), keeps_numbers=_keeps_size, **_MEANS)
+    _register(f"avg_pool{_spatial}d", _average_pool(_spatial), _keeps_sums, **_MEANS)
+    _register(f"max_pool{_spatial}d", _max_pool(_spatial), **_EXTREMES)
+    _register(f"adaptive_max_pool{_spatial}d", _adaptive_max_pool(_spatial), **_EXTREMES)

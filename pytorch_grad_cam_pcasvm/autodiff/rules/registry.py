@@ -12,57 +12,15 @@ A rule may come with a secant, which pulls back through a matrix J(x0, x) with `
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Rule, Secant, Tokens
+
 Pull = TypeVar("Pull", bound=Callable[..., Any])
-Secant: TypeAlias = str | Callable[..., Any] | None
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The closed-form Jacobian of a function or layer.
-
-    Attributes:
-        pull: returns the gradients.
-        keeps_sums: given the arguments of the call and ``y``, whether the sum of the gradient over the positions of
-            every channel is the same before and after the call, so that the weights of a map can skip it.
-        parameters: names of the rule's positional parameters, in order.
-        secant: ``"linear"``, ``"elementwise"``, a function that pulls back through it, or None: there is none.
-    """
-
-    pull: Callable[..., Any]
-    keeps_sums: Callable[..., bool]
-    parameters: tuple[str, ...]
-    secant: "Secant" = None
-
-    @property
-    def foreign(self) -> bool:
-        """Whether the secant is user-defined."""
-        given = self.secant if callable(self.secant) else self.pull
-        return not str(getattr(given, "__module__", "")).startswith(__name__.partition(".")[0])
-
-
-@dataclass(frozen=True)
-class Base:
-    """The call of a step at the baseline.
-
-    Attributes:
-        args: its arguments in the order of the rule's; for a layer, the layer and its inputs.
-        kwargs: its other arguments.
-        y: its output.
-        eps: machine epsilon of the dtype that the network computes in.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    y: Any
-    eps: float
-
 
 _rules: dict[Any, Rule] = {}
 _layers: set[type] = set()
@@ -75,7 +33,13 @@ def _never(*args: Any, **kwargs: Any) -> bool:
 
 
 def register_jacobian(
-    *calls: Any, keeps_sums: Callable[..., bool] = _never, secant: Secant = None
+    *calls: Any,
+    keeps_sums: Callable[..., bool] = _never,
+    secant: Secant = None,
+    needs: str = "all",
+    tokens: Tokens = None,
+    relevance: str | None = None,
+    **facts: Any,
 ) -> Callable[[Pull], Pull]:
     """Register the closed-form Jacobian of layer classes or torch functions.
 
@@ -105,14 +69,25 @@ def register_jacobian(
             exact; ``"elementwise"``: it works on every number separately, so that (y - y0) / (x - x0) is exact; or a
             callable with the arguments of the rule and, as keyword arguments, ``y``, ``grad`` and ``base``, the call at
             the baseline: ``base.args`` in the order of the rule's arguments (for a layer, ``(layer, x0)``),
-            ``base.kwargs`` and ``base.y``. None: the step has no secant, and such maps are refused.
+            ``base.kwargs`` and ``base.y``. A rule that takes ``base`` itself (None: the derivative) is both. None
+            otherwise: the step has no secant, and such maps are refused.
+        needs: which tensors of the call the derivative reads, so that no others are kept: ``"all"``, ``"inputs"``,
+            ``"y"``, ``"others"`` (of an argument: the other arguments, as of a product) or ``"nothing"``.
+        tokens: for steps that treat the tokens of a sequence separately. Given a dimension of the output and the
+            arguments of the rule without ``grad``, the dimension of the first argument that has the same tokens, or a
+            list of such for every argument (None: all tokens share it); None where tokens are mixed. By default known
+            for elementwise steps.
+        relevance: how :class:`RelevanceCAM` shares relevance out: ``"kept"``: number by number, the default for
+            elementwise steps; ``"moved"``: as the gradient, which only moves numbers; ``"shared"``: by what positive
+            inputs give, the default for linear functions of torch.
+        **facts: what is known of functions of torch: see ``Rule``.
 
     Returns:
         A decorator that returns the rule unchanged.
 
     Raises:
         TypeError: nothing is given, or something that is neither a module class nor a function.
-        ValueError: an unknown kind of secant.
+        ValueError: an unknown kind of secant, ``needs`` or ``relevance``.
     """
     for call in calls or (None,):
         if not callable(call) or isinstance(call, nn.Module) or (isinstance(call, type) and not _is_layer(call)):
@@ -121,13 +96,26 @@ def register_jacobian(
                 f"{call!r:.80}"
             )
 
-    if not (secant is None or callable(secant) or secant in ("linear", "elementwise")):
-        raise ValueError(f"secant must be 'linear', 'elementwise', a callable or None, got {secant!r}")
+    for name, given, known, other in (
+        ("secant", None if callable(secant) else secant, ("linear", "elementwise"), ", a callable"),
+        ("needs", needs, ("all", "inputs", "y", "others", "nothing"), ""),
+        ("relevance", relevance, ("kept", "moved", "shared", "weighted", "divided"), ""),
+    ):
+        if given is not None and given not in known:
+            raise ValueError(f"{name} must be {', '.join(map(repr, known))}{other} or None, got {given!r}")
+    if relevance is None and secant == "elementwise":
+        relevance = "kept"
+    elif relevance is None and secant == "linear" and not any(map(_is_layer, filter(inspect.isclass, calls))):
+        relevance = "shared"
+    affine = None if secant == "linear" else ()
 
     def register(pull: Pull) -> Pull:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = tuple(p.name for p in inspect.signature(pull).parameters.values() if p.kind in kinds)
-        _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters, secant)))
+        signature = inspect.signature(pull).parameters
+        parameters = tuple(p.name for p in signature.values() if p.kind in kinds)
+        both = pull if secant is None and "base" in signature else secant
+        known = {"affine": affine, "relevance": relevance, "tokens": tokens} | facts
+        _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters, both, needs, **known)))
         _layers.update(call for call in calls if isinstance(call, type))
         return pull
 
@@ -165,7 +153,7 @@ def functions(*names: str) -> list[Any]:
     return [function for function in found if callable(function)]
 
 
-def elementwise(*calls: Any, secant: Secant = "elementwise") -> Callable[[Pull], Pull]:
+def elementwise(*calls: Any, secant: Secant = "elementwise", needs: str = "inputs") -> Callable[[Pull], Pull]:
     """Register ``slope(*arguments, y)``, the derivative f'(x) of a function that works on every number separately."""
 
     def register(slope: Pull) -> Pull:
@@ -174,68 +162,10 @@ def elementwise(*calls: Any, secant: Secant = "elementwise") -> Callable[[Pull],
 
         pull.__signature__ = inspect.signature(slope)  # type: ignore[attr-defined]
         pull.__module__ = slope.__module__
-        register_jacobian(*calls, secant=secant)(pull)
+        register_jacobian(*calls, secant=secant, needs=needs)(pull)
         return slope
 
     return register
-
-
-@dataclass(frozen=True)
-class Outer:
-    """A gradient (K, *x.shape) that is not multiplied out: ``left^T right``, for a step that mixes tokens.
-
-    Attributes:
-        left: the left factor, shape (..., M, L), possibly with a leading K.
-        right: the right factor, shape (..., M, D), possibly with a leading K.
-    """
-
-    left: Tensor
-    right: Tensor
-
-    def __call__(self) -> Tensor:
-        """Return the gradient, shape (K, ..., L, D)."""
-        return _product(self.left.mT, self.right)
-
-    def summed(self, start: int, length: int) -> Tensor:
-        """Return the gradient summed over some of the L tokens, shape (K, ..., 1, D)."""
-        return _product(self.left.narrow(-1, start, length).sum(-1, keepdim=True).mT, self.right)
-
-    def times(self, x: Tensor) -> Tensor:
-        """Return the gradient times x (N, ..., L, D), summed over all but images and tokens, shape (K, N, L)."""
-        x = x.to(self.right.dtype).mT.contiguous()
-        if self.right.dim() == x.dim():
-            looked = self.right @ x
-            found = [(part * looked).sum(-2) for part in self.left]
-        else:
-            found = [(self.left * (part @ x)).sum(-2) for part in self.right]
-        return torch.stack([part.flatten(1, -2).sum(1) if part.dim() > 2 else part for part in found])
-
-
-def _product(first: Tensor, second: Tensor) -> Tensor:
-    """Return ``first @ second``, of which one has targets in front."""
-    return by_rows(first, second) if first.dim() > second.dim() else by_rows(second.mT, first.mT).mT
-
-
-def by_rows(grad: Tensor, matrix: Tensor) -> Tensor:
-    """Return ``grad @ matrix`` for grad (K, ..., M, D) and a matrix (..., D, E) that is not copied for every target."""
-    if matrix.dim() != grad.dim() - 1 or matrix.dim() < 3 or matrix.shape[:-2] != grad.shape[1:-2]:
-        return grad @ matrix
-    rows = grad.movedim(0, -3)
-    return (rows.flatten(-3, -2) @ matrix).unflatten(-2, rows.shape[-3:-1]).movedim(-3, 0)
-
-
-def quotient(x: Tensor, y: Tensor, base: Base, x0: Tensor, slope: Tensor) -> Tensor:
-    """Return ``(y - y0) / (x - x0)``, or the slope at x where only rounding would be left of the quotient."""
-    dx, dy = x - x0, y - base.y
-    rounding = (dy - slope * dx).abs() <= 4 * base.eps * (y.abs() + base.y.abs())
-    # Where nothing changes any number is exact, but an infinite one, as that of sqrt at 0, would make NaN of the zeros.
-    slope = torch.where((dx == 0) & ~slope.isfinite(), 0.0, slope)
-    return torch.where((dx == 0) | rounding, slope, dy / dx)
-
-
-def mid(x: Any, x0: Any) -> Any:
-    """Return the midpoint between an argument and its value at the baseline."""
-    return x if x is x0 or not isinstance(x, Tensor) else torch.lerp(x, x0, 0.5)
 
 
 def constant(*calls: Any) -> None:

@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
-    Base,
-    dims_of,
-    functions,
-    ratio,
-    register_jacobian,
-    with_dims,
-)
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, ratio, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
+def _of_other_dims(dim: int, input: Tensor, along: Any = None, *rest: Any, y: Tensor, **options: Any) -> int | None:
+    return dim if isinstance(along, int) and along % y.dim() != dim else None
+
+
+@register_jacobian(*functions("softmax"), needs="y", tokens=_of_other_dims, attends=("input",))
 def softmax(
     input: Tensor,
     dim: int | None = None,
@@ -30,16 +29,11 @@ def softmax(
     return through_softmax(y if base is None else logarithmic_mean(input, base.args[0], _one(dim)), grad, _one(dim))
 
 
-register_jacobian(*functions("softmax"), secant=softmax)(softmax)
-
-
+@register_jacobian(F.softmin, needs="y")
 def softmin(input: Tensor, dim: int | None = None, *rest: Any, base: Base | None = None, **options: Any) -> Tensor:
     """The softmax of -x."""
     negative = None if base is None else Base((-base.args[0],), {}, base.y, base.eps)
     return -softmax(-input, dim, base=negative, **options)
-
-
-register_jacobian(F.softmin, secant=softmin)(softmin)
 
 
 def _one(dim: int | None) -> int:
@@ -72,6 +66,7 @@ def _of_sum(x: Tensor, base: Base | None, dims: list[int]) -> Tensor:
     return ratio(w, w.sum(dims, keepdim=True))
 
 
+@register_jacobian(*functions("logsumexp"), needs="inputs")
 def logsumexp(
     input: Tensor, dim: Any, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Base | None = None
 ) -> Tensor:
@@ -80,9 +75,7 @@ def logsumexp(
     return with_dims(grad, dims, keepdim) * _of_sum(input, base, dims)
 
 
-register_jacobian(*functions("logsumexp"), secant=logsumexp)(logsumexp)
-
-
+@register_jacobian(*functions("log_softmax"), needs="inputs")
 def log_softmax(
     input: Tensor,
     dim: int | None = None,
@@ -95,6 +88,3 @@ def log_softmax(
     """``y = x - l``: ``grad - softmax(x) sum_j grad_j``."""
     dims = dims_of(input, _one(dim))
     return grad - _of_sum(input, base, dims) * grad.sum(dims[0] + 1, keepdim=True)
-
-
-register_jacobian(*functions("log_softmax"), secant=log_softmax)(log_softmax)

@@ -1,0 +1,141 @@
+"""Calls: the steps of a tape in the form in which their rules take them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import rule_of
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Rule
+from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
+
+# What torch calls the same thing elsewhere, in the manner of numpy.
+_ALIASES = {
+    "axis": "dim",
+    "keepdims": "keepdim",
+    "axis0": "dim0",
+    "axis1": "dim1",
+    "x": "input",
+    "x1": "input",
+    "x2": "other",
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A call with tensors in place of Refs, in the dtype of the gradients.
+
+    Attributes:
+        args: its arguments in the order of the rule's.
+        kwargs: its other arguments.
+        y: its output; of several a tuple, with None for those that have no gradient.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    y: Any
+
+
+@dataclass(frozen=True)
+class Few:
+    """Some of the tokens of a call.
+
+    Attributes:
+        dims: the dimension of the tokens in each argument; None for what all share.
+        dim: their dimension in the outputs.
+        start: the first.
+        length: their number.
+    """
+
+    dims: Sequence[int | None]
+    dim: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A step and its rule.
+
+    Attributes:
+        step: the step.
+        rule: its rule.
+        args: arguments that the rule takes by position, with Refs.
+        kwargs: its other arguments, with Refs.
+    """
+
+    step: Step
+    rule: Rule
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @staticmethod
+    def of(step: Step) -> "Call | None":
+        """Return the call of a step; None if it has no rule."""
+        rule = rule_of(step.function)
+        if rule is None:
+            return None
+        args, named = step.args, {_ALIASES.get(name, name): value for name, value in step.kwargs.items()}
+        for parameter in rule.parameters[len(args) :] if named else ():
+            if parameter not in named:
+                break
+            args = (*args, named.pop(parameter))
+        return Call(step, rule, args, named)
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The arguments without the layer, if it is one."""
+        return self.args[1:] if isinstance(self.step.function, type) else self.args
+
+    def recorded(self, tape: Tape) -> Resolved:
+        """Return the call as it was recorded, for what its shapes tell; ``y`` is the first output."""
+        first = next(index for index in self.step.outputs if index is not None)
+        return Resolved(tape.resolved(self.args), tape.resolved(self.kwargs), tape.values[first])
+
+    def keeps_numbers(self, tape: Tape) -> bool:
+        """Return whether the step gives all of its numbers back in their order."""
+        if self.rule.keeps_numbers is None:
+            return False
+        now = self.recorded(tape)
+        return self.rule.keeps_numbers(*now.args, **now.kwargs, y=now.y)
+
+    def resolved(
+        self,
+        values: Sequence[Tensor] | Mapping[int, Tensor],
+        smooth: set[int],
+        dtype: torch.dtype,
+        few: Few | None = None,
+        like: Resolved | None = None,
+    ) -> Resolved:
+        """Return the call in a dtype.
+
+        Args:
+            values: of the tape, or those at a baseline.
+            smooth: the values that have a gradient.
+            dtype: of the gradients.
+            few: the tokens that it is for; None: all.
+            like: the call as it is now, if the values are those at a baseline: what is the same stays the same object.
+        """
+
+        def one(item: Any, dim: int | None) -> Any:
+            item = values[item.index] if isinstance(item, Ref) else item
+            if few is not None and dim is not None and isinstance(item, Tensor):
+                item = item.narrow(dim, few.start, few.length)
+            return item.to(dtype) if isinstance(item, Tensor) and item.is_floating_point() else item
+
+        def every(item: Any, now: Any, dim: int | None = None) -> Any:
+            if type(item) in (list, tuple):
+                return type(item)(every(*each) for each in zip(item, now, strict=True))
+            changed = like is None or (isinstance(item, Ref) and item.index in values)
+            return one(item, dim) if changed else now
+
+        dims = [None] * len(self.args) if few is None else few.dims
+        args = zip(self.args, self.args if like is None else like.args, dims, strict=True)
+        kwargs = {name: every(item, item if like is None else like.kwargs[name]) for name, item in self.kwargs.items()}
+        y = [
+            one(Ref(index), None if few is None else few.dim) if index in smooth else None
+            for index in self.step.outputs
+        ]
+        return Resolved(tuple(every(*each) for each in args), kwargs, y[0] if self.step.single else tuple(y))

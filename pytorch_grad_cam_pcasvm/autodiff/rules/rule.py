@@ -1,0 +1,170 @@
+"""A rule: all that is known of a torch function or a module class."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Secant: TypeAlias = str | Callable[..., Any] | None
+Tokens: TypeAlias = Callable[..., int | Sequence[int | None] | None] | None
+
+
+@dataclass(frozen=True)
+class Base:
+    """The call of a step at the baseline.
+
+    Attributes:
+        args: its arguments in the order of the rule's; for a layer, the layer and its inputs. Those that are the same
+            there are the same objects.
+        kwargs: its other arguments.
+        y: its output.
+        eps: machine epsilon of the dtype that the network computes in.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    y: Any
+    eps: float
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The closed-form Jacobian of a function or layer, and what else is known of it.
+
+    Attributes: those of :func:`register_jacobian`, and
+
+        pull: returns the gradients.
+        parameters: names of the rule's positional parameters, in order.
+        affine: positions of the arguments in which the step is affine if nothing else changes; None: in all.
+        keeps_numbers: given the arguments and ``y``, whether it gives all of its numbers back in their order.
+        sums_tokens: whether the rule, called with the dimension of tokens as ``summed`` and a gradient (K, N, 1, D)
+            that all tokens share, gives the sum over the tokens of (N, L, D), shape (K, N, 1, D).
+        attends: names of the arguments that it makes attention weights of.
+        separates_heads: whether its third last dimension is one of heads, which can be kept apart.
+    """
+
+    pull: Callable[..., Any]
+    keeps_sums: Callable[..., bool]
+    parameters: tuple[str, ...]
+    secant: Secant = None
+    needs: str = "all"
+    tokens: Tokens = None
+    relevance: str | None = None
+    affine: tuple[int, ...] | None = ()
+    keeps_numbers: Callable[..., bool] | None = None
+    sums_tokens: bool = False
+    attends: tuple[str, ...] = ()
+    separates_heads: bool = False
+
+    @property
+    def is_by_number(self) -> bool:
+        """Whether outputs are made number by number of inputs, broadcast to one another."""
+        return self.tokens is by_number
+
+    def same_for_all(self, dims: Sequence[int | None], on_path: Sequence[bool]) -> bool:
+        """Return whether a step that treats tokens separately is linear, and the same for all of them.
+
+        Args:
+            dims: of the tokens in each argument.
+            on_path: whether each argument depends on the target layer.
+        """
+        shared = sum(on_path) == 1 and all(on or dim is None for dim, on in zip(dims, on_path, strict=True))
+        return self.secant == "linear" and (self.needs == "nothing" or (self.needs == "others" and shared))
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the secant is user-defined."""
+        given = self.secant if callable(self.secant) else self.pull
+        return not str(getattr(given, "__module__", "")).startswith(__name__.partition(".")[0])
+
+    def pulled(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], y: Any, grad: Any, base: Base | None = None
+    ) -> Any:
+        """Return what the rule gives, or its secant from a baseline."""
+        if base is None:
+            return self.pull(*args, **kwargs, y=y, grad=grad)
+        if callable(self.secant):
+            return self.secant(*args, **kwargs, y=y, grad=grad, base=base)
+        if self.secant == "elementwise":
+            place = int(isinstance(args[0], nn.Module))
+            slope = self.pull(*args, **kwargs, y=y, grad=torch.ones_like(y).unsqueeze(0))
+            slope = slope[0] if isinstance(slope, tuple) else slope
+            slope = slope() if callable(slope) else slope
+            return grad * quotient(args[place], y, base, base.args[place], slope[0])
+        if _changed(args, base.args) + _changed(list(kwargs.values()), list(base.kwargs.values())) > 1:
+            # Affine in each argument alone: what changes with one is to be taken where the others are half-way.
+            args, y = mid(args, base.args), mid(y, base.y)
+            kwargs = {name: mid(item, base.kwargs[name]) for name, item in kwargs.items()}
+        return self.pull(*args, **kwargs, y=y, grad=grad)
+
+    def tokens_of(self, dim: int, args: Sequence[Any], kwargs: Mapping[str, Any], y: Tensor) -> list[int | None] | None:
+        """Return the dimension in which each argument of a call has the tokens that its output has in ``dim``.
+
+        Args:
+            dim: dimension of the output.
+            args: the arguments of the call.
+            kwargs: its other arguments.
+            y: its output, or the first of several.
+
+        Returns:
+            The dimensions, None for what all tokens share; or None if the step mixes tokens, or is unknown.
+        """
+        tokens = self.tokens
+        if tokens is None:
+            layer = isinstance(args[0], nn.Module)
+            # Other arguments are broadcast as the function likes: PReLU's slopes lie along dimension 1.
+            others = any(isinstance(x, Tensor) and x.shape != y.shape and x.numel() > 1 for x in args[1:])
+            if self.secant != "elementwise" or others or (layer and not isinstance(args[1], Tensor)):
+                return None
+            tokens = by_number
+        found = tokens(dim, *args, y=y, **kwargs)
+        if isinstance(found, int):
+            return [found, *[None] * (len(args) - 1)]
+        return None if found is None else list(found)[: len(args)]
+
+
+def by_number(dim: int, *args: Any, y: Tensor, **kwargs: Any) -> list[int | None]:
+    """Return where the arguments of a function that works number by number, broadcast, have an output's tokens."""
+
+    def of(x: Any) -> int | None:
+        own = dim - (y.dim() - x.dim()) if isinstance(x, Tensor) else -1
+        return own if own >= 0 and x.shape[own] == y.shape[dim] > 1 else None
+
+    return [of(x) for x in args]
+
+
+def _changed(now: Sequence[Any], then: Sequence[Any]) -> int:
+    """Return how many arguments, or items of arguments, are others at the baseline."""
+    return sum(
+        _changed(one, other) if isinstance(one, list | tuple) else one is not other
+        for one, other in zip(now, then, strict=True)
+    )
+
+
+def quotient(x: Tensor, y: Tensor, base: Base, x0: Tensor, slope: Tensor) -> Tensor:
+    """Return ``(y - y0) / (x - x0)``, or the slope at x where only rounding would be left of the quotient."""
+    dx, dy = x - x0, y - base.y
+    rounding = (dy - slope * dx).abs() <= 4 * base.eps * (y.abs() + base.y.abs())
+    # Where nothing changes any number is exact, but an infinite one, as that of sqrt at 0, would make NaN of the zeros.
+    slope = torch.where((dx == 0) & ~slope.isfinite(), 0.0, slope)
+    return torch.where((dx == 0) | rounding, slope, dy / dx)
+
+
+def mid(x: Any, x0: Any) -> Any:
+    """Return the midpoint between what is a tensor of numbers, or several of them, and its value at the baseline."""
+    if isinstance(x, list | tuple):
+        return type(x)(map(mid, x, x0))
+    differ = x is not x0 and isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+    return torch.lerp(x, x0, 0.5) if differ else x
+
+
+def first_of(base: Base | None, x: Tensor) -> Tensor:
+    """Return the first argument of a call at the baseline; without one, as it is now."""
+    return x if base is None else base.args[0]
+
+
+def resolution(grad: Tensor, base: Base | None) -> float:
+    """Return the machine epsilon that numbers of a call are known to."""
+    return torch.finfo(grad.dtype).eps if base is None else base.eps
