@@ -121,7 +121,7 @@ def plot_component(
         end: number of images in the mean of each end; None: a tenth of all, at least ``count``.
         target: the decision; None: the margin of the class predicted for each image.
         batch_size: number of images to run at once.
-        size: width and height of the figure in inches.
+        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
 
     Returns:
         The figure.

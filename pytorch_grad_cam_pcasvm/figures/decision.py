@@ -75,7 +75,7 @@ def plot_decision(
         row: which of the N images.
         count: number of components to draw, those with the largest steps; the others are summed.
         classes: names of the classes, in the order of ``classes_``; None: the labels.
-        size: width and height of the figure in inches.
+        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
 
     Returns:
         The figure.

@@ -143,7 +143,8 @@ def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps
 
 def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
     """Raise a ValueError for a choice of components that do not exist."""
-    if components is None or (_is_count(components) and components >= 0):
+    is_count = isinstance(components, int | np.integer) and not isinstance(components, bool)
+    if components is None or (is_count and components >= 0):
         return
     known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
     if isinstance(components, bool | int | np.integer | str) or not known.issuperset(components):
@@ -151,10 +152,6 @@ def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
         raise ValueError(
             f"components must be a count, or numbers from 0 as in components=[0, 2], got {components!r}: {of_these}"
         )
-
-
-def _is_count(components: Any) -> bool:
-    return isinstance(components, int | np.integer) and not isinstance(components, bool)
 
 
 def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:

@@ -4,7 +4,7 @@ matplotlib's own layouts fill a figure of a given size; here the size follows fr
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_map
-from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, FONT, bare, draw_bar, filled, is_formula, new_figure
+from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, FONT, bare, captioned, draw_bar, filled, new_figure
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
 _SMALLEST = 0.6  # size of a title that is shrunk rather than broken
@@ -118,21 +118,18 @@ class Layout:
                     bare(axis).imshow(picture)
                     if self.titles:
                         axis.set_ylabel(self.titles[row], fontsize=FONT * self.shrink)
-                x = self._start
                 if self.compared:
                     name = filled(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
                     style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "weight": "bold"}
-                    self._text(figure, x - 0.08, bottom + self.picture[1] / 2, name, **style)
-                for block in line:
-                    text = self._captioned(block, row)
-                    for column in block.columns:
-                        axis = self._axis(figure, x, bottom)
-                        draw_map(axis, picture, block, column, row, overlay, font)
-                        axis.set_title(text if column is block.columns[0] else "", fontsize="small", loc="left", pad=4)
-                        x += self.picture[0] + GAP
-                    bar = axis.inset_axes((1 + 0.09 / self.picture[0], 0, 0.15 / self.picture[0], 1))
-                    draw_bar(bar, block.end(row), block.signed)
-                    x += block.width(0) - len(block.columns) * GAP
+                    self._text(figure, self._start - 0.08, bottom + self.picture[1] / 2, name, **style)
+                for x, block, column in self._placed(line):
+                    axis = self._axis(figure, x, bottom)
+                    draw_map(axis, picture, block, column, row, overlay, font)
+                    if column is block.columns[0]:
+                        axis.set_title(self._captioned(block, row), fontsize="small", loc="left", pad=4)
+                    if column is block.columns[-1]:
+                        bar = axis.inset_axes((1 + 0.09 / self.picture[0], 0, 0.15 / self.picture[0], 1))
+                        draw_bar(bar, block.end(row), block.signed)
                 top = bottom - GAP
             if self.wrapped and row < len(pictures) - 1:
                 self._rule(figure, _EDGE, width - _EDGE, top - _LINE["medium"] / 2)
@@ -143,18 +140,23 @@ class Layout:
     def _draw_head(self, figure: Figure, line: Sequence[Block], bottom: float, first: str) -> None:
         """Write the headings of a line above ``bottom``, and the titles of its groups above them."""
         self._text(figure, _left(self.titles), bottom, first)
+        for x, block, column in self._placed(line):
+            self._text(figure, x, bottom, self._heading(block, column))
         x = self._start
         for run in _runs(line):
-            start = x
-            for block in run:
-                for column in block.columns:
-                    self._text(figure, x, bottom, self._heading(block, column))
-                    x += self.picture[0] + GAP
-                x += block.width(0) - len(block.columns) * GAP
+            start, x = x, x + sum(block.width(self.picture[0]) for block in run)
             if run[0].title and not self.compared:
                 y = bottom + self._head(line) - self._group_head(line) + 0.04
                 self._rule(figure, start, x - 0.2, y)
                 self._text(figure, start, y + 0.04, self._group_title(run), weight="bold")
+
+    def _placed(self, line: Sequence[Block]) -> Iterator[tuple[float, Block, Column]]:
+        """Return the columns of a line, and where each begins."""
+        x = self._start
+        for block in line:
+            for number, column in enumerate(block.columns):
+                yield x + number * (self.picture[0] + GAP), block, column
+            x += block.width(self.picture[0])
 
     def _head(self, line: Sequence[Block]) -> float:
         """Return the height of the headings of a line with the titles of its groups."""
@@ -174,12 +176,10 @@ class Layout:
         return filled(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
 
     def _heading(self, block: Block, column: Column) -> str:
-        text = column.heading
-        return text if is_formula(text) else filled(text, block.width(self.picture[0]), "medium")
+        return captioned(column.heading, block.width(self.picture[0]), "medium")
 
     def _captioned(self, block: Block, row: int) -> str:
-        text = block.captions[row]
-        return text if is_formula(text) else filled(text, block.width(self.picture[0]), "small")
+        return captioned(block.captions[row], block.width(self.picture[0]), "small")
 
     def _footer(self, width: float) -> str:
         return filled("\n".join(self.notes), width, "small")

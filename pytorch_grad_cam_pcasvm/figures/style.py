@@ -142,6 +142,11 @@ def filled(text: str, width: float, size: str, **options: Any) -> str:
     return "\n".join(textwrap.fill(line, columns, **options) for line in text.split("\n"))
 
 
+def captioned(text: str, width: float, size: str) -> str:
+    """Return text wrapped as by :func:`filled`, unless it has a formula, whose length nobody knows."""
+    return text if is_formula(text) else filled(text, width, size)
+
+
 def is_formula(text: str) -> bool:
     """Return whether a part of a text is mathematics."""
     return "$" in text.replace(r"\$", "")

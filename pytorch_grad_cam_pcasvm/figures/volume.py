@@ -13,10 +13,10 @@ from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components
 from pytorch_grad_cam_pcasvm.figures.style import (
     as_array,
     bare,
+    captioned,
     draw_bar,
     draw_signed,
     filled,
-    is_formula,
     laid_out,
     number,
 )
@@ -221,7 +221,7 @@ def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) 
     words = [heading(maps.targets[k], maps.output), caption(maps, k, image, classes)]
     if not maps.nu[image, k]:
         words.append("no gradient")
-    return "\n".join(text if is_formula(text) else filled(text, _TITLE, "medium") for text in words)
+    return "\n".join(captioned(text, _TITLE, "medium") for text in words)
 
 
 def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: int, components: Any) -> list[str]:
