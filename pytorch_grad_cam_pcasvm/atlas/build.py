@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.maps import encoded
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime import files
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
 
@@ -275,13 +276,11 @@ def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
 def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
     """Put manifest and head into a folder unless they are there; refuse one that holds something else."""
     _refuse(folder, entries)
-    shards.remove_leftovers(folder)
+    files.remove_leftovers(folder)
     if not (folder / manifest.NAME).exists():
         manifest.write(folder, entries)
     if not (folder / HEAD).exists():
-        temporary = shards.temporary_of(folder / HEAD)
-        net.head.save(temporary)
-        temporary.replace(folder / HEAD)
+        net.head.save(folder / HEAD)
 
 
 def _missing(job: engines.Job) -> list[int]:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.atlas.shards import temporary_of
 from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
 _WITH_CHECKSUM = "pytorch_grad_cam_pcasvm atlas 2"  # in the file alone: shards go on knowing their atlas by the former
@@ -47,9 +47,8 @@ def write(folder: Path, entries: Mapping[str, Any]) -> None:
     """Write the manifest of an atlas, with a checksum, whole or not at all."""
     entries = {**entries, "format": _WITH_CHECKSUM}
     entries["sha256"] = _checksum(entries)
-    temporary = temporary_of(folder / NAME)
-    temporary.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(folder / NAME)
+    with atomically(folder / NAME) as file:
+        file.write(json.dumps(entries, indent=1, sort_keys=True).encode() + b"\n")
 
 
 def read(folder: Path) -> dict[str, Any]:

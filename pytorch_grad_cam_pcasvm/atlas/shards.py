@@ -5,9 +5,6 @@ Every column with several numbers per row is a flat list of fixed length, which 
 """
 
 import json
-import os
-import platform
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,8 @@ try:
     import pyarrow.parquet as pq
 except ImportError as error:
     raise ImportError("an atlas is kept in Parquet files: pip install 'pytorch_grad_cam_pcasvm[atlas]'") from error
+
+from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 ROW_GROUP = 256  # rows that are read together where maps of single rows are asked for
 _KINDS = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string()}
@@ -32,7 +31,7 @@ def name_of(number: int) -> str:
 def write(
     folder: Path, number: int, columns: Mapping[str, Any], kinds: Mapping[str, str], marks: Mapping[str, Any]
 ) -> None:
-    """Write a shard under another name and rename it when it is complete.
+    """Write a shard, whole or not at all.
 
     Args:
         folder: folder of the atlas.
@@ -61,9 +60,8 @@ def write(
     metadata = {key: json.dumps(value) for key, value in marks.items()}
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
     path = folder / name_of(number)
-    temporary = temporary_of(path)
     try:
-        with temporary.open("wb") as file:
+        with atomically(path) as file:
             # Maps hardly shrink: what compresses is the few labels.
             pq.write_table(
                 table,
@@ -73,17 +71,12 @@ def write(
                 use_dictionary=[name for name in ("label", "prediction") if name in columns],
                 write_page_checksum=True,
             )
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
         raise OSError(
             error.errno,
             f"the shard {path} cannot be written ({error.strerror or error}): all finished shards are kept; make room "
             "and run the same build again",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _listed(name: str, values: Sequence[Any], kind: Any, ids: Sequence[str]) -> Any:
@@ -97,29 +90,6 @@ def _listed(name: str, values: Sequence[Any], kind: Any, ids: Sequence[str]) -> 
         for value, image in zip(values, ids, strict=True):
             _listed(name, [value], kind, [image])
         raise
-
-
-def temporary_of(path: Path) -> Path:
-    """Return the name of a file until it is complete, another one for each thread."""
-    return path.with_name(f".{path.name}.{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what interrupted builds of this process, and killed ones of this machine, left in a folder held alone."""
-    for left in folder.glob(f".*.{platform.node()}.*.tmp"):
-        number = left.name.split(".")[-2]
-        if number.isdecimal() and (int(number) == os.getpid() or not _alive(int(number))):
-            left.unlink(missing_ok=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
 
 
 def open_shard(path: Path, atlas: str | None = None, number: int | None = None) -> pq.ParquetFile:

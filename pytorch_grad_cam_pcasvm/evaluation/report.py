@@ -5,7 +5,6 @@ import html
 import inspect
 import io
 import json
-import os
 import string
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
 from pytorch_grad_cam_pcasvm.figures import plot_maps
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.targets import Target
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 2"
@@ -148,9 +148,9 @@ def _reason(error: Exception) -> str:
 
 
 def _write(file: Path, entries: Mapping[str, Any]) -> None:
-    beside = file.with_suffix(".new")
-    beside.write_text(json.dumps(entries, indent=1, allow_nan=False), encoding="utf-8")
-    os.replace(beside, file)
+    text = json.dumps(entries, indent=1, allow_nan=False)
+    with atomically(file) as whole:
+        whole.write(text.encode())
 
 
 def page(written: str | Path) -> Path:

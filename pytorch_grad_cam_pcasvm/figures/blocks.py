@@ -14,7 +14,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, 
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.figures.style import HEAT, bare, draw_bar, draw_signed, literal, number
+from pytorch_grad_cam_pcasvm.figures.style import HEAT, bare, draw_signed, literal, number
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import (
@@ -119,11 +119,6 @@ def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """
     picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
     return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
-
-
-def draw_scale(bar: Axes, block: Block, row: int) -> None:
-    """Draw the scale of the pictures to the left, from 0 or -top to top."""
-    draw_bar(bar, block.end(row), block.columns[0].signed)
 
 
 def heading(target: Any, output: Any) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.figures.decision import weights_of
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
-from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     COLOURS,
@@ -30,9 +29,8 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     class_name,
     draw_bar,
     draw_signed,
-    new_figure,
+    laid_out,
     number,
-    room_beside_bar,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.features import checked_images
@@ -41,7 +39,7 @@ from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 MOST_CLASSES = 12
-_PICTURE, _GAP, _MIDDLE, _RIGHT, _LEFT = 1.25, 0.06, 1.0, 0.85, 0.1  # in inches
+_PICTURE = 1.25  # in inches
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def plot_component(
         end: number of images in the mean of each end; None: a tenth of all, at least ``count``.
         target: the decision; None: the margin of the class predicted for each image.
         batch_size: number of images to run at once.
-        size: width and height of the figure in inches.
+        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
 
     Returns:
         The figure.
@@ -167,8 +165,7 @@ def plot_component(
         parts = _parts(cam, x[:1], p.to(device_of(net)), component, target)
     kind = "class" if labels is not None else "predicted class" if net.head.classes_ is not None else "set"
     along = Along(f"p_{{{component + 1}}}", values, labelled, kind, parts)
-    with mpl.rc_context({"font.size": FONT}):
-        return _drawn(ends, along, count, size)
+    return _drawn(ends, along, count, size)
 
 
 def _method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFormCAM:
@@ -221,40 +218,23 @@ def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target:
 
 def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | None) -> Figure:
     """Return the figure, its pictures from the lowest to the highest value."""
-    pitch, high = _PICTURE + _GAP, _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2]
     names = _most_telling(along)
-    width = _LEFT + (2 * count + 2) * pitch + _MIDDLE + max(_RIGHT, 0.21 + room_beside_bar(_end(ends, 1.0)))
-    note = filled(_note(along), width - 0.3, "small")
-    bottom, strip = 0.95 + 0.23 * note.count("\n"), max(1.2, 0.36 * len(names))
-    below = bottom + strip + 0.45
-    height = below + 2 * high + _GAP + 0.85
-    figure = new_figure(size or (width, height))
-
-    def x_of(column: int) -> float:
-        return _LEFT + column * pitch + _MIDDLE * (column > count)
-
-    def axis_at(column: int, line: int) -> Axes:
-        y = below + (1 - line) * (high + _GAP)
-        return figure.add_axes((x_of(column) / width, y / height, _PICTURE / width, high / height))
-
-    _draw_ends(axis_at, ends, along, count)
-    for column, word in ((0, "lowest"), (count + 1, "highest")):
-        title = f"{word} ${along.symbol}$"
-        figure.text(x_of(column) / width, 1 - 0.08 / height, title, va="top", weight="bold")
-    left = 0.35 + 0.125 * max(map(len, names))
-    room, share = width - left - 0.25, 1.0 if along.parts is None else 0.62
-    axis = figure.add_axes((left / width, bottom / height, share * room / width, strip / height))
-    _draw_strip(axis, along, names, ends.outermost(count).rows)
-    if along.parts is not None:
-        x = left + (share + 0.03) * room
-        axis = figure.add_axes((x / width, bottom / height, (0.97 - share) * room / width, strip / height))
-        _draw_parts(axis, along, names)
-    figure.text(0.1 / width, 0.08 / height, note, fontsize="small", color="0.3", va="bottom", linespacing=1.2)
+    columns = 2 * count + 2
+    high, low = 2 * _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2] + 1, max(1.2, 0.36 * len(names)) + 0.8
+    width = columns * (_PICTURE + 0.08) + 1.9
+    with laid_out((width, high + low + 0.3), size, _note(along), w_pad=0.06) as figure:
+        above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat
+        _draw_ends(above.subplots(2, columns).T, ends, along, count)
+        grid = below.add_gridspec(1, 8)
+        strip = below.add_subplot(grid[: 8 if along.parts is None else 5])
+        _draw_strip(strip, along, names, ends.outermost(count).rows)
+        if along.parts is not None:
+            _draw_parts(below.add_subplot(grid[5:]), along, names)
     return figure
 
 
-def _draw_ends(axis_at: Callable[[int, int], Axes], ends: Ends, along: Along, count: int) -> None:
-    """Draw pictures above their maps: the lowest and their mean, the mean of the highest and these."""
+def _draw_ends(axes: np.ndarray, ends: Ends, along: Along, count: int) -> None:
+    """Draw pictures above their maps, the lowest and their mean, then the mean of the highest and these."""
     name_of = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
     shown = ends.outermost(count)
     titles = [f"{name_of[row]}\n{number(float(along.values[row]))}" for row in shown.rows]
@@ -267,15 +247,16 @@ def _draw_ends(axis_at: Callable[[int, int], Axes], ends: Ends, along: Along, co
         (f"mean of the\n{half} {word}", ends.pictures[side].mean(0), mean / (top or 1.0))
         for word, side, mean in zip(("lowest", "highest"), sides, means, strict=True)
     ]
-    for column, (title, picture, values) in enumerate(columns):
-        axis = axis_at(column, 0)
-        bare(axis).imshow(picture)
-        axis.set_title(title, fontsize="small", pad=4)
-        axis = axis_at(column, 1)
-        draw_signed(axis, picture, values)
-        if column in (count, len(columns) - 1):
-            share = top if column == count else 1.0
-            draw_bar(axis.inset_axes((1.07, 0, 0.1, 1)), _end(ends, share), signed=True)
+    for (above, below), (title, picture, values) in zip(axes, columns, strict=True):
+        bare(above).imshow(picture)
+        above.set(anchor="S")
+        above.set_title(title, fontsize="small", pad=4)
+        draw_signed(below, picture, values)
+        below.set(anchor="N")
+    for column, word, share in ((0, "lowest", top), (count + 1, "highest", 1.0)):
+        place: dict[str, Any] = {"xytext": (0, 2.9 * mpl.rcParams["font.size"]), "textcoords": "offset points"}
+        axes[column, 0].annotate(f"{word} ${along.symbol}$", (0, 1), xycoords="axes fraction", weight="bold", **place)
+        draw_bar(axes[column + count, 1].inset_axes((1.07, 0, 0.1, 1)), _end(ends, share), signed=True)
 
 
 def _end(ends: Ends, share: float) -> str:

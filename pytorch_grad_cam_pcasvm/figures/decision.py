@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -17,7 +16,6 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.cams.recombine import recombined
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_maps
-from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     RED,
@@ -25,16 +23,14 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     bare,
     draw_bar,
     draw_signed,
-    new_figure,
+    laid_out,
     number,
-    room_beside_bar,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 GREY = "0.35"
-_PICTURE, _BETWEEN, _BARS = 1.6, 0.32, 2.7  # in inches: a picture, what is between two, the height of the steps
-_LEFT, _RIGHT, _TOP, _MIDDLE = 0.95, 0.85, 1.15, 0.3
+_PICTURE, _BARS = 1.6, 2.7  # in inches: a picture, the height of the steps
 _NOTE = (
     "Red raises the value, blue lowers it; all maps share one scale. The steps lead from the value at the baseline, "
     "with this layer's activations replaced, to the value that decides. Each is the sum of the map above it"
@@ -79,7 +75,7 @@ def plot_decision(
         row: which of the N images.
         count: number of components to draw, those with the largest steps; the others are summed.
         classes: names of the classes, in the order of ``classes_``; None: the labels.
-        size: width and height of the figure in inches.
+        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
 
     Returns:
         The figure.
@@ -103,9 +99,8 @@ def plot_decision(
     steps = _steps(components[row], head, target, whole, count)
     check_classes(classes, {"": whole})
     last = Step(heading(target, whole.output), "", whole.maps[0, 0], value - start, sum(step.tokens for step in steps))
-    with mpl.rc_context({"font.size": FONT}):
-        words = subject(whole, 0, 0, classes)
-        return _drawn(pictures[row], [*steps, last], start, words, float(whole.log_scale), size)
+    words = subject(whole, 0, 0, classes)
+    return _drawn(pictures[row], [*steps, last], start, words, float(whole.log_scale), size)
 
 
 def weights_of(components: SignedMaps, head: Any, target: Any, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -149,52 +144,41 @@ def _drawn(
     size: tuple[float, float] | None,
 ) -> Figure:
     """Return the figure of the steps, of which the last is the decision itself."""
-    high = _PICTURE * picture.shape[0] / picture.shape[1]
-    pitch = _PICTURE + _BETWEEN
     maps = upsampled(torch.stack([step.map for step in steps]).unsqueeze(0), picture.shape[:2])[0].cpu().numpy()
     top = float(np.abs(maps).max())
-    scale = number(top, log_scale)
-    width = _LEFT + (len(steps) + 1) * pitch - _BETWEEN + max(_RIGHT, 0.24 + room_beside_bar(scale))
     # As many places for all numbers as show three digits of the largest: written, they add up, too.
     largest = max(abs(start), abs(start + steps[-1].rise), *(abs(step.rise) for step in steps))
     places = max(0, 2 - math.floor(math.log10(largest or 1.0)))
     has_tokens = any(round(step.tokens, places) for step in steps)
-    note = filled(f"{_NOTE}{_TOKENS if has_tokens else ''}.", width - 0.3, "small")
-    bottom = 0.82 + 0.23 * note.count("\n") + (0.55 if has_tokens else 0)
-    below = bottom + _BARS + _MIDDLE
-    height = below + high + _TOP
-    figure = new_figure(size or (width, height))
-
-    def axis_at(column: int) -> Axes:
-        x, y = _LEFT + column * pitch, below
-        return figure.add_axes((x / width, y / height, _PICTURE / width, high / height))
-
-    axis = axis_at(0)
-    bare(axis).imshow(picture)
-    axis.set_title("input", fontsize="medium")
-    for column, (step, values) in enumerate(zip(steps, maps, strict=True), 1):
-        axis = axis_at(column)
-        draw_signed(axis, picture, values / (top or 1.0))
-        axis.set_title(step.name, fontsize="medium")
-        sign = {1: "", len(steps): "="}.get(column, "+")
-        axis.text(
-            -_BETWEEN / _PICTURE / 2, 0.5, sign, transform=axis.transAxes, ha="center", va="center", weight="bold"
-        )
-    draw_bar(axis.inset_axes((1.06, 0, 0.09, 1)), scale, signed=True)
-    wide = (len(steps) + 1) * pitch
-    bars = figure.add_axes(((_LEFT - _BETWEEN / 2) / width, bottom / height, wide / width, _BARS / height))
-    begin, rise, end = _draw_steps(bars, steps, start, places)
-    if has_tokens:
-        style: dict[str, Any] = {"xytext": (0, -36), "textcoords": "offset points", "fontsize": "small", "color": "0.3"}
-        for column, step in enumerate(steps, 1):
-            both = (("map", step.rise - step.tokens), ("tokens", step.tokens))
-            text = "\n".join(f"{name} {_written(part, places, sign=True)}" for name, part in both)
-            bars.annotate(text, (column, 0), xycoords=bars.get_xaxis_transform(), ha="center", va="top", **style)
-    title = f"{steps[-1].name}{', ' if subject else ''}{subject}"
-    figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", weight="bold")
-    sentence = f"{end} = {begin} at the baseline {rise} from the components"
-    figure.text(0.1 / width, 1 - 0.4 / height, sentence, va="top")
-    figure.text(0.1 / width, 0.08 / height, note, fontsize="small", color="0.3", va="bottom", linespacing=1.2)
+    high = _PICTURE * picture.shape[0] / picture.shape[1]
+    note = f"{_NOTE}{_TOKENS if has_tokens else ''}."
+    needed = (1.6 + 1.92 * (len(steps) + 1), high + _BARS + 2.2 + 0.55 * has_tokens)
+    with laid_out(needed, size, note, layout="compressed", w_pad=0.15) as figure:
+        grid = figure.add_gridspec(2, len(steps) + 1, height_ratios=(high, _BARS))
+        above = [figure.add_subplot(grid[0, column]) for column in range(len(steps) + 1)]
+        bare(above[0]).imshow(picture)
+        above[0].set_title("input", fontsize="medium")
+        for axis, step, values in zip(above[1:], steps, maps, strict=True):
+            draw_signed(axis, picture, values / (top or 1.0))
+            axis.set_title(step.name, fontsize="medium")
+        for axis in above[2:]:
+            style: dict[str, Any] = {"transform": axis.transAxes, "ha": "center", "va": "center", "in_layout": False}
+            axis.text(-0.1, 0.5, "=" if axis is above[-1] else "+", weight="bold", **style)
+        draw_bar(above[-1].inset_axes((1.06, 0, 0.09, 1)), number(top, log_scale), signed=True)
+        bars = figure.add_subplot(grid[1, :])
+        begin, rise, end = _draw_steps(bars, steps, start, places)
+        if has_tokens:
+            style = {"xytext": (0, -36), "textcoords": "offset points", "fontsize": "small", "color": "0.3"}
+            for column, step in enumerate(steps, 1):
+                both = (("map", step.rise - step.tokens), ("tokens", step.tokens))
+                text = "\n".join(f"{name} {_written(part, places, sign=True)}" for name, part in both)
+                bars.annotate(text, (column, 0), xycoords=bars.get_xaxis_transform(), ha="center", va="top", **style)
+        title = f"{steps[-1].name}{', ' if subject else ''}{subject}"
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize="medium")
+        bars.set_title(f"{end} = {begin} at the baseline {rise} from the components", loc="left", fontsize="medium")
+    first, second = (axis.get_position(original=True) for axis in above[:2])
+    half = first.width / (second.x0 - first.x0) / 2
+    bars.set_xlim(-half, len(steps) + half)  # each bar below its picture
     return figure
 
 
@@ -216,7 +200,7 @@ def _draw_steps(axis: Axes, steps: Sequence[Step], start: float, places: int) ->
         style: dict[str, Any] = {"ha": "center", "va": "bottom" if up else "top", "color": colours[column]}
         axis.text(column, y, _written(height, places, is_step), weight="bold", **style)
     axis.axhline(0, color="0.6", linewidth=1, zorder=1)
-    axis.set(xlim=(-0.5, len(heights) - 0.5), ylim=(low - (room if low < 0 else 0), high + room))
+    axis.set(ylim=(low - (room if low < 0 else 0), high + room))
     axis.set_xticks(range(len(heights)), labels=["baseline", *(step.formula for step in parts), last.name])
     axis.yaxis.set_major_locator(MaxNLocator(4))
     axis.tick_params(axis="x", length=0)

@@ -113,11 +113,10 @@ def plot_feature_space(
     if ax is not None and test is not None:
         raise ValueError("one ax can hold only one set: leave out test or ax")
     kind = {"projection": "3d"} if len(dims) == 3 else {}
-    if ax is not None:
-        axes = [ax]
-    else:
-        figure = new_figure(size or (4.2 * len(arrays) + 1.5, 4.2))
-        axes = list(figure.subplots(1, len(arrays), squeeze=False, subplot_kw=kind)[0])
+    axes = [ax] if ax is not None else []
+    if ax is None:
+        figure = new_figure(size or (4.2 * len(arrays) + 1.5, 4.2), w_pad=0.2)
+        axes += figure.subplots(1, len(arrays), squeeze=False, subplot_kw=kind).flat
     values = np.unique(np.concatenate([y for _, y in arrays.values()]))
     limits = np.concatenate([p[:, list(dims)] for p, _ in arrays.values()])
     for axis, (name, (p, y)) in zip(axes, arrays.items(), strict=True):
@@ -134,12 +133,6 @@ def plot_feature_space(
         if len(arrays) > 1:
             axis.set_title(f"{name}, {len(p)} samples", fontsize="medium")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1.12, 0.5), fontsize="small", markerscale=2, frameon=False)
-    if ax is None:
-        figure.subplots_adjust(
-            left=0.8 / figure.get_figwidth() if len(dims) == 2 else 0.02,
-            right=1 - 1.9 / figure.get_figwidth(),
-            wspace=0.25,
-        )
     return figure_of(axes[0])
 
 
@@ -222,7 +215,7 @@ def plot_support_vectors(
     order = np.argsort(-signed)
     sides = [[i for i in order[:count] if signed[i] > 0], [i for i in order[::-1][:count] if signed[i] < 0]]
     first = 0 if image is None else 1
-    figure = new_figure(size or (1.7 * (count + first) + 0.3, 4.3))
+    figure = new_figure(size or (1.7 * (count + first) + 0.3, 4.3), w_pad=0.1, h_pad=0.1)
     grid = figure.subplots(2, count + first, squeeze=False)
     for axis in grid.flat:
         axis.set_axis_off()
@@ -244,5 +237,4 @@ def plot_support_vectors(
             name = f"no. {index}" if names is None else literal(names[index])
             text = f"{'+' if signed[i] > 0 else ''}{number(signed[i])}"
             axis.set_title(f"{name}\n{text}", fontsize="small", color=colour)
-    figure.subplots_adjust(left=0.02, right=0.98, bottom=0.03, top=0.86, hspace=0.45)
     return figure

@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
-from pytorch_grad_cam_pcasvm.figures.layout import FONT, Layout
-from pytorch_grad_cam_pcasvm.figures.style import as_pictures, literal
+from pytorch_grad_cam_pcasvm.figures.layout import Layout
+from pytorch_grad_cam_pcasvm.figures.style import FONT, as_pictures, literal
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget
@@ -83,11 +83,8 @@ def plot_maps(
     for title, group in groups.items():
         numbers, known = selected(group.targets, components)
         blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]
-        shown = len({group.targets[k].component for k in numbers if isinstance(group.targets[k], PCATarget)})
-        if shown < known:
-            notes.append(f"{f'{title}: ' if title else ''}{shown} of {known} components are drawn.")
-            if components is None:
-                notes[-1] += f" components={known} draws all, components=[0, {known - 1}] the first and the last."
+        name = f"{title}: " if title else ""
+        notes += [name + note for note in left_out([group.targets[k] for k in numbers], known, components)]
     if not blocks:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
     if compare:  # with equal widths they stand below each other
@@ -146,7 +143,8 @@ def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps
 
 def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
     """Raise a ValueError for a choice of components that do not exist."""
-    if components is None or (_is_count(components) and components >= 0):
+    is_count = isinstance(components, int | np.integer) and not isinstance(components, bool)
+    if components is None or (is_count and components >= 0):
         return
     known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
     if isinstance(components, bool | int | np.integer | str) or not known.issuperset(components):
@@ -154,10 +152,6 @@ def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
         raise ValueError(
             f"components must be a count, or numbers from 0 as in components=[0, 2], got {components!r}: {of_these}"
         )
-
-
-def _is_count(components: Any) -> bool:
-    return isinstance(components, int | np.integer) and not isinstance(components, bool)
 
 
 def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
@@ -171,6 +165,13 @@ def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> 
     drawn = iter(sorted((k for k in component if component[k] in wanted), key=lambda k: wanted.index(component[k])))
     kept = [k for k in range(len(targets)) if k not in component or component[k] in wanted]
     return [next(drawn) if k in component else k for k in kept], len(known)
+
+
+def left_out(drawn: Sequence[Any], known: int, components: Any) -> list[str]:
+    """Return a note that says how many components are drawn, unless all are."""
+    shown = len({target.component for target in drawn if isinstance(target, PCATarget)})
+    how = f" components={known} draws all, components=[0, {known - 1}] the first and the last."
+    return [f"{shown} of {known} components are drawn.{how if components is None else ''}"] if shown < known else []
 
 
 def _how_to_read(groups: Mapping[str, SignedMaps], signed: bool) -> str:

@@ -140,24 +140,11 @@ def _draw_paths(picture: np.ndarray, edges: Sequence[np.ndarray], channel: int, 
         strongest = np.argsort(strength, axis=None)[-_MOST_PATHS:]  # in this order the strongest lie on top
         for after, before in zip(*np.unravel_index(strongest, edge.shape), strict=True):
             share = strength[after, before]
-            axis.plot(
-                [position, position + 1],
-                [heights[position][before], heights[position + 1][after]],
-                color=RED if edge[after, before] > 0 else BLUE,
-                linewidth=3 * share,
-                alpha=0.1 + 0.8 * share,
-                zorder=1,
-            )
-    axis.scatter(
-        np.zeros(counts[0]),
-        heights[0],
-        c=picture.ravel(),
-        cmap="cividis",
-        s=26,
-        zorder=2,
-        edgecolors="0.2",
-        linewidths=0.4,
-    )
+            ends = heights[position][before], heights[position + 1][after]
+            style: dict[str, Any] = {"linewidth": 3 * share, "alpha": 0.1 + 0.8 * share, "zorder": 1}
+            axis.plot([position, position + 1], ends, color=RED if edge[after, before] > 0 else BLUE, **style)
+    style = {"edgecolors": "0.2", "linewidths": 0.4, "zorder": 2}
+    axis.scatter(np.zeros(counts[0]), heights[0], 26, picture.ravel(), cmap="cividis", **style)
     for position, height in enumerate(heights[1:], 1):
         axis.scatter(np.full(len(height), position), height, s=22, color="0.15", zorder=2)
     for b, height in enumerate(heights[-1]):
@@ -174,8 +161,5 @@ def _draw_paths(picture: np.ndarray, edges: Sequence[np.ndarray], channel: int, 
     axis.set(xlim=(-0.65, len(edges) + 0.25), ylim=(-0.03, 1.14))
     axis.set_axis_off()
     keys = [Line2D([], [], color=c, linewidth=2, label=label) for c, label in ((RED, "raises"), (BLUE, "lowers"))]
-    axis.legend(
-        handles=keys, loc="lower right", frameon=False, ncols=2, bbox_to_anchor=(1.0, -0.06),
-    )  # fmt: skip
-    figure.subplots_adjust(left=0.02, right=0.98, bottom=0.05, top=0.99)
+    axis.legend(handles=keys, loc="lower right", frameon=False, ncols=2, bbox_to_anchor=(1.0, -0.06))
     return figure

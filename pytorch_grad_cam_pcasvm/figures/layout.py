@@ -1,8 +1,10 @@
-"""Where everything stands in a figure of maps: lines of blocks, headings, captions, all in inches."""
+"""Where everything stands in a figure of maps: lines of blocks, headings, captions, all in inches.
+
+matplotlib's own layouts fill a figure of a given size; here the size follows from the maps, as many to a line as fit.
+"""
 
 import itertools
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_map, draw_scale
-from pytorch_grad_cam_pcasvm.figures.style import bare, is_formula, new_figure
+from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_map
+from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, FONT, bare, captioned, draw_bar, filled, new_figure
 
-FONT = 15  # still readable where the figure is shown at half its size
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
 _SMALLEST = 0.6  # size of a title that is shrunk rather than broken
 _NAME = 0.45  # for a name that is written upwards
-_LINE, _CHARACTER = {"medium": 0.3, "small": 0.23}, {"bold": 0.145, "medium": 0.125, "small": 0.1}
+_LINE = {"medium": 0.3, "small": 0.23}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Layout:
         for width in [_PICTURE] if size is None else np.arange(5, 0.3, -0.1):
             picture = (float(width), float(width * shape[1] / shape[2]))
             longest = max((len(word) for title in titles for word in title.split()), default=1)
-            shrink = min(1.0, max(_SMALLEST, picture[1] / _CHARACTER["medium"] / longest))
+            shrink = min(1.0, max(_SMALLEST, picture[1] / CHARACTER["medium"] / longest))
             wrapped = [filled(title, picture[1] / shrink, "medium") for title in titles]
             room = (_WIDEST if size is None else size[0]) - _left(wrapped) - width - GAP - _EDGE - _NAME * compared
             groups = _runs(blocks) if compared else [blocks]
@@ -80,7 +81,7 @@ class Layout:
         heads = sum(self._head(line) for row in rows for line in self.lines if self._is_headed(row, line))
         pictures = self.images * sum(self._caption(line) + self.picture[1] + GAP for line in self.lines)
         between = (self.images - 1) * _LINE["medium"] if self.wrapped else 0
-        return width, heads + pictures + between + len(self._footer(width)) * _LINE["small"] + 0.15
+        return width, heads + pictures + between + _height([self._footer(width)], "small") + 0.15
 
     @property
     def wrapped(self) -> bool:
@@ -102,7 +103,7 @@ class Layout:
     def draw(self, pictures: np.ndarray, overlay: bool) -> Figure:
         """Return the figure."""
         width, height = self.size or self.needed
-        figure = new_figure((width, height))
+        figure = new_figure((width, height), "none")
         top, left = height, _left(self.titles)
         font = FONT * min(1, self.picture[0] / _PICTURE)
         for row, picture in enumerate(pictures):
@@ -117,43 +118,45 @@ class Layout:
                     bare(axis).imshow(picture)
                     if self.titles:
                         axis.set_ylabel(self.titles[row], fontsize=FONT * self.shrink)
-                x = self._start
                 if self.compared:
                     name = filled(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
                     style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "weight": "bold"}
-                    self._text(figure, x - 0.08, bottom + self.picture[1] / 2, name, **style)
-                for block in line:
-                    text = self._captioned(block, row)
-                    for column in block.columns:
-                        axis = self._axis(figure, x, bottom)
-                        draw_map(axis, picture, block, column, row, overlay, font)
-                        axis.set_title(text if column is block.columns[0] else "", fontsize="small", loc="left", pad=4)
-                        x += self.picture[0] + GAP
-                    draw_scale(axis.inset_axes((1 + 0.09 / self.picture[0], 0, 0.15 / self.picture[0], 1)), block, row)
-                    x += block.width(0) - len(block.columns) * GAP
+                    self._text(figure, self._start - 0.08, bottom + self.picture[1] / 2, name, **style)
+                for x, block, column in self._placed(line):
+                    axis = self._axis(figure, x, bottom)
+                    draw_map(axis, picture, block, column, row, overlay, font)
+                    if column is block.columns[0]:
+                        axis.set_title(self._captioned(block, row), fontsize="small", loc="left", pad=4)
+                    if column is block.columns[-1]:
+                        bar = axis.inset_axes((1 + 0.09 / self.picture[0], 0, 0.15 / self.picture[0], 1))
+                        draw_bar(bar, block.end(row), block.signed)
                 top = bottom - GAP
             if self.wrapped and row < len(pictures) - 1:
                 self._rule(figure, _EDGE, width - _EDGE, top - _LINE["medium"] / 2)
                 top -= _LINE["medium"]
-        footer = "\n".join(self._footer(width))
-        self._text(figure, _EDGE, top - 0.05, footer, va="top", fontsize="small", color="0.3")
+        self._text(figure, _EDGE, top - 0.05, self._footer(width), va="top", fontsize="small", color="0.3")
         return figure
 
     def _draw_head(self, figure: Figure, line: Sequence[Block], bottom: float, first: str) -> None:
         """Write the headings of a line above ``bottom``, and the titles of its groups above them."""
         self._text(figure, _left(self.titles), bottom, first)
+        for x, block, column in self._placed(line):
+            self._text(figure, x, bottom, self._heading(block, column))
         x = self._start
         for run in _runs(line):
-            start = x
-            for block in run:
-                for column in block.columns:
-                    self._text(figure, x, bottom, self._heading(block, column))
-                    x += self.picture[0] + GAP
-                x += block.width(0) - len(block.columns) * GAP
+            start, x = x, x + sum(block.width(self.picture[0]) for block in run)
             if run[0].title and not self.compared:
                 y = bottom + self._head(line) - self._group_head(line) + 0.04
                 self._rule(figure, start, x - 0.2, y)
                 self._text(figure, start, y + 0.04, self._group_title(run), weight="bold")
+
+    def _placed(self, line: Sequence[Block]) -> Iterator[tuple[float, Block, Column]]:
+        """Return the columns of a line, and where each begins."""
+        x = self._start
+        for block in line:
+            for number, column in enumerate(block.columns):
+                yield x + number * (self.picture[0] + GAP), block, column
+            x += block.width(self.picture[0])
 
     def _head(self, line: Sequence[Block]) -> float:
         """Return the height of the headings of a line with the titles of its groups."""
@@ -173,15 +176,13 @@ class Layout:
         return filled(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
 
     def _heading(self, block: Block, column: Column) -> str:
-        text = column.heading
-        return text if is_formula(text) else filled(text, block.width(self.picture[0]), "medium")
+        return captioned(column.heading, block.width(self.picture[0]), "medium")
 
     def _captioned(self, block: Block, row: int) -> str:
-        text = block.captions[row]
-        return text if is_formula(text) else filled(text, block.width(self.picture[0]), "small")
+        return captioned(block.captions[row], block.width(self.picture[0]), "small")
 
-    def _footer(self, width: float) -> list[str]:
-        return [line for note in self.notes for line in filled(note, width, "small").split("\n")]
+    def _footer(self, width: float) -> str:
+        return filled("\n".join(self.notes), width, "small")
 
     def _axis(self, figure: Figure, x: float, y: float) -> Axes:
         width, height = figure.get_size_inches()
@@ -226,8 +227,3 @@ def _left(titles: Sequence[str]) -> float:
 
 def _height(texts: Sequence[str], size: str) -> float:
     return _LINE[size] * max(text.count("\n") + 1 for text in texts)
-
-
-def filled(text: str, width: float, size: str, **options: Any) -> str:
-    """Return text wrapped to lines of the given width in inches."""
-    return textwrap.fill(text, max(5, int(width / _CHARACTER[size])), **options)

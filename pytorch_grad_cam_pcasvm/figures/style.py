@@ -2,7 +2,9 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
@@ -13,6 +15,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
+FONT = 15  # still readable where the figure is shown at half its size
+CHARACTER = {"bold": 0.145, "medium": 0.125, "small": 0.1}  # widths in inches
 HEAT, DIVERGING = "inferno", "RdBu_r"
 RED, BLUE = "#b2182b", "#2166ac"
 # Okabe and Ito's colours, and a marker for each class: either alone tells the classes apart.
@@ -40,18 +44,46 @@ class NotebookFigure(Figure):
         return buffer.getvalue()
 
 
-def new_figure(size: tuple[float, float]) -> Figure:
-    """Return an empty figure of the given size in inches."""
-    return NotebookFigure(figsize=size, dpi=100)
+def new_figure(size: tuple[float, float], layout: Any = "constrained", **pads: float) -> Figure:
+    """Return an empty figure of the given size in inches, which lays itself out."""
+    figure = NotebookFigure(figsize=size, dpi=100)
+    figure.set_layout_engine(layout, **pads)
+    return figure
+
+
+@contextmanager
+def laid_out(
+    needed: tuple[float, float], size: tuple[float, float] | None, note: str, **layout: Any
+) -> Iterator[Figure]:
+    """Make a figure in which matplotlib finds a place for everything, with a note below.
+
+    Args:
+        needed: width and height that all but the note needs with letters of the usual size, in inches.
+        size: width and height, with smaller letters if need be; None: as needed.
+        note: how the figure is read.
+        **layout: options of matplotlib's constrained layout.
+
+    Yields:
+        The figure, empty.
+    """
+    note = filled(note, needed[0] - 0.3, "small")
+    needed = needed[0], needed[1] + 0.23 * (note.count("\n") + 1)
+    width, height = size or needed
+    shrink = min(1, width / needed[0], height / needed[1])
+    with mpl.rc_context({"font.size": FONT * shrink}):
+        figure = new_figure((width, height), **layout)
+        figure.supxlabel(note, x=0.01, ha="left", fontsize="small", color="0.3", linespacing=1.2)
+        yield figure
+        engine = figure.get_layout_engine()
+        assert engine is not None
+        for _ in range(2):  # the room for words depends on where the pictures are
+            engine.execute(figure)
+        figure.set_layout_engine("none")  # all stays where it is
 
 
 def axis_or_new(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """Return the given axis, or the only one of a new figure."""
-    if ax is not None:
-        return ax
-    figure = new_figure(size)
-    figure.set_layout_engine("tight")
-    return figure.subplots()
+    return new_figure(size).subplots() if ax is None else ax
 
 
 def figure_of(axis: Axes) -> Figure:
@@ -91,11 +123,6 @@ def draw_bar(bar: Axes, top: str, signed: bool) -> None:
     bar.tick_params(length=0, pad=2)
 
 
-def room_beside_bar(top: str) -> float:
-    """Return how many inches the numbers of a signed scale need beside its bar."""
-    return 0.08 + 0.11 * (len(top) + 1)
-
-
 def number(value: float, log_scale: float = 0.0) -> str:
     """Return ``value * exp(log_scale)`` with two digits, even below the smallest float."""
     if log_scale == 0 or value == 0:
@@ -107,6 +134,17 @@ def number(value: float, log_scale: float = 0.0) -> str:
 def literal(text: Any) -> str:
     """Return the user's text so that matplotlib takes no part of it for mathematics."""
     return str(text).replace("$", r"\$")
+
+
+def filled(text: str, width: float, size: str, **options: Any) -> str:
+    """Return text with each line wrapped to lines of the given width in inches."""
+    columns = max(5, int(width / CHARACTER[size]))
+    return "\n".join(textwrap.fill(line, columns, **options) for line in text.split("\n"))
+
+
+def captioned(text: str, width: float, size: str) -> str:
+    """Return text wrapped as by :func:`filled`, unless it has a formula, whose length nobody knows."""
+    return text if is_formula(text) else filled(text, width, size)
 
 
 def is_formula(text: str) -> bool:

@@ -3,31 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, heading
-from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
-from pytorch_grad_cam_pcasvm.figures.layout import FONT, filled
+from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, left_out, selected
 from pytorch_grad_cam_pcasvm.figures.style import (
     as_array,
     bare,
+    captioned,
     draw_bar,
     draw_signed,
-    is_formula,
-    new_figure,
+    filled,
+    laid_out,
     number,
-    room_beside_bar,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.targets import PCATarget
 
 AXES = ("depth", "height", "width")
 COUNT = 5  # slices, where none are chosen
-_TITLE, _EDGE, _LINE, _SMALL = 1.9, 0.1, 0.3, 0.23  # in inches: titles at the left, around all, heights of lines
+_TITLE = 1.9  # in inches, at the left
 _PICTURES, _NARROWEST, _WIDEST = 10.5, 1.0, 2.0  # in inches: all pictures of a row, the longer side of one
 
 
@@ -95,43 +92,29 @@ def plot_volume(
     outlines = None if outline is None else _slices(_outlined(outline, maps, image, voxels.shape), axis, chosen)
     height, width = _picture_size(pictures.shape[1:], [s for i, s in enumerate(spacing) if i != axis], len(chosen))
 
-    tops = [number(float(maps.nu[image, k]), float(maps.log_scale[image, k])) for k in shown]
-    right = _EDGE + _TITLE + len(chosen) * (width + GAP)
-    size = right + 0.2 + max(map(room_beside_bar, tops)) + _EDGE
-    notes = _notes(maps, image, how, shown, known, components)
-    footer = [line for note in notes for line in filled(note, size, "small").split("\n")]
-    total = _LINE + (len(shown) + 1) * (height + GAP) + len(footer) * _SMALL + 0.2
-    figure = new_figure((size, total))
-
-    def axis_at(x: float, y: float, w: float, h: float) -> Any:
-        return figure.add_axes((x / size, y / total, w / size, h / total))
-
-    def write(x: float, y: float, text: str, **style: Any) -> None:
-        figure.text(x / size, y / total, text, **{"va": "center", "linespacing": 1.2, **style})
-
-    with mpl.rc_context({"font.size": FONT}):
-        y = total - _LINE
-        write(_EDGE, y + _LINE / 2, f"slice, of {voxels.shape[axis]}")
-        for row, k in enumerate([None, *shown]):
-            y -= height + GAP
+    rows, columns = len(shown) + 1, len(chosen)
+    needed = (_TITLE + columns * (width + GAP) + 1.1, rows * (height + GAP) + 0.6)
+    note = "\n".join(_notes(maps, image, how, shown, known, components))
+    with laid_out(needed, None, note, layout="compressed", w_pad=GAP / 2, h_pad=GAP / 2) as figure:
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for row, k in zip(axes, [None, *shown], strict=True):
             values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
             words = filled(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
-            write(_EDGE, y + height / 2, words)
-            for column, n in enumerate(chosen):
-                x = _EDGE + _TITLE + column * (width + GAP)
-                if k is None:
-                    write(x + width / 2, total - _LINE / 2, str(n), ha="center")
-                picture = axis_at(x, y, width, height)
+            row[0].set_ylabel(words, rotation=0, ha="right", va="center", linespacing=1.2)
+            for column, picture in enumerate(row):
                 if values is None:
                     bare(picture).imshow(pictures[column], cmap="gray", vmin=0, vmax=1)
+                    picture.set_title(chosen[column], fontsize="medium")
                 else:
                     draw_signed(picture, pictures[column][..., None] if overlay else None, values[column])
                 if outlines is not None and outlines[column].any():
                     picture.contour(outlines[column], [0.5], colors="#ffd92f" if k is None else "black", linewidths=1.2)
-                picture.set_aspect("auto")
+                picture.set(aspect="auto", box_aspect=height / width)
             if k is not None:
-                draw_bar(axis_at(right + 0.05, y, 0.15, height), tops[row - 1], signed=True)
-        write(_EDGE, y - 0.1, "\n".join(footer), va="top", fontsize="small", color="0.3", linespacing=1.1)
+                top = number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
+                draw_bar(row[-1].inset_axes((1 + 0.09 / width, 0, 0.15 / width, 1)), top, signed=True)
+        place: dict[str, Any] = {"xytext": (-8, 6), "textcoords": "offset points", "ha": "right"}
+        axes[0, 0].annotate(f"slice, of {voxels.shape[axis]}", (0, 1), xycoords="axes fraction", **place)
     return figure
 
 
@@ -238,7 +221,7 @@ def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) 
     words = [heading(maps.targets[k], maps.output), caption(maps, k, image, classes)]
     if not maps.nu[image, k]:
         words.append("no gradient")
-    return "\n".join(text if is_formula(text) else filled(text, _TITLE, "medium") for text in words)
+    return "\n".join(captioned(text, _TITLE, "medium") for text in words)
 
 
 def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: int, components: Any) -> list[str]:
@@ -248,9 +231,4 @@ def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: 
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
         more = " + class and register tokens" if tokens else ""
         notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value at the left.")
-    drawn = len({maps.targets[k].component for k in shown if isinstance(maps.targets[k], PCATarget)})
-    if drawn < known:
-        notes.append(f"{drawn} of {known} components are drawn.")
-        if components is None:
-            notes[-1] += f" components={known} draws all."
-    return notes
+    return notes + left_out([maps.targets[k] for k in shown], known, components)

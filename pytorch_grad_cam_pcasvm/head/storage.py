@@ -7,7 +7,6 @@ every part keeps as attributes of the same names.
 import hashlib
 import inspect
 import json
-import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, multiclass, stages
+from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
@@ -45,14 +45,9 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: di
     length = int.from_bytes(written[:8], "little")
     header = json.dumps(json.loads(bytes(written[8 : 8 + length])), sort_keys=True).encode()
     header += b" " * (-len(header) % 8)
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for part in (len(header).to_bytes(8, "little"), header, written[8 + length :]):
-                file.write(part)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomically(path) as file:
+        for part in (len(header).to_bytes(8, "little"), header, written[8 + length :]):
+            file.write(part)
 
 
 def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -1,1 +1,1 @@
-"""What a call changes for as long as it runs."""
+"""What a call changes for as long as it runs, and files that it writes."""

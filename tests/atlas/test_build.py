@@ -45,8 +45,9 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import lock, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import lock, manifest
 from pytorch_grad_cam_pcasvm.data import Images
+from pytorch_grad_cam_pcasvm.runtime import files
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -720,7 +721,7 @@ def test_images_that_were_mended_are_taken(tmp_path):
 def test_only_what_dead_processes_and_this_one_left_is_removed(tmp_path):
     dead = forked(lambda: None)
     joined(dead)
-    mine = shards.temporary_of(tmp_path / "manifest.json")
+    mine = files.temporary_of(tmp_path / "manifest.json")
     of_the_dead, of_the_living = (
         mine.with_name(mine.name.replace(f".{os.getpid()}.", f".{pid}.")) for pid in (dead.pid, os.getppid())
     )
@@ -732,8 +733,8 @@ def test_only_what_dead_processes_and_this_one_left_is_removed(tmp_path):
 
 
 def test_each_thread_has_temporaries_of_its_own(tmp_path):
-    names = {shards.temporary_of(tmp_path / "a")}
-    thread = threading.Thread(target=lambda: names.add(shards.temporary_of(tmp_path / "a")))
+    names = {files.temporary_of(tmp_path / "a")}
+    thread = threading.Thread(target=lambda: names.add(files.temporary_of(tmp_path / "a")))
     thread.start()
     thread.join()
     assert len(names) == 2

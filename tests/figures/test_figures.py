@@ -793,6 +793,35 @@ def test_the_numbers_beside_a_scale_are_not_cut_off(of_tokens, many, scale):
                 assert label.get_window_extent().x1 <= figure.bbox.x1
 
 
+@pytest.mark.parametrize("size", [None, (9, 6), (14, 5)])
+def test_nothing_is_cut_off_or_written_over(apart, many, size):
+    problem, maps = apart
+    of_many = {"target_layer": "features.3", "labels": np.arange(30) // 2, "size": size}
+    decision = plot_decision(PICTURES, maps, problem.net.head, size=size)
+    for figure in (decision, plot_component(many[0].net, 0, many[0].x, **of_many)):
+        FigureCanvasAgg(figure).draw()
+        assert size is None or figure.get_size_inches().tolist() == list(size)
+        boxes = [part.get_tightbbox() for part in (*figure.axes, *figure.texts)]
+        assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
+        assert all(box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+        pictures = [axis for axis in figure.axes if axis.images]
+        titles = [axis.title.get_window_extent() for axis in pictures if axis.get_title()]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(titles, 2))
+        extents = [axis.get_window_extent() for axis in figure.axes]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(extents, 2))
+    bars, _, _ = steps_of(decision)
+    for column, axis in enumerate(axis for axis in decision.axes if axis.images):
+        box = axis.get_window_extent()
+        assert bars.transData.transform((column, 0))[0] == pytest.approx((box.x0 + box.x1) / 2)
+
+
+def test_long_names_of_classes_are_not_cut_off():
+    classes = ["a class with a rather long name", "b"]
+    figure = plot_feature_space(np.eye(30, 2), np.arange(30) % 2, classes=classes, size=(6, 4))
+    FigureCanvasAgg(figure).draw()
+    assert figure.axes[0].get_legend().get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_what_cannot_be_taken_apart_is_refused(apart):
     problem, contributions = apart
     head = problem.net.head

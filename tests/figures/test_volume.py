@@ -62,15 +62,21 @@ def made(values, nu=None, **options):
 
 def pictures(figure):
     """Return what is drawn last in every picture, without bars."""
-    return [axis.images[-1] for axis in figure.axes if axis.images and not axis.get_yticks().size]
+    return [axis.images[-1] for axis in figure.axes if axis.images]
 
 
 def arrays(figure):
     return [np.asarray(picture.get_array()) for picture in pictures(figure)]
 
 
+def texts_of(figure):
+    """Return all text around the pictures: titles of slices above, of targets at the left, the note below."""
+    of_axes = (text for axis in figure.axes for text in (axis.title, axis.yaxis.label, *axis.texts))
+    return [text for text in (*figure.texts, *of_axes) if text.get_text()]
+
+
 def words(figure):
-    return [text.get_text() for text in figure.texts]
+    return [text.get_text() for text in texts_of(figure)]
 
 
 def slices_of(figure):
@@ -87,7 +93,8 @@ def test_a_row_for_the_volume_and_for_each_target(maps):
         for column, n in enumerate([2, 5, 6]):
             assert relative(drawn[3 + 3 * k + column], exact[k, n] / maps.nu[1, k]) < 1e-5
     assert all((picture.norm.vmin, picture.norm.vmax) == (-1, 1) for picture in pictures(figure)[3:])
-    tops = [axis.get_yticklabels()[1].get_text() for axis in figure.axes if axis.get_yticks().size]
+    bars = [axis.child_axes[0] for axis in figure.axes if axis.child_axes]
+    tops = [bar.get_yticklabels()[1].get_text() for bar in bars]
     assert tops == [number(float(nu)) for nu in maps.nu[1]]
     text = "\n".join(words(figure))
     label, value = maps.output.labels()[1], number(float(maps.values[1, 3]))
@@ -101,12 +108,13 @@ def test_words_are_readable_where_a_readme_shows_them(maps, tmp_path):
     """About 850 pixels wide, letters of 10 pixels at least."""
     figure = plot_volume(X[:3], maps)
     pixels = 850 / figure.get_size_inches()[0]
-    sizes = [text.get_fontsize() / 72 * pixels for text in figure.texts]
+    sizes = [text.get_fontsize() / 72 * pixels for text in texts_of(figure)]
     assert min(sizes) >= 10
     figure.savefig(tmp_path / "volume.png")
-    boxes = [text.get_window_extent() for text in figure.texts]
+    boxes = [text.get_window_extent() for text in texts_of(figure)]
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
-    titles = [box for text, box in zip(figure.texts, boxes, strict=True) if "=" in text.get_text()[:30]]
+    titles = [box for text, box in zip(texts_of(figure), boxes, strict=True) if "=" in text.get_text()[:30]]
+    assert titles
     assert all(box.x1 < min(a.get_window_extent().x0 for a in figure.axes) for box in titles)
 
 

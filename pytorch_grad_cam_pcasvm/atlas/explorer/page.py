@@ -3,15 +3,16 @@
 import base64
 import hashlib
 import html
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text
+from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 _PACKAGE = Path(__file__).parent
@@ -22,19 +23,6 @@ _SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>')
 _LINK = f'<link rel="stylesheet" href="{_STYLE}">'
 _DATA = "<!-- data -->"
 _POLICY = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")[^"]*(">)')
-
-
-class _Sink(Protocol):
-    """Where the page goes."""
-
-    def text(self, name: str, text: str) -> None:
-        """Take data in ASCII."""
-
-    def finish(self) -> Path:
-        """End the page, and return where it is."""
-
-    def abandon(self) -> None:
-        """Leave nothing that looks like a page."""
 
 
 def write_page(
@@ -59,79 +47,49 @@ def write_page(
     """
     contents = Contents(store, heads)
     target = Path(out)
-    if single_file:
-        page = target if target.suffix.lower() in (".html", ".htm") else target / "index.html"
-        sink: _Sink = _OneFile(page)
-    else:
-        sink = _Folder(target)
-    try:
+    page = target if single_file and target.suffix.lower() in (".html", ".htm") else target / "index.html"
+    with _one_file(page) if single_file else _folder(target) as text:
         for name, value in chain(contents.items(), contents.means()):
-            sink.text(name, json_text(value))
+            text(name, json_text(value))
         with progress_bar(None, total=len(store), desc="explorer", unit="image") as bar:
             for count, chunks in contents.blocks():
                 for name, chunk in chunks.items():
-                    sink.text(name, json_text(chunk))
+                    text(name, json_text(chunk))
                 bar.update(count)
-        return sink.finish()
-    except BaseException:
-        sink.abandon()
-        raise
+    return page
 
 
-class _Folder:
-    """A page in a folder, its data in scripts that are loaded when they are needed."""
-
-    def __init__(self, folder: Path) -> None:
-        _check_folder(folder)
-        self.folder = folder
-        data = folder / "data"
-        data.mkdir(parents=True, exist_ok=True)
-        (folder / "index.html").unlink(missing_ok=True)
-        # First of all, so that a folder whose writing was stopped is known as one of an explorer.
-        (folder / _STYLE).write_text(_source(_STYLE), encoding="utf-8")
-        for old in data.glob("*.js"):
-            old.unlink()
-        for script in _SCRIPT.findall(_source("index.html")):
-            (folder / script).write_text(_source(script), encoding="utf-8")
-
-    def text(self, name: str, text: str) -> None:
-        # As a string: an object literal would give keys such as __proto__ a meaning.
-        (self.folder / "data" / f"{name}.js").write_text(f"atlas.receive({json_text(name)},{json_text(text)});\n")
-
-    def finish(self) -> Path:
-        page = self.folder / "index.html"
-        page.write_text(_source("index.html"), encoding="utf-8")
-        return page
-
-    def abandon(self) -> None:
-        (self.folder / "index.html").unlink(missing_ok=True)
+@contextmanager
+def _folder(folder: Path) -> Iterator[Callable[[str, str], Any]]:
+    """Write a page in a folder, its data, in ASCII and by name, in scripts that are loaded when they are needed."""
+    _check_folder(folder)
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    (folder / "index.html").unlink(missing_ok=True)
+    # First of all, so that a folder whose writing was stopped is known as one of an explorer.
+    (folder / _STYLE).write_text(_source(_STYLE), encoding="utf-8")
+    for old in data.glob("*.js"):
+        old.unlink()
+    for script in _SCRIPT.findall(_source("index.html")):
+        (folder / script).write_text(_source(script), encoding="utf-8")
+    # As a string: an object literal would give keys such as __proto__ a meaning.
+    yield lambda name, text: (data / f"{name}.js").write_text(f"atlas.receive({json_text(name)},{json_text(text)});\n")
+    with atomically(folder / "index.html") as file:  # only now is it a page
+        file.write(_source("index.html").encode())
 
 
-class _OneFile:
-    """A page in one file, its data in blocks that no browser takes for scripts."""
-
-    def __init__(self, page: Path) -> None:
-        if page.exists() and not (page.is_file() and _is_marked(page)):
-            raise FileExistsError(f"{page} exists and is not an explorer: give another name, or delete it")
-        page.parent.mkdir(parents=True, exist_ok=True)
-        self.page, self.target = page, page.resolve()  # what a link points to, not the link
-        self.temporary = self.target.with_name(f".{page.name}.{os.getpid()}.tmp")
-        before, self.after = _in_one_file().split(_DATA)
-        self.file: TextIO = self.temporary.open("w", encoding="utf-8", newline="\n")
-        self.file.write(before)
-
-    def text(self, name: str, text: str) -> None:
-        self.file.write(f'<script type="application/json" id="data-{html.escape(name)}">{text}</script>\n')
-
-    def finish(self) -> Path:
-        self.file.write(self.after)
-        self.file.close()
-        self.temporary.replace(self.target)
-        return self.page
-
-    def abandon(self) -> None:
-        self.file.close()
-        self.temporary.unlink(missing_ok=True)
+@contextmanager
+def _one_file(page: Path) -> Iterator[Callable[[str, str], Any]]:
+    """Write a page in one file, its data, in ASCII and by name, in blocks that no browser takes for scripts."""
+    if page.exists() and not (page.is_file() and _is_marked(page)):
+        raise FileExistsError(f"{page} exists and is not an explorer: give another name, or delete it")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    before, after = _in_one_file().split(_DATA)
+    block = '<script type="application/json" id="data-{}">{}</script>\n'
+    with atomically(page.resolve()) as file:  # what a link points to, not the link
+        file.write(before.encode())
+        yield lambda name, text: file.write(block.format(html.escape(name), text).encode())
+        file.write(after.encode())
 
 
 def _in_one_file() -> str:
