@@ -64,7 +64,7 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
 
 def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     # The other checks are tested on smaller networks.
-    monkeypatch.setitem(evaluation.report.__kwdefaults__, "checks", ("completeness",))
+    monkeypatch.setitem(evaluation.Study.report.__kwdefaults__, "checks", ("completeness",))
     options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM", "--batch-size", "3"]
     sizes = []
     read = Subject.read

@@ -1,42 +1,32 @@
 """Faithfulness: does the decision fall where the map says it should?"""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from pytorch_grad_cam.metrics.road import NoisyLinearImputer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, seeded, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.model.modules import evaluating
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import Target
 
 KINDS = ("deletion", "insertion")
 
 
-def faithfulness(
-    net: PCASVMNet,
-    data: Any,
-    target_layers: Sequence[nn.Module | str],
-    methods: Methods = DEFAULT,
-    target: Target | None = None,
+def faithfulness(  # noqa: D417 - of the study its class tells
+    study: Subject,
     *,
     fractions: Sequence[float] = (0.25, 0.5, 0.75),
     fill: str = "blur",
     arcc: bool = False,
     rivals: Sequence[str] = RIVALS,
-    images: int | None = 200,
-    batch_size: int = 16,
-    seed: int = 0,
-    progress: bool = True,
-    transform: Callable[[Any], Tensor] | None = None,
 ) -> Result:
     """Measure deletion and insertion against maps that know nothing.
 
@@ -46,11 +36,6 @@ def faithfulness(
     (deletion), or how much more of it remains (insertion). Above 0 the map is better.
 
     Args:
-        net: the network.
-        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
-        target_layers: one layer.
-        methods: classes, ``(class, options)``, or a dict of these by name.
-        target: what to explain; None: the class predicted for the whole image.
         fractions: fractions of the pixels, between 0 and 1.
         fill: what replaces removed pixels: ``"blur"``, the image blurred over a tenth of its side; ``"mean"``, the mean
             of the image; ``"road"``, ROAD's noisy linear imputation (from pytorch-grad-cam).
@@ -58,11 +43,6 @@ def faithfulness(
             or newer; slow). It is meant for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
         rivals: the maps to compare with, some of ``"random maps"``, ``"another image's map"``, ``"the blind map"``,
             ``"a randomised head's map"``.
-        images: how many, chosen at random; None: all.
-        batch_size: number of images at a time.
-        seed: random seed of the choice, the random maps and the random heads.
-        progress: show a progress bar.
-        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
         A row for each method, kind and rival: random maps of the same resolution, the map of another image for the same
@@ -71,46 +51,38 @@ def faithfulness(
         Blank maps are counted, and left out of the means.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ImportError: ``arcc`` with a version of grad-cam that does not have it.
-        ValueError: too few images, an unknown method, rival or fill, fractions outside 0 to 1, or nothing to explain.
+        ValueError: an unknown rival or fill, fractions outside 0 to 1, or the same value for all images.
     """
     if fill not in FILLS:
         raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
     if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
-    subject = Subject(
-        net, data, target_layers, methods, target,
-        images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
-    )  # fmt: skip
+    subject = study.fresh()
     against = Rivals(subject, rivals)
-    change: dict[Any, list[np.ndarray]] = {}
-    values: list[np.ndarray] = []
-    of_host: dict[str, list[np.ndarray]] = {method: [] for method in subject.methods}
-    for x, _, images_of in subject.batches("faithfulness"):
+    change, of_host = (defaultdict[Any, list[np.ndarray]](list) for _ in range(2))
+    values = []
+    for x, _, rows_of in subject.batches("faithfulness"):
         targets = subject.targets(x)
         value = subject.values(x, targets)
         values.append(value)
         size = x.shape[2:]
-        shared = {name: upsampled(maps, size) for name, maps in against.next(x, targets, images_of).items()}
-        heat: dict[Any, np.ndarray] = {name: maps for name, maps in shared.items() if name in against.names}
-        found = {method: subject.explained(method, x, targets) for method in subject.methods}
+        shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
+        ranked: dict[Any, np.ndarray] = {name: maps for name, maps in shared.items() if name in against.names}
+        found = {method: against.of(method) for method in subject.named}
         for method, maps in found.items():
-            heat[method, ""] = upsampled(signed(maps), size)
-            for rival, theirs in against.of(method).items():
-                heat[method, rival] = upsampled(signed(theirs), size)
+            ranked |= {(method, name): heat(each, size) for name, each in maps.items()}
         filled = FILLS[fill](x)
-        for source, each in heat.items():
+        for source, each in ranked.items():
             order = ranks(each, shared[RANDOM])
             seen = each.reshape(len(each), -1).any(1, keepdims=True)
             for kind in KINDS:
                 after = [subject.values(without(filled, order, kind, f), targets) for f in fractions]
                 changed = np.stack(after, 1) - value[:, None]
-                change.setdefault((source, kind), []).append(np.where(seen, changed, np.nan))
+                change[source, kind].append(np.where(seen, changed, np.nan))
         for method, maps in found.items():
-            subject.seen(method, maps)
-            stays, falls = (change[(method, ""), kind][-1].mean(1) for kind in ("deletion", "insertion"))
-            subject.worst[method].add(stays - falls, images_of, x, maps)
+            stays, falls = (change[(method, ""), kind][-1].mean(1) for kind in KINDS)
+            subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
     spread = float(np.concatenate(values).std())
@@ -118,17 +90,17 @@ def faithfulness(
         raise ValueError("the target has the same value for all images: there is nothing that could fall")
     mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
     rows = []
-    for method in subject.methods:
+    for method in subject.named:
         own = {kind: mean[(method, ""), kind].mean(1) for kind in KINDS}
         for kind in KINDS:
             sign = -1 if kind == "deletion" else 1
             for rival in against.names:
-                theirs = mean[rival if rival in heat else (method, rival), kind].mean(1)
+                theirs = mean[rival if rival in ranked else (method, rival), kind].mean(1)
                 rows.append(Row(method, kind, rival, Estimate.of(sign * (own[kind] - theirs)), 0.0))
         if arcc:
             measured = np.where(np.isnan(own["deletion"]), np.nan, np.concatenate(of_host[method]))
             rows.append(Row(method, "ARCC", "", Estimate.of(measured)))
-    sources = [*((method, (method, "")) for method in subject.methods), *((r, r) for r in (RANDOM, BLIND) if r in heat)]
+    sources = [*((method, (method, "")) for method in subject.named), *((r, r) for r in (RANDOM, BLIND) if r in ranked)]
     curves = {
         kind: {name: [Estimate.of(column).mean for column in mean[source, kind].T] for name, source in sources}
         for kind in KINDS

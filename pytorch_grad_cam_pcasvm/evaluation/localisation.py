@@ -1,17 +1,18 @@
 """Localisation: does the evidence for a class lie where the class is?"""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, generator, signed, upsampled
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -20,20 +21,12 @@ NONE, NOWHERE = "maps without positive evidence", "maps that point nowhere"
 _OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
 
 
-def localisation(
-    net: PCASVMNet,
-    data: Any,
-    target_layers: Sequence[nn.Module | str],
-    methods: Methods = DEFAULT,
+def localisation(  # noqa: D417 - of the study its class tells
+    study: Subject,
     *,
     tiles: int = 2,
     masks: Any = None,
     rivals: Sequence[str] = RIVALS,
-    images: int | None = 200,
-    batch_size: int = 16,
-    seed: int = 0,
-    progress: bool = True,
-    transform: Callable[[Any], Tensor] | None = None,
 ) -> Result:
     """Measure how much of the evidence for a class lies on the image of that class, or inside masks.
 
@@ -44,19 +37,10 @@ def localisation(
     the predicted class of each image is explained, and chance is the mask's share of the image.
 
     Args:
-        net: the network; its head must have classes.
-        data: ``(images, labels)``, or a data set with labels, as for ``atlas.build``.
-        target_layers: one layer.
-        methods: classes, ``(class, options)``, or a dict of these by name.
         tiles: 2 or 4.
         masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
             (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
         rivals: the maps to compare with, as for :func:`faithfulness`.
-        images: how many, chosen at random; None: all.
-        batch_size: number of images at a time.
-        seed: random seed of the choice, the scenes, the random maps and the random heads.
-        progress: show a progress bar.
-        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
         Both measures for each method: against chance, random maps, another scene's map, the blind map and
@@ -64,42 +48,35 @@ def localisation(
         pointing game those that are flat, too.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: no labels, only one class, too few correctly classified images, tiles that the network does not
             take, masks of another size, or boxes that are not in pixels.
     """
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
-    if isinstance(net, PCASVMNet) and net.head.classes_ is None:
+    if study.net.head.classes_ is None:
         raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
-    subject = Subject(
-        net, data, target_layers, methods,
-        images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
-    )  # fmt: skip
+    subject = study.fresh(SVMTarget())
     against = Rivals(subject, rivals)
-    found: dict[tuple[str, str, str], list[np.ndarray]] = {}
-    chances: list[np.ndarray] = []
+    found = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
+    chances = []
     scenes = _tiled(subject, tiles) if masks is None else _masked(subject, masks)
-    for x, labels, where, images_of in scenes:
+    for x, labels, where, rows_of in scenes:
         targets = [SVMTarget(label) for label in labels]
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
-        shared = {name: upsampled(maps, size) for name, maps in against.next(x, targets, images_of).items()}
-        for method in subject.methods:
-            maps = subject.explained(method, x, targets)
-            subject.seen(method, maps)
-            heat = {"": upsampled(signed(maps), size), **shared}
-            heat |= {rival: upsampled(signed(theirs), size) for rival, theirs in against.of(method).items()}
-            for source, values in heat.items():
-                for measure, numbers in ((SHARE, _shares(values, where)), (POINT, _points(values, where))):
-                    found.setdefault((method, measure, source), []).append(numbers)
-            subject.worst[method].add(-found[method, SHARE, ""][-1], images_of, x, maps)
+        shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
+        for method in subject.named:
+            maps = against.of(method)
+            for source, values in ({name: heat(each, size) for name, each in maps.items()} | shared).items():
+                found[method, SHARE, source].append(_shares(values, where))
+                found[method, POINT, source].append(_points(values, where))
+            subject.add(method, -found[method, SHARE, ""][-1], rows_of, x, maps[""])
     if not chances:
         raise ValueError("there is nothing to find: every mask is empty")
     chance = np.concatenate(chances)
     numbers_of = {key: np.concatenate(parts) for key, parts in found.items()}
     rows = []
-    for method in subject.methods:
+    for method in subject.named:
         for measure, without in ((SHARE, NONE), (POINT, NOWHERE)):
             own = numbers_of[method, measure, ""]
             rows.append(Row(method, measure, "", Estimate.of(own)))
@@ -143,15 +120,13 @@ def _tiled(subject: Subject, tiles: int) -> Any:
         scenes.append(([found[label].pop() for label in chosen], chosen[0], places))
     if not scenes:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
-    checked = False
-    for part in subject.parts(scenes, "localisation", "scene"):
+    for number, part in enumerate(subject.parts(scenes, "localisation", "scene")):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
         stacked = torch.stack([
             _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
         ])
-        if not checked:
+        if number == 0:
             _check_size(subject.net, stacked, tiles)
-            checked = True
         where = _tile_masks(stacked.shape[2:], tiles, [int(np.argmin(places)) for _, _, places in part])
         yield stacked, [label for _, label, _ in part], where, [rows[0] for rows, _, _ in part]
 
@@ -180,7 +155,7 @@ def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
         raise ValueError("localisation needs labels: give (images, labels), or masks=")
     if set(labels) <= classes:
         return list(labels)
-    names = subject.data.names
+    names = subject.source.names
     found = [names[label] if names is not None and isinstance(label, int) else label for label in labels]
     if not set(found) <= classes:
         unknown = sorted(set(found) - classes, key=str)
@@ -205,15 +180,9 @@ def _scene(pictures: list[Tensor], tiles: int) -> Tensor:
 
 
 def _tile_masks(size: Sequence[int], tiles: int, places: Sequence[int]) -> np.ndarray:
-    height, width = size
-    masks = np.zeros((len(places), height, width), bool)
-    for mask, place in zip(masks, places, strict=True):
-        if tiles == 2:
-            mask[:, place * width // 2 : (place + 1) * width // 2] = True
-        else:
-            row, column = divmod(place, 2)
-            mask[row * height // 2 : (row + 1) * height // 2, column * width // 2 : (column + 1) * width // 2] = True
-    return masks
+    y, x = np.ogrid[: size[0], : size[1]]
+    tile = 2 * (y >= size[0] // 2) * (tiles == 4) + (x >= size[1] // 2)
+    return tile == np.reshape(places, (-1, 1, 1))
 
 
 def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
@@ -238,8 +207,8 @@ def _masked(subject: Subject, masks: Any) -> Any:
         raise ValueError(f"{kinds}; these differ in size: bring them to the size of the input") from error
     if given.dtype.kind not in "biuf" or not np.isfinite(given).all():
         raise ValueError(f"{kinds}; these are no finite numbers: use zeros for an image without an object")
-    if len(given) != len(subject.data):
-        raise ValueError(f"{len(given)} masks for {len(subject.data)} images: give one for each, in order")
+    if len(given) != len(subject.source):
+        raise ValueError(f"{len(given)} masks for {len(subject.source)} images: give one for each, in order")
     boxes = given.ndim == 2 and given.shape[1] == 4
     if boxes:
         _check_boxes(given)
@@ -275,10 +244,9 @@ def _check_boxes(boxes: np.ndarray) -> None:
 
 def _of_boxes(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """Return masks (N, H, W) of boxes."""
-    masks = np.zeros((len(boxes), *size), bool)
-    for mask, (x0, y0, x1, y1) in zip(masks, boxes, strict=True):
-        mask[y0:y1, x0:x1] = True
-    return masks
+    y, x = np.ogrid[: size[0], : size[1]]
+    x0, y0, x1, y1 = boxes.T[..., None, None]
+    return (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
 
 
 def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Quantus: every method of this package as an ``explain_func`` for its metrics."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +8,8 @@ import torch
 from torch import nn
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.evaluation.subject import signed, upsampled
-from pytorch_grad_cam_pcasvm.model.modules import device_of, layer_name
+from pytorch_grad_cam_pcasvm.evaluation.subject import explained, heat, layer_of, named
+from pytorch_grad_cam_pcasvm.model.modules import device_of
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -40,16 +38,11 @@ def quantus_explainer(
             PCASVMNet.
         ValueError: not one target layer, or the backbone itself as one; or a head without classes.
     """
-    if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
-        raise TypeError(f"method must be a class of the package, such as ContributionCAM, got {method!r:.80}")
-    if not isinstance(net, PCASVMNet):
-        raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
-    if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
-        raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
+    named([method])
+    name = layer_of(net, target_layers)
     if net.head.classes_ is None:
         raise ValueError("Quantus explains classes, but the head has none")
-    name = layer_name(net.feature_source()[0], target_layers[0])
-    if name is None:
+    if isinstance(name, nn.Module) or not name:
         raise ValueError("the target layer is the backbone itself: choose one of its layers")
 
     method(net, [name], **options)  # options that the method does not have are refused now
@@ -58,22 +51,17 @@ def quantus_explainer(
         parameter = next(model.parameters())
         x = torch.as_tensor(np.asarray(inputs)).to(device_of(model), parameter.dtype)
         classes = model.head.classes_.tolist()  # type: ignore[union-attr]
-        given = np.asarray(targets).reshape(-1)
-        if len(given) != len(x) or given.dtype.kind not in "iu" or not ((given >= 0) & (given < len(classes))).all():
+        positions = np.asarray(targets).reshape(-1)
+        if (
+            len(positions) != len(x)
+            or positions.dtype.kind not in "iu"
+            or not np.isin(positions, range(len(classes))).all()
+        ):
             raise ValueError(
                 f"targets must be {len(x)} positions in classes_, one for each input, from 0 to {len(classes) - 1}, "
                 f"got {targets!r:.80}"
             )
-        wanted = [classes[index] for index in given]
-        found: dict[int, Any] = {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BlankMapWarning)
-            cam = method(model, [name], **options)
-            for label in dict.fromkeys(wanted):
-                places = [n for n, other in enumerate(wanted) if other == label]
-                maps = cam.explain(x[places], [SVMTarget(label)])
-                found |= {n: maps[place] for place, n in enumerate(places)}
-        whole = upsampled(signed([found[n] for n in range(len(x))]), x.shape[2:])
-        return whole[:, None].astype(np.float32)
+        found = explained(method(model, [name], **options), x, [SVMTarget(classes[index]) for index in positions])
+        return heat(found, x.shape[2:])[:, None].astype(np.float32)
 
     return explain

@@ -6,25 +6,23 @@ import inspect
 import io
 import json
 import string
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
 from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, TOO_FEW, UNDECIDED, Result, Row, number
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.figures import plot_maps
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
-from pytorch_grad_cam_pcasvm.targets import Target
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 2"
 CHECKS: dict[str, Callable[..., Result]] = {
@@ -49,85 +47,58 @@ IF_IT_FAILS = {
 }
 
 
-def report(
-    net: PCASVMNet,
-    data: Any,
-    target_layers: Sequence[nn.Module | str],
-    methods: Methods = DEFAULT,
-    *,
-    out: str | Path,
-    target: Target | None = None,
-    checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS),
-    images: int | None = 200,
-    batch_size: int = 16,
-    seed: int = 0,
-    progress: bool = True,
-    transform: Callable[[Any], Tensor] | None = None,
+def report(  # noqa: D417 - of the study its class tells
+    study: Subject, out: str | Path, *, checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS)
 ) -> Path:
     """Measure everything, and write ``report.json`` and ``index.html``, a self-contained page.
 
     Args:
-        net: the network.
-        data: ``(images, labels)``, tensors, or a data set as for ``atlas.build``.
-        target_layers: one layer.
-        methods: classes, ``(class, options)``, or a dict of these by name.
         out: the folder to write to.
-        target: what to explain in all checks but localisation; None: the class predicted for each image.
         checks: names of the checks, or a dict from these to their options, such as
             ``{"localisation": {"tiles": 4}}``.
-        images: how many, chosen at random; None: all.
-        batch_size: number of images at a time.
-        seed: random seed of everything random.
-        progress: show progress bars.
-        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
         The path of the page. A check that cannot be made (such as localisation without labels), and pictures that
         cannot be drawn, are listed with the reason.
 
     Raises:
-        TypeError: an argument has the wrong type, or a check has no such option.
-        ValueError: an unknown check, too few images, or nothing to explain.
+        TypeError: a check has no such option.
+        ValueError: an unknown check, or none that can be made.
     """
     names = [checks] if isinstance(checks, str) else checks
     options = dict(names) if isinstance(names, Mapping) else {name: {} for name in names}
     unknown = [name for name in options if name not in CHECKS]
     if unknown or not options:
         raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose from {', '.join(CHECKS)}")
+    common = [field.name for field in fields(study)][4:]  # after network, data, layers and methods
     for name, of_check in options.items():
-        known = list(inspect.signature(CHECKS[name]).parameters)[4:]  # after network, data, layers and methods
+        known = [*common[name == "localisation" :], *list(inspect.signature(CHECKS[name]).parameters)[1:]]
         if not set(of_check) <= set(known):
             wrong = next(option for option in of_check if option not in known)
             raise TypeError(f"the check {name!r} has no option {wrong!r}: it has {', '.join(known)}")
-    common: dict[str, Any] = {
-        "images": images,
-        "batch_size": batch_size,
-        "seed": seed,
-        "progress": progress,
-        "transform": transform,
-    }
-    subject = Subject(net, data, target_layers, methods, target, **common)
+    subject = study.fresh()
     one, _ = subject.read(subject.rows[:1].tolist())
     subject.values(one, subject.targets(one))  # what no check could take is refused once
     results: dict[str, Any] = {}
     pictures: dict[str, dict[str, str]] = {}
     entries = {
         "format": FORMAT,
-        "network": type(net.backbone).__name__,
-        "layer": str(subject.layer),
-        "methods": list(subject.methods),
+        "network": type(study.net.backbone).__name__,
+        "layer": str(study.layer),
+        "methods": list(study.named),
         "results": results,
         "pictures": pictures,
     }
     file = Path(out) / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     for name, of_check in options.items():
+        others = {option: of_check[option] for option in of_check if option in common}
+        own = {option: of_check[option] for option in of_check if option not in common}
         try:
-            explained = {} if name == "localisation" else {"target": target}
-            result = CHECKS[name](net, data, target_layers, methods, **{**common, **explained, **of_check})
+            result = CHECKS[name](replace(study, **others) if others else study, **own)
         except Exception as error:  # whatever it is, the other checks are made
             results[name] = {"reason": _reason(error)}
-            warnings.warn(f"the check {name!r} was not made: {_reason(error)}", stacklevel=2)
+            warn(f"the check {name!r} was not made: {_reason(error)}", UserWarning)
             continue
         results[name] = result.to_dict()
         _write(file, entries)  # what was found stays, whatever comes next
@@ -135,7 +106,7 @@ def report(
             pictures[name] = _pictures(result)
         except Exception as error:
             results[name]["settings"]["pictures"] = f"not drawn: {_reason(error)}"
-            warnings.warn(f"the worst images of the check {name!r} were not drawn: {_reason(error)}", stacklevel=2)
+            warn(f"the worst images of the check {name!r} were not drawn: {_reason(error)}", UserWarning)
     if all("reason" in result for result in results.values()):
         raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
     _write(file, entries)

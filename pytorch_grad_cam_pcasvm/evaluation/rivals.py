@@ -1,7 +1,10 @@
-"""Rivals: maps that know nothing of the image, of the target, or of what the head has learned."""
+"""Maps, and their rivals: maps that know nothing of the image, of the target, or of what the head has learned."""
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ RIVALS = (RANDOM, ANOTHER, BLIND, HEAD)
 
 
 class Rivals:
-    """The rivals of a subject's maps, batch by batch.
+    """A subject's maps and their rivals, batch by batch.
 
     Every image has draws of its own, which do not depend on the size of the batches.
 
@@ -47,7 +50,7 @@ class Rivals:
             raise ValueError(f"there is no rival to compare with: {why}" if why else "rivals must not be empty")
         rotates = HEAD in self.names
         self.rotated = with_head(subject.net, copy.deepcopy(subject.net.head)) if rotates else None
-        self._before: Tensor | None = None
+        self._before: tuple[Tensor, bytes] | None = None  # an image and its digest
 
     def next(self, x: Tensor, targets: Sequence[Any], rows: Sequence[int]) -> dict[str, Tensor]:
         """Take the next images, and return the maps that are rivals of every method.
@@ -63,36 +66,46 @@ class Rivals:
         Raises:
             ValueError: the images are not as large as those before.
         """
-        before = x[:2][-1:] if self._before is None else self._before  # of the first, the image after it
+        digests = [blake2b(image).digest() for image in x.cpu().flatten(1).contiguous().view(torch.uint8).numpy()]
+        before, digest = self._before or (x[:2][-1:], digests[:2][-1])  # of the first, the image after it
         if before.shape[1:] != x.shape[1:]:
             raise ValueError(
                 f"images have the shapes {tuple(before.shape[1:])} and {tuple(x.shape[1:])}: bring all to one size in "
                 "the transform, for example with torchvision.transforms.Resize((224, 224))"
             )
         self._x, self._targets, self._rows = x, targets, rows
-        self._other, self._before = torch.cat([before, x[:-1]]), x[-1:].clone()
+        self._other, self._before = torch.cat([before, x[:-1]]), (x[-1:].clone(), digests[-1])
+        self._keys: dict[str, list[Any]] = {"": digests, ANOTHER: [digest, *digests[:-1]], HEAD: [*digests, *rows]}
         blind = self._subject.blind(x)
         random = [generator(self._subject.seed, 0, row).normal(size=blind.shape[1:]) for row in rows]
         return {RANDOM: torch.stack([torch.from_numpy(each) for each in random]).to(blind), BLIND: blind}
 
     def of(self, method: str) -> dict[str, list[SignedMaps]]:
-        """Return a method's own rivals for these images.
+        """Return a method's own maps of these images, as ``""``, and its own rivals.
 
         They are the maps of the same targets of the images before them, and of heads whose components are rotated at
         random and whose machine is unchanged: it looks at other directions than it was fitted on, as if it had learned
         nothing.
         """
-        found = {}
-        if ANOTHER in self.names:
-            found[ANOTHER] = self._subject.explained(method, self._other, self._targets)
-        if self.rotated is not None:
-            found[HEAD] = []
-            for n, row in enumerate(self._rows):
-                self._rotate(row)
-                found[HEAD] += self._subject.explained(
-                    method, self._x[n : n + 1], self._targets[n : n + 1], self.rotated
-                )
-        return found
+        makers = {"": self._own, ANOTHER: self._of_others, HEAD: self._of_rotated}
+        return {
+            name: self._subject.made.get((method, name, *self._keys[name], *self._targets), partial(maker, method))
+            for name, maker in makers.items()
+            if name in ("", *self.names)
+        }
+
+    def _own(self, method: str) -> list[SignedMaps]:
+        return [SignedMaps.cat([each]) for each in self._subject.explained(method, self._x, self._targets)]
+
+    def _of_others(self, method: str) -> list[SignedMaps]:
+        return _lean(self._subject.explained(method, self._other, self._targets))
+
+    def _of_rotated(self, method: str) -> list[SignedMaps]:
+        found = []
+        for n, row in enumerate(self._rows):
+            self._rotate(row)
+            found += self._subject.explained(method, self._x[n : n + 1], self._targets[n : n + 1], self.rotated)
+        return _lean(found)
 
     def _rotate(self, row: int) -> None:
         """Rotate the components of the randomised head by the rotation drawn for a row, uniform over all of them."""
@@ -105,6 +118,11 @@ class Rivals:
         rotation = (q * r.diagonal().sign()).to(given.components)  # q alone is not uniform: LAPACK fixes its signs
         divisor = given.divisor.unsqueeze(1)  # of a PCA that whitens: the whitened components are rotated
         stage.components.copy_(rotation @ (given.components / divisor) * divisor)
+
+
+def _lean(maps: Sequence[SignedMaps]) -> list[SignedMaps]:
+    """Return what is measured of maps, without the output and the weights, which are larger than a map."""
+    return [replace(each, output=None, weights=each.weights.new_empty(1, 1, 0), heads=None) for each in maps]
 
 
 def _why_not(subject: Subject) -> str:

@@ -2,7 +2,8 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -14,30 +15,21 @@ from torch.nn.utils.parametrize import is_parametrized
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, HEAD, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
-from pytorch_grad_cam_pcasvm.evaluation.subject import DEFAULT, Methods, Subject, generator, seeded, signed, with_head
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, seeded, signed, with_head
 from pytorch_grad_cam_pcasvm.model.modules import evaluating
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget, Target
+from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget
 
 COMPONENTS, LABELS = "components rotated", "labels permuted, head refitted"
 LIKENESS = "likeness"
 DRAWS = 10  # of random weights and permuted labels; each image has one of them
 
 
-def sensitivity(
-    net: PCASVMNet,
-    data: Any,
-    target_layers: Sequence[nn.Module | str],
-    methods: Methods = DEFAULT,
-    target: Target | None = None,
+def sensitivity(  # noqa: D417 - of the study its class tells
+    study: Subject,
     *,
     refitted: Callable[[int], Any] | None = None,
     layers: int = 3,
-    images: int | None = 100,
-    batch_size: int = 16,
-    seed: int = 0,
-    progress: bool = True,
-    transform: Callable[[Any], Tensor] | None = None,
 ) -> Result:
     """Measure how much maps stay the same when the head, and then the layers from the top down, are randomised.
 
@@ -45,21 +37,11 @@ def sensitivity(
     map with the randomised network's map of the same target. A map that stays the same does not show what was learned.
 
     Args:
-        net: the network, which is not changed.
-        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
-        target_layers: one layer.
-        methods: classes, ``(class, options)``, or a dict of these by name.
-        target: what to explain; None: the class predicted for the whole image.
         refitted: a function from a seed to a head refitted on permuted labels, such as
             ``lambda seed: clone(pipeline).fit(features, np.random.default_rng(seed).permutation(labels))``; None: skip
             this check. It is called with ten seeds.
         layers: number of layers with weights to randomise, from the last that runs to the first, one after the other
             (by their ``reset_parameters``), each in addition to those before. Norms and parametrised layers stay.
-        images: how many, chosen at random; None: all.
-        batch_size: number of images at a time.
-        seed: random seed of the choice and of all randomisations.
-        progress: show a progress bar.
-        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
         A row for each method and randomisation, and for the blind map; passed if the correlation is below 0.5. Every
@@ -69,28 +51,26 @@ def sensitivity(
         to the blind map the target hardly matters.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: too few images, a negative number of layers, or nothing to explain.
+        ValueError: a negative number of layers.
     """
     if not isinstance(layers, Integral) or layers < 0:
         raise ValueError(f"layers must be an integer from 0, got {layers!r}")
-    subject = Subject(
-        net, data, target_layers, methods, target,
-        images=images, batch_size=batch_size, seed=seed, progress=progress, transform=transform,
-    )  # fmt: skip
+    subject = study.fresh()
     against = Rivals(subject)
-    refits = [] if refitted is None else [with_head(net, refitted(seed + draw)) for draw in range(DRAWS)]
+    refits = (
+        [] if refitted is None else [with_head(subject.net, refitted(subject.seed + draw)) for draw in range(DRAWS)]
+    )
     cascade = Cascade(subject, layers)
-    kept: dict[tuple[str, str, str], list[np.ndarray]] = {}  # by method, measure, rival
+    kept = defaultdict[Any, list[np.ndarray]](list)  # by method, measure, rival
     draws: list[int] = []
-    for x, _, images_of in subject.batches("sensitivity"):
+    for x, _, rows_of in subject.batches("sensitivity"):
         targets = subject.targets(x)
-        shared = against.next(x, targets, images_of)
-        maps = {method: subject.explained(method, x, targets) for method in subject.methods}
-        before = {method: signed(of_method) for method, of_method in maps.items()} | {BLIND: shared[BLIND]}
+        shared = against.next(x, targets, rows_of)
+        maps = {method: against.of(method) for method in subject.named}
+        before = {method: signed(of_method[""]) for method, of_method in maps.items()} | {BLIND: shared[BLIND]}
         after: dict[tuple[str, str, str], Tensor] = {}
-        for method in subject.methods:
-            theirs = {rival: signed(of_rival) for rival, of_rival in against.of(method).items()}
+        for method in subject.named:
+            theirs = {rival: signed(of_rival) for rival, of_rival in maps[method].items() if rival}
             if against.rotated is not None:
                 after[method, COMPONENTS, ""] = theirs.pop(HEAD)
             after |= {(method, LIKENESS, rival): found for rival, found in (theirs | shared).items()}
@@ -111,11 +91,10 @@ def sensitivity(
                     after.setdefault((name, what, ""), torch.empty_like(first))[places] = found
         for key, found in after.items():
             correlations = rank_correlations(*(each.cpu().numpy() for each in (before[key[0]], found)))
-            kept.setdefault(key, []).append(np.abs(correlations))
+            kept[key].append(np.abs(correlations))
         for method, of_method in maps.items():
-            subject.seen(method, of_method)
             changed = [parts[-1] for (name, what, _), parts in kept.items() if name == method and what != LIKENESS]
-            subject.worst[method].add(np.mean(changed or [np.full(len(x), np.nan)], 0), images_of, x, of_method)
+            subject.add(method, np.mean(changed or [np.full(len(x), np.nan)], 0), rows_of, x, of_method[""])
     rows = []
     for (name, what, rival), parts in sorted(kept.items(), key=lambda item: [*before].index(item[0][0])):
         estimate = Estimate.of(np.concatenate(parts), None if what in (COMPONENTS, LIKENESS) else draws)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 from scipy.stats import t as student
 
 SAME = 1e-6  # of the largest value: values that differ by less are the same but for rounding
@@ -77,17 +78,7 @@ def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
     It is NaN where the first is constant, and 0 where only the second is: nothing of the first is left in it.
     """
-    a, b = (_ranks(maps.reshape(len(maps), -1)) for maps in (first, second))
+    a, b = (rankdata(maps.reshape(len(maps), -1), axis=1) for maps in (first, second))
     a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
     size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return np.divide((a * b).sum(1), size, out=np.where(a.any(1), 0.0, np.nan), where=size > 0)
-
-
-def _ranks(rows: np.ndarray) -> np.ndarray:
-    """Return the ranks of the numbers of each row, equal numbers sharing theirs."""
-    found = np.empty(rows.shape)
-    for row, ranks in zip(rows, found, strict=True):
-        _, inverse, counts = np.unique(row, return_inverse=True, return_counts=True)
-        ends = np.cumsum(counts)
-        ranks[:] = ((ends - counts + ends - 1) / 2)[inverse]
-    return found

@@ -1,17 +1,18 @@
 """The subject of a measurement: a network, images, one target for each, and the methods that explain it."""
 
+import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.cams import ClosedFormGradCAM, ContributionCAM
@@ -19,7 +20,7 @@ from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.data import Images
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite, upsampled
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
@@ -27,67 +28,60 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, fixed
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
-DEFAULT: Methods = (ClosedFormGradCAM, ContributionCAM)
 
 
+@dataclass(eq=False, repr=False)
 class Subject:
-    """What is measured: checked, and read a batch at a time.
+    """What is measured: checked, and read a batch at a time. Its fields are the arguments of a :class:`Study`."""
 
-    Args:
-        net: the network.
-        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for :func:`atlas.build`.
-        target_layers: one layer.
-        methods: classes, or ``(class, options)``; or a dict of these by name.
-        target: what to explain in every image; None: the class predicted for the whole image.
-        images: how many, chosen at random; None: all.
-        batch_size: number of images at a time.
-        seed: random seed of everything random.
-        progress: show progress bars.
-        transform: as for :func:`atlas.build`.
+    net: PCASVMNet
+    data: Any
+    target_layers: Sequence[nn.Module | str]
+    methods: Methods = (ClosedFormGradCAM, ContributionCAM)
+    target: Target | None = None
+    _: KW_ONLY
+    images: int | None = 200
+    batch_size: int = 16
+    seed: int = 0
+    progress: bool = True
+    transform: Callable[[Any], Tensor] | None = None
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: too few images, an unknown method, or a head that has nothing to explain.
-    """
-
-    def __init__(
-        self,
-        net: PCASVMNet,
-        data: Any,
-        target_layers: Sequence[nn.Module | str],
-        methods: Methods = DEFAULT,
-        target: Target | None = None,
-        *,
-        images: int | None = 200,
-        batch_size: int = 16,
-        seed: int = 0,
-        progress: bool = True,
-        transform: Callable[[Any], Tensor] | None = None,
-    ) -> None:
-        if not isinstance(net, PCASVMNet):
-            raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
-        if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
-            raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
-        for name, number, least in (("images", images, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
+    def __post_init__(self) -> None:
+        self.layer = layer_of(self.net, self.target_layers)
+        numbers = (("images", self.images, 1), ("batch_size", self.batch_size, 1), ("seed", self.seed, 0))
+        for name, number, least in numbers:
             if not (number is None and name == "images") and (not isinstance(number, Integral) or number < least):
                 raise ValueError(f"{name} must be an integer from {least}, got {number!r}")
-        if not (target is None or callable(target)):
-            raise TypeError(f"target must be one target, such as PCATarget(0), got {target!r:.80}")
-        if target is None and net.head.decision_position is None:
-            raise ValueError("the head has no SVM, so there is no decision to explain: pass target=PCATarget(0)")
-        self.net, self.layer = net, layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
-        self.methods = named(methods)
-        self.target: Any = SVMTarget() if target is None else target
-        self.batch_size, self.seed, self.progress = batch_size, seed, progress
-        self.data = Images(_data_set(data), transform, thumbnails=False)
-        self.rows = np.random.default_rng(seed).permutation(len(self.data))[:images]
+        if not (self.target is None or callable(self.target)):
+            raise TypeError(f"target must be one target, such as PCATarget(0), got {self.target!r:.80}")
+        self.target = SVMTarget() if self.target is None else self.target
+        self.named = named(self.methods)
+        self.source = Images(_data_set(self.data), self.transform, thumbnails=False)
+        self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")
-        self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
-        self.worst = {method: Worst() for method in self.methods}
+        self.made = Made()
         self._channels_last = True
-        self._seen: dict[str, list[bool]] = {method: [] for method in self.methods}
+        self._forget()
+
+    def _forget(self) -> None:
         self.missing: dict[str, str] = {}  # what cannot be measured, and why
+        self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
+        self._seen: dict[str, list[bool]] = {method: [] for method in self.named}
+        self._worst: dict[str, list[tuple[float, int, Tensor, SignedMaps]]] = {method: [] for method in self.named}
+
+    def fresh(self, target: Target | None = None) -> "Subject":
+        """Return a copy of which nothing is found yet, optionally of another target; it shares the maps that are made.
+
+        Raises:
+            ValueError: the head has nothing to explain.
+        """
+        found = copy.copy(self)
+        found.target = self.target if target is None else target
+        if isinstance(found.target, SVMTarget) and self.net.head.decision_position is None:
+            raise ValueError("the head has no SVM, so there is no decision to explain: pass target=PCATarget(0)")
+        found._forget()
+        return found
 
     def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
         """Yield images (N, ...), their labels and rows, at least two at a time."""
@@ -105,11 +99,11 @@ class Subject:
 
     def read(self, rows: list[int]) -> tuple[Tensor, list[Any]]:
         """Return images (N, ...) on the network's device, and their labels."""
-        batch = self.data.read(rows)
+        batch = self.source.read(rows)
         if batch.bad:
             row, why = next(iter(batch.bad.items()))
             raise RuntimeError(
-                f"image {row} ({self.data.id(row)}) cannot be read: {why}. Mend it, or leave it out of the data set"
+                f"image {row} ({self.source.id(row)}) cannot be read: {why}. Mend it, or leave it out of the data set"
             )
         return batch.images.to(device_of(self.net)), batch.labels
 
@@ -144,22 +138,16 @@ class Subject:
         self, method: str, x: Tensor, targets: Sequence[Any], net: PCASVMNet | None = None
     ) -> list[SignedMaps]:
         """Return each image's map of its own target, optionally of another network, such as one with a random head."""
-        cam = self.cam(method, net or self.net)
-        found: dict[int, SignedMaps] = {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BlankMapWarning)  # blank maps are counted
-            for target in dict.fromkeys(targets):
-                places = [n for n, other in enumerate(targets) if other == target]
-                maps = cam.explain(x[places], [target])
-                check_finite(maps.maps)  # explain does not wait for a device to see it
-                found |= {n: maps[place] for place, n in enumerate(places)}
-        return [found[n] for n in range(len(x))]
+        found = explained(self.cam(method, net or self.net), x, targets)
+        check_finite(signed(found))  # explain does not wait for a device to see it
+        return found
 
-    def seen(self, method: str, maps: Sequence[SignedMaps]) -> np.ndarray:
-        """Return which maps of a method are not zero everywhere, shape (N,), and count the others as blank."""
-        found = [bool(each.maps.any()) for each in maps]
-        self._seen[method] += found
-        return np.array(found)
+    def add(self, method: str, badness: np.ndarray, rows: Sequence[int], x: Tensor, maps: Sequence[SignedMaps]) -> None:
+        """Count blank maps, and keep the ten worst images of a method; badness (N,) is NaN where it is not known."""
+        self._seen[method] += [bool(each.maps.any()) for each in maps]
+        found = zip(badness.tolist(), rows, x.cpu(), maps, strict=True)
+        kept = [*self._worst[method], *(each for each in found if not np.isnan(each[0]))]
+        self._worst[method] = sorted(kept, key=lambda each: -each[0])[:10]
 
     def result(
         self, check: str, question: str, rows: list[Row], curves: dict[str, Any] | None = None, **settings: Any
@@ -169,23 +157,20 @@ class Subject:
         common: dict[str, Any] = {"images": len(self.rows), "seed": self.seed, "target": repr(self.target)}
         if self.missing:
             common["not measured"] = "; ".join(f"{what}: {why}" for what, why in self.missing.items())
-        worst = {method: found for method, found in self.worst.items() if found.rows}
-        return Result(
-            check, question, rows, blank, common | settings, curves,
-            {method: found.rows for method, found in worst.items()},
-            {method: [str(self.data.id(row)) for row in found.rows] for method, found in worst.items()},
-            {
-                method: Pictures(
-                    torch.stack([self.data.picture(image).clamp(0, 1) for image in found.images]),
-                    found.maps(self.target),
+        result = Result(check, question, rows, blank, common | settings, curves)
+        for method, worst in self._worst.items():
+            if worst:
+                _, result.worst[method], images, maps = map(list, zip(*worst, strict=True))
+                result.names[method] = [str(self.source.id(row)) for row in result.worst[method]]
+                result.pictures[method] = Pictures(
+                    torch.stack([self.source.picture(image).clamp(0, 1) for image in images]),
+                    SignedMaps.cat([replace(each.cpu(), targets=[self.target]) for each in maps]),
                 )
-                for method, found in worst.items()
-            },
-        )  # fmt: skip
+        return result
 
     def blind(self, x: Tensor, net: PCASVMNet | None = None) -> Tensor:
         """Return the sums of the activations of the target layer, (N, h, w), which know nothing about the target."""
-        cam = self.cam(next(iter(self.methods)), net)
+        cam = self.cam(next(iter(self.named)), net)
         with cam._running(x) as modules:
             found = cam._run(x, modules).activations(0)
         return found.sum(1, dtype=torch.float64 if found.dtype == torch.float64 else torch.float32)
@@ -194,7 +179,7 @@ class Subject:
         """Return a method's cam for the network, or for another; each is created once."""
         net = net or self.net
         if (method, net) not in self._cams:
-            kind, options = self.methods[method]
+            kind, options = self.named[method]
             self._cams[method, net] = kind(net, [self.layer], **options)
         return self._cams[method, net]
 
@@ -219,31 +204,31 @@ def generator(seed: int, what: int, row: int) -> np.random.Generator:
     return np.random.default_rng([seed, what, row])
 
 
-class Worst:
-    """The ten images that a method did worst on, with their maps."""
+class Made:
+    """Maps that are made, as many as fit into ``room`` bytes; the first stay, as each measure starts with them."""
 
-    def __init__(self) -> None:
-        self._kept: list[tuple[float, int, Tensor, SignedMaps]] = []
+    def __init__(self, room: int = 2**28) -> None:
+        self._room, self._maps = room, dict[Any, list[SignedMaps]]()
 
-    def add(self, badness: np.ndarray, rows: Sequence[int], x: Tensor, maps: Sequence[SignedMaps]) -> None:
-        """Record images (N, ...), how bad they are (N,; NaN: unknown), and the map of each."""
-        found = zip(badness.tolist(), rows, x.cpu(), (each.cpu() for each in maps), strict=True)
-        self._kept += [each for each in found if not np.isnan(each[0])]
-        self._kept = sorted(self._kept, key=lambda each: -each[0])[:10]
+    def get(self, key: Any, make: Callable[[], list[SignedMaps]]) -> list[SignedMaps]:
+        """Return the maps of a key, which are made if there are none."""
+        if key in self._maps:
+            return self._maps[key]
+        found = make()
+        outputs = [each.output.head_trace.values for each in found if each.output is not None]
+        self._room -= sum(each.nbytes for each in tree_leaves([outputs, [each._tensors() for each in found]]))
+        if self._room >= 0:
+            self._maps[key] = found
+        return found
 
-    @property
-    def rows(self) -> list[int]:
-        """Their numbers in the data set, the worst first."""
-        return [row for _, row, _, _ in self._kept]
 
-    @property
-    def images(self) -> Tensor:
-        """The images, (n, ...)."""
-        return torch.stack([image for _, _, image, _ in self._kept])
-
-    def maps(self, target: Any) -> SignedMaps:
-        """Return their maps together, under one target, although each explains its own image's class."""
-        return SignedMaps.cat([replace(maps, targets=[target]) for _, _, _, maps in self._kept])
+def layer_of(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) -> nn.Module | str:
+    """Return the one target layer, by its name if it has one."""
+    if not isinstance(net, PCASVMNet):
+        raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+    if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
+        raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
+    return layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
 
 
 def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
@@ -264,6 +249,18 @@ def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, An
     return found
 
 
+def explained(cam: ClosedFormCAM, x: Tensor, targets: Sequence[Any]) -> list[SignedMaps]:
+    """Return each image's map of its own target, without a warning of blank ones, which are counted."""
+    found: dict[int, SignedMaps] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BlankMapWarning)
+        for target in dict.fromkeys(targets):
+            places = [n for n, other in enumerate(targets) if other == target]
+            maps = cam.explain(x[places], [target])
+            found |= {n: maps[place] for place, n in enumerate(places)}
+    return [found[n] for n in range(len(x))]
+
+
 def signed(maps: Sequence[SignedMaps]) -> Tensor:
     """Return maps of one target each as (N, h, w).
 
@@ -273,14 +270,13 @@ def signed(maps: Sequence[SignedMaps]) -> Tensor:
     return torch.cat([each.maps[:, 0] for each in maps])
 
 
-def upsampled(maps: Tensor, size: Sequence[int]) -> np.ndarray:
-    """Return maps (N, h, w) at the size of the images."""
-    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
-    maps = maps.unsqueeze(1).double()
-    whole = F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
+def heat(maps: Tensor | Sequence[SignedMaps], size: Sequence[int]) -> np.ndarray:
+    """Return maps of one target each, or (N, h, w), at the size of the images, as float64."""
+    small = (maps if isinstance(maps, Tensor) else signed(maps)).unsqueeze(1).double()
     # Rounding may leave these bounds, and would rank the pixels of a flat map.
-    axes = tuple(range(1, maps.dim()))
-    return whole.clamp(maps.amin(axes, keepdim=True), maps.amax(axes, keepdim=True))[:, 0].cpu().numpy()
+    axes = tuple(range(1, small.dim()))
+    bounds = small.amin(axes, keepdim=True), small.amax(axes, keepdim=True)
+    return upsampled(small, size).clamp(*bounds)[:, 0].cpu().numpy()
 
 
 def _data_set(data: Any) -> Any:

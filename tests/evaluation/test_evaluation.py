@@ -44,6 +44,7 @@ from pytorch_grad_cam_pcasvm.evaluation.localisation import (
     _scene,
     _tile_masks,
 )
+from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LABELS, LIKENESS
@@ -656,7 +657,7 @@ def test_a_report_that_is_stopped_keeps_what_was_measured(corner, tmp_path, monk
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(evaluation.report.__globals__["CHECKS"], "stability", stopped)
+    monkeypatch.setitem(CHECKS, "stability", stopped)
     with pytest.raises(KeyboardInterrupt):
         E.report(
             net,
@@ -760,8 +761,7 @@ def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monk
     call = [net, (x, labels), ["features"], [ContributionCAM]]
     options = {"out": tmp_path, "images": 12, **QUIET}
     measured = []
-    module = sys.modules[E.report.__module__]
-    monkeypatch.setitem(module.CHECKS, "faithfulness", lambda *_, target, images=0, **__: measured.append(images))
+    monkeypatch.setitem(CHECKS, "faithfulness", lambda *_, target, images=0, **__: measured.append(images))
     for checks, error, match in (
         ({"faithfulness": {}, "stability": {"nois": 1}}, TypeError, "'stability' has no option 'nois': it has target"),
         ({"faithfulness": {}, "beauty": {}}, ValueError, "no check 'beauty'"),
@@ -772,7 +772,7 @@ def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monk
     with pytest.warns(UserWarning, match="the check 'stability' was not made: TypeError: "):
         found = E.report(*call, checks={"stability": {"noise": "much"}, "completeness": {}}, **options)
     assert "not made" in found.read_text()
-    monkeypatch.setattr(module, "plot_maps", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(sys.modules[E.page.__module__], "plot_maps", lambda *_, **__: 1 / 0)
     with pytest.warns(UserWarning, match="the worst images of the check 'completeness' were not drawn: ZeroDivision"):
         found = E.report(*call, checks="completeness", **options)
     assert "pictures: not drawn: ZeroDivisionError" in found.read_text()

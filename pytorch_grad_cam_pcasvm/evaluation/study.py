@@ -1,0 +1,97 @@
+"""A study: all measures of a network on the same images; and each measure as a function that makes its own study."""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness as _completeness
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness as _faithfulness
+from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation as _localisation
+from pytorch_grad_cam_pcasvm.evaluation.report import report as _report
+from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity as _sensitivity
+from pytorch_grad_cam_pcasvm.evaluation.stability import stability as _stability
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+
+Found = TypeVar("Found")
+
+
+class Study(Subject):
+    """A network, images, and the methods that explain them: what all measures have in common.
+
+    Each measure finds what the function of its name finds. The maps that one measure has made, of images and of their
+    rivals, are not made again for the next, as far as they fit into 256 MB: leave the network as it is meanwhile.
+    Localisation explains classes, whatever the target.
+
+    Args:
+        net: the network.
+        data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
+        target_layers: one layer.
+        methods: classes, ``(class, options)``, or a dict of these by name.
+        target: what to explain; None: the class predicted for the whole image.
+        images: how many, chosen at random; None: all.
+        batch_size: number of images at a time.
+        seed: random seed of everything random.
+        progress: show progress bars.
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: too few images, an unknown layer, two methods of one name, or a head that has nothing to explain.
+    """
+
+    faithfulness = _faithfulness
+    localisation = _localisation
+    sensitivity = _sensitivity
+    completeness = _completeness
+    stability = _stability
+    report = _report
+
+
+def _function(
+    measure: Callable[..., Found], images: int = 200, without: str = "", by_name: str = ""
+) -> Callable[..., Found]:
+    """Return a measure as a function that takes the arguments of a study, too, and is documented with all of them.
+
+    Args:
+        measure: a function of a study.
+        images: the number of images if none is given.
+        without: an argument of the study that it does not take.
+        by_name: an argument of the study that it takes by name only, as all of its own.
+
+    Returns:
+        The function.
+    """
+    _, *own = inspect.signature(measure).parameters.values()
+    common = {name: each for name, each in inspect.signature(Study).parameters.items() if name != without}
+    common["images"] = common["images"].replace(default=images)
+    parameters = [each.replace(kind=each.KEYWORD_ONLY) if each.name == by_name else each for each in common.values()]
+    parameters += [each.replace(kind=each.KEYWORD_ONLY) for each in own]
+    signature = inspect.signature(measure).replace(parameters=sorted(parameters, key=lambda each: each.kind))
+
+    @functools.wraps(measure)
+    def function(*args: Any, **named: Any) -> Found:
+        given = {"images": images, **signature.bind(*args, **named).arguments}
+        of_measure = {option.name: given.pop(option.name) for option in own if option.name in given}
+        return measure(Study(**given), **of_measure)
+
+    function.__module__ = __name__  # where pickle finds it
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    if Study.__doc__ and measure.__doc__:  # python -OO has none
+        doc = inspect.cleandoc(measure.__doc__)
+        _, arguments, errors = re.split(r"\n*(?:Args|Raises):\n", inspect.cleandoc(Study.__doc__))
+        arguments = re.sub(rf"\n    {without}: .*(\n {{8}}.*)*", "", arguments)
+        doc = doc if "Args:\n" in doc else doc.replace("Returns:\n", "Args:\n\nReturns:\n")
+        doc = doc.replace("Args:\n", f"Args:\n{arguments}\n").replace("Raises:\n", f"Raises:\n{errors}\n")
+        function.__doc__ = doc
+    return function
+
+
+faithfulness = _function(_faithfulness)
+localisation = _function(_localisation, without="target")
+sensitivity = _function(_sensitivity, images=100)
+completeness = _function(_completeness)
+stability = _function(_stability, images=100)
+report = _function(_report, by_name="target")
