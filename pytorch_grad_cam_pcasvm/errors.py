@@ -8,7 +8,15 @@ _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib
 
 
 class NoClosedFormError(ValueError):
-    """A layer, an estimator or a kernel has no closed-form Jacobian; the message says why and what to do about it."""
+    """A layer, an estimator or a kernel has no closed-form Jacobian; the message says why and what to do about it.
+
+    Example:
+        >>> try:
+        ...     net = PCASVMNet(backbone, DecisionTreeClassifier().fit(features, labels))
+        ... except NoClosedFormError as error:
+        ...     print(error.reason)
+        DecisionTreeClassifier has no closed-form Jacobian: its output is piecewise constant, its gradient 0. ...
+    """
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out
@@ -16,11 +24,19 @@ class NoClosedFormError(ValueError):
 
 
 class BlankMapWarning(UserWarning):
-    """A requested map is zero everywhere; the message says why."""
+    """A requested map is zero everywhere; the message says why.
+
+    Example:
+        >>> warnings.simplefilter("error", BlankMapWarning)  # rather an error than a blank map
+    """
 
 
 class AutogradFallbackWarning(UserWarning):
-    """``jacobian="auto"`` found a path without a closed form and uses autograd for it."""
+    """``jacobian="auto"`` found a path without a closed form and uses autograd for it.
+
+    Example:
+        >>> warnings.simplefilter("ignore", AutogradFallbackWarning)
+    """
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -65,6 +65,11 @@ class SignedMaps:
         heads: with ``explain(heads=True)``, a map for each head of the first attention after the target layer, shape
             (N, K, heads, H, W), which add up to ``maps``; else None.
         linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
+
+    Example:
+        >>> maps = cam.explain(images)
+        >>> maps[0, :3].maps.shape  # of the first image and the three components
+        torch.Size([1, 3, 8, 8])
     """
 
     maps: Tensor
@@ -106,6 +111,10 @@ class SignedMaps:
         Raises:
             TypeError: a part is not a SignedMaps.
             ValueError: there are no parts, or their targets, shapes or devices differ.
+
+        Example:
+            >>> SignedMaps.cat([cam.explain(batch) for batch in images.split(1)]).maps.shape
+            torch.Size([2, 4, 8, 8])
         """
         parts = list(parts)
         if not parts:
@@ -164,6 +173,11 @@ class SignedMaps:
         Raises:
             TypeError: a target's label is not a string, number or boolean.
             FileNotFoundError: there is no such folder.
+
+        Example:
+            >>> maps.save("maps.safetensors")
+            >>> SignedMaps.load("maps.safetensors").maps.equal(maps.maps)
+            True
         """
         tensors = self._tensors() | _named(self.output)
         storage.write(
@@ -214,6 +228,10 @@ class SignedMaps:
 
         Raises:
             ValueError: an unknown scale, or a size of the wrong length.
+
+        Example:
+            >>> maps.positive(size=(32, 32)).shape
+            torch.Size([2, 4, 32, 32])
         """
         return self._part(1.0, size, scale)
 
@@ -359,6 +377,11 @@ class Jacobians:
         log_scale: natural logarithm of the factor taken out of ``margins``, shape (N, C), or None; usually 0.
         activations: the feature maps F^t, shape (N, T, H, W).
         output: the network's output of the same forward pass.
+
+    Example:
+        >>> jacobians = cam.jacobians(images)
+        >>> jacobians.components.shape, jacobians.margins.shape
+        (torch.Size([2, 8, 3, 64]), torch.Size([2, 8, 3, 64]))
     """
 
     components: Tensor | None

@@ -68,6 +68,10 @@ class PCATarget(ClosedFormTarget):
     Raises:
         TypeError: the component is not an integer.
         ValueError: it is negative, or the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> cam.explain(images, [PCATarget(0), PCATarget(2, sign="-")]).maps.shape
+        torch.Size([2, 2, 8, 8])
     """
 
     component: int
@@ -132,6 +136,9 @@ class HotellingTarget(QuadraticTarget):
 
     Raises:
         ValueError: the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, HotellingTarget())
     """
 
     def __call__(self, output: HeadOutput) -> Tensor:
@@ -173,6 +180,9 @@ class ResidualTarget(QuadraticTarget):
 
     Raises:
         ValueError: the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, ResidualTarget())
     """
 
     behind_reduction = False
@@ -226,6 +236,9 @@ class SVMTarget(ClosedFormTarget):
     Raises:
         TypeError: a label is a list or an array.
         ValueError: ``versus`` is the category itself, or the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, [SVMTarget(), SVMTarget("cat"), SVMTarget("cat", versus="runner-up")])
     """
 
     category: Any = None
@@ -298,6 +311,10 @@ class ProbabilityTarget:
 
     Raises:
         ValueError: the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> logistic = PCASVMNet(backbone, LogisticRegression().fit(features, labels)).eval()
+        >>> maps = ClosedFormGradCAM(logistic, ["layer2"]).explain(images, ProbabilityTarget("cat"))
     """
 
     category: Any = None

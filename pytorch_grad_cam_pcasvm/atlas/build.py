@@ -63,7 +63,7 @@ def build(
         net: a :class:`PCASVMNet` whose head has a reduction.
         dataset: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
             Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
-        target_layers: one layer, as for the method.
+        target_layers: a list of one layer, or of its dotted name, whose activations become maps.
         out: folder of the atlas; every machine must see it.
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
         targets: targets to keep besides the components; None: the predicted class if the method's maps of decisions
@@ -100,6 +100,9 @@ def build(
         NoClosedFormError: the path has a step without a rule.
         RuntimeError: an image cannot be read, or a process died; finished shards are kept.
         OSError: a shard cannot be written, for example because the disk is full; finished shards are kept.
+
+    Example:
+        >>> store = atlas.build(net, dataset, ["layer2"], out="atlas", progress=False)
     """
     if torch.is_autocast_enabled(device_of(net).type):
         raise ValueError("build an atlas outside autocast, which would not apply to other processes")

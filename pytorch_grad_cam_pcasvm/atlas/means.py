@@ -19,6 +19,10 @@ class MeanMaps:
         standard_errors: standard errors of the means, same shape; NaN for a group of one image.
         counts: number of images in each group, shape (G,).
         log_scale: natural logarithm of the factor taken out of each mean, shape (G,); usually 0.
+
+    Example:
+        >>> store.mean_map(0, by="label").groups
+        ['cat', 'dog', 'elk']
     """
 
     groups: list[Any]

@@ -26,14 +26,22 @@ HEAD = "head.safetensors"
 
 
 class Extremes(NamedTuple):
-    """Rows at the two ends of a component, the most extreme first."""
+    """Rows at the two ends of a component, the most extreme first.
+
+    Example:
+        >>> low, high = store.extremes(0, count=3)
+    """
 
     low: np.ndarray
     high: np.ndarray
 
 
 class Neighbours(NamedTuple):
-    """Rows near a given row, nearest first, and their distances."""
+    """Rows near a given row, nearest first, and their distances.
+
+    Example:
+        >>> rows, distances = store.nearest(0, count=3)
+    """
 
     rows: np.ndarray
     distances: np.ndarray
@@ -48,6 +56,10 @@ def load(folder: str | Path) -> "Atlas":
     Raises:
         FileNotFoundError: there is no atlas.
         ValueError: it is not finished, or a shard is missing, truncated, or of another atlas.
+
+    Example:
+        >>> atlas.load("atlas").components.shape
+        (12, 3)
     """
     return Atlas(folder)
 
@@ -63,6 +75,12 @@ class Atlas:
         manifest: what the atlas was made of.
         head: the head that it was built with, on the CPU.
         table: its rows in the files.
+
+    Example:
+        >>> store = atlas.load("atlas")
+        >>> store.explain(store.disagreements("boundary", count=4), SVMTarget("cat")).maps.shape
+        torch.Size([4, 1, 8, 8])
+        >>> page = store.to_html("page")
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -197,7 +215,7 @@ class Atlas:
 
         Args:
             rows: an integer, a slice, a list or a mask.
-            targets: as for ``cam.explain``; None: the predicted class.
+            targets: K targets, each for all images; None: the predicted class.
             head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the atlas was built with,
                 or one that was fitted on its components, such as ``SVC().fit(store.components, store.labels)``; None:
                 the atlas's own.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.cams.context import Run
+from pytorch_grad_cam_pcasvm.cams.docstrings import completed
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
 from pytorch_grad_cam_pcasvm.cams.reshape import transform_of
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
@@ -73,7 +74,31 @@ class ClosedFormCAM(BaseCAM):
     restored, and its gradients and hooks are left alone. Whatever bypasses a target layer, such as a skip connection,
     is treated as a constant, as in pytorch-grad-cam.
 
-    Arguments and errors: see :class:`~pytorch_grad_cam_pcasvm.ClosedFormGradCAM`.
+    Args:
+        model: a :class:`.PCASVMNet`, or any network with a differentiable end, which gets pytorch-grad-cam's maps. For
+            a compiled model, the module that was compiled is used, since maps need the modules themselves.
+        target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
+            (N, T, D, H, W), if need be after ``reshape_transform``.
+        reshape_transform: brings activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid, and
+            the tokens that belong to no patch (class, registers), by running the network on a few noise images; also
+            for channels-last activations.
+        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd for such a path
+            only, with one warning; ``"autograd"``: always use autograd.
+        attention: ``"frozen"``: treat the weights of attention, and of every other softmax, as constants, as in
+            attention rollout and per-head decompositions: this explains how tokens move, not why; ``"exact"``: treat
+            them as functions of the activations, as autograd does.
+        max_bytes: bound on the temporary memory of a call besides the network's own; targets are processed in chunks
+            of at least one. None: all at once.
+
+    Raises:
+        TypeError: the model is not a module, or the target layers are not a list of modules or names.
+        ValueError: an option has an unknown value, no target layer is given, or one that is not in the network, or the
+            model is a DataParallel.
+
+    Example:
+        >>> maps = ClosedFormGradCAM(net, ["layer2"]).explain(images)
+        >>> maps.maps.shape  # of two images, for three components and the predicted class
+        torch.Size([2, 4, 8, 8])
     """
 
     # What targets=None explains in a call. The host's methods explain a score, others add up to a margin.
@@ -86,6 +111,10 @@ class ClosedFormCAM(BaseCAM):
     _in_single = False
     # Whether the weights are sums over positions where the host takes means.
     _of_means = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__doc__ = completed(cls, ClosedFormCAM)
 
     def __init__(
         self,
@@ -164,6 +193,10 @@ class ClosedFormCAM(BaseCAM):
             TypeError: the input is not a floating-point tensor, or a target is not callable.
             ValueError: an empty batch, NaN or infinite values, a number of targets that differs from the batch size, or
                 a target that the head does not know.
+
+        Example:
+            >>> cam(images, [SVMTarget("cat"), SVMTarget("dog")]).shape
+            (2, 32, 32)
         """
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
@@ -186,6 +219,11 @@ class ClosedFormCAM(BaseCAM):
             TypeError: the input is not a floating-point tensor, or a target is not callable.
             ValueError: an empty batch, NaN or infinite values, no targets, several target layers, a target that the
                 head does not know, or ``heads`` with a method whose maps per head do not add up.
+
+        Example:
+            >>> maps = cam.explain(images, [PCATarget(0), SVMTarget("cat", versus="dog")])
+            >>> maps.maps.shape, maps.values.shape
+            (torch.Size([2, 2, 8, 8]), torch.Size([2, 2]))
         """
         x = self._checked_images(input_tensor)
         self._only_layer()
@@ -220,6 +258,9 @@ class ClosedFormCAM(BaseCAM):
             NoClosedFormError: the path has a step without a rule.
             TypeError: the input is not a floating-point tensor.
             ValueError: an empty batch, NaN or infinite values, or several target layers.
+
+        Example:
+            >>> jacobians = cam.jacobians(images)
         """
         x = self._checked_images(input_tensor)
         self._only_layer()

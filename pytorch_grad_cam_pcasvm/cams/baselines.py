@@ -34,7 +34,22 @@ class AtBaseline:
 
 
 class WithBaseline(ClosedFormCAM):
-    """A method with a baseline (see :class:`ContributionCAM`)."""
+    """A method with a baseline.
+
+    Args:
+        baseline: F0, where contributions start, or what replaces a channel or position that is left out. ``"zero"``:
+            no activation at all; ``"mean"``: the mean of the training set, which the head knows if the features are
+            means over positions (the maps of a component then sum to its value, and red means positive); activations
+            as the layer returns them, shape (T,), (T, H, W) or (N, T, H, W), for tokens (L, D) or (N, L, D), for
+            example from :func:`.mean_activations`; or an image of the same shape as the explained ones, which is run
+            through the network. With ``attention="frozen"`` the baseline, and so ``baseline_values``, is evaluated
+            with the image's own attention weights.
+
+    Raises:
+        TypeError: the baseline is neither one of these names nor a tensor.
+        ValueError: the baseline is another name, or has NaN or infinite values; on computing a map: it has another
+            shape, or the mean is not known.
+    """
 
     _predicted = SVMTarget()
     _in_single = True
@@ -135,6 +150,10 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
         TypeError: the loader or the layer yields something other than floating-point tensors.
         ValueError: the loader is empty, its images differ in size, a dict has no image, the first dimension of the
             layer's output does not count images, or the network has no such layer.
+
+    Example:
+        >>> mean = mean_activations(net, loader, "layer2", progress=False)
+        >>> maps = ContributionCAM(net, ["layer2"], baseline=mean).explain(images)
     """
     backbone = _backbone(net)
     name = layer_name(backbone, layer)

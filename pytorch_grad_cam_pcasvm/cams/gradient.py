@@ -31,27 +31,6 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
     """Grad-CAM, ``sum_t (sum_i d_t,i) F_t``: the maps of the paper (Eqs. 11 to 17).
 
     Selvaraju et al., Grad-CAM, arXiv 1610.02391.
-
-    Args:
-        model: a :class:`PCASVMNet`, or any network with a differentiable end, which gets pytorch-grad-cam's maps. For
-            a compiled model, the module that was compiled is used, since maps need the modules themselves.
-        target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
-            (N, T, D, H, W), if need be after ``reshape_transform``.
-        reshape_transform: brings activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid, and
-            the tokens that belong to no patch (class, registers), by running the network on a few noise images; also
-            for channels-last activations.
-        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd for such a path
-            only, with one warning; ``"autograd"``: always use autograd.
-        attention: ``"frozen"``: treat the weights of attention, and of every other softmax, as constants, as in
-            attention rollout and per-head decompositions: this explains how tokens move, not why; ``"exact"``: treat
-            them as functions of the activations, as autograd does.
-        max_bytes: bound on the temporary memory of a call besides the network's own; targets are processed in chunks
-            of at least one. None: all at once.
-
-    Raises:
-        TypeError: the model is not a module, or the target layers are not a list of modules or names.
-        ValueError: an unknown ``jacobian``, ``attention`` or ``reshape_transform``, no target layer, one that is not in
-            the network, or a DataParallel.
     """
 
     _linear = True
@@ -67,7 +46,7 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
 class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
     """HiResCAM, ``sum_t d_t F_t`` position by position. Followed by a mean over positions, it equals Grad-CAM.
 
-    Draelos and Carin, arXiv 2011.08891. Arguments as for :class:`ClosedFormGradCAM`.
+    Draelos and Carin, arXiv 2011.08891.
     """
 
     _linear = True
@@ -85,8 +64,7 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
 class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
     """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``, or 0 where that sum of F is 0.
 
-    Followed by a mean over positions, it equals Grad-CAM. Fu et al., arXiv 2008.02312. Arguments as for
-    :class:`ClosedFormGradCAM`.
+    Followed by a mean over positions, it equals Grad-CAM. Fu et al., arXiv 2008.02312.
     """
 
     _linear = True
@@ -103,7 +81,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     """Grad-CAM++, ``sum_t w_t F_t`` with ``w_t = sum_i relu(d_t,i) / (2 + d_t,i sum_j F_t,j)``.
 
     Its weights are derived for ``exp(score)``; for a component or a margin the same formula is applied.
-    Chattopadhyay et al., arXiv 1710.11063, Eq. 19. Arguments as for :class:`ClosedFormGradCAM`.
+    Chattopadhyay et al., arXiv 1710.11063, Eq. 19.
     """
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -128,7 +106,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
 class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
     """LayerCAM, ``sum_t relu(d_t) F_t`` position by position.
 
-    Jiang et al., IEEE Transactions on Image Processing 30 (2021). Arguments as for :class:`ClosedFormGradCAM`.
+    Jiang et al., IEEE Transactions on Image Processing 30 (2021).
     """
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -142,10 +120,7 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
-    """Element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``.
-
-    Arguments as for :class:`ClosedFormGradCAM`.
-    """
+    """Element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
 
     def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
@@ -177,7 +152,7 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     """ShapleyCAM, ``sum_t w_t F_t`` with ``w_t = sum_i (d - H F / 2)_t,i``, H the Hessian of the target.
 
     The product H F is the derivative of the closed-form gradient along F; where path and head are linear it is 0 and
-    the map equals Grad-CAM's. Cai, arXiv 2501.06261. Arguments as for :class:`ClosedFormGradCAM`.
+    the map equals Grad-CAM's. Cai, arXiv 2501.06261.
     """
 
     _of_means = True

@@ -26,10 +26,7 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
 
     Only what follows the first nonlinear step is evaluated for every channel. The paper divides by the value, and so
     does pytorch-grad-cam; for a negative value that would invert the map, so here nothing is divided.
-    Desai and Ramaswamy, WACV 2020. Arguments as for :class:`ClosedFormGradCAM`.
-
-    Args:
-        baseline: what replaces an ablated channel (see :class:`ContributionCAM`).
+    Desai and Ramaswamy, WACV 2020.
     """
 
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -50,7 +47,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
     """Score-CAM, ``sum_t w_t F_t`` with ``w_t`` the rise of the target when the image is masked by channel t.
 
     ``w_t = value(image * mask_t) - value(0 * image)``, mask_t the channel upsampled and scaled to [0, 1]. All targets
-    share the T runs of the network. Wang et al., arXiv 1910.01279. Arguments as for :class:`ClosedFormGradCAM`.
+    share the T runs of the network. Wang et al., arXiv 1910.01279.
 
     Args:
         softmax: apply a softmax over the channels to the weights, as pytorch-grad-cam does; for components and margins
@@ -60,7 +57,10 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         batch_size: batch size of the masked runs.
 
     Raises:
-        ValueError: ``channels`` or ``batch_size`` is not a positive integer, or as for :class:`ClosedFormGradCAM`.
+        ValueError: ``channels`` or ``batch_size`` is not a positive integer.
+
+    Example:
+        >>> maps = ClosedFormScoreCAM(net, ["layer2"], channels=4).explain(images)
     """
 
     _predicted = SVMTarget()
@@ -124,16 +124,18 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
     They add up as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Positions that are absent take
     the activations of the baseline. With up to 12 positions the values are exact, over all subsets; with more, orders
     are sampled, each together with its reverse, with ``standard_errors`` for every position. Zheng et al., arXiv
-    2208.03608. Arguments as for :class:`ClosedFormGradCAM`.
+    2208.03608.
 
     Args:
         samples: number of orders to draw, even.
         seed: random seed of the orders.
-        baseline: what replaces an absent position, as for :class:`ContributionCAM`.
 
     Raises:
         TypeError: ``seed`` is not an integer.
         ValueError: ``samples`` is not an even number of at least 4.
+
+    Example:
+        >>> errors = ShapCAM(net, ["layer2"], samples=8).explain(images, PCATarget(0)).standard_errors
     """
 
     def __init__(

@@ -26,8 +26,8 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             are ignored. The method must be linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or contributions.
         head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the components came from, or
             one that was fitted on the components themselves.
-        targets: as for ``explain``, except ResidualTarget, which needs more than components; None: the predicted
-            class.
+        targets: K targets, each for all images, but no ResidualTarget, which needs more than components; None: the
+            predicted class.
 
     Returns:
         Signed maps of shape (N, K, H, W). Their output is that of the part of the head after the components.
@@ -36,6 +36,11 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
         TypeError: the maps are not a SignedMaps.
         ValueError: the maps are not those of all components, or their method does not allow it; the head takes another
             number of components, or reduces features in another way; or a target is unknown to it.
+
+    Example:
+        >>> other = LogisticRegression().fit(pipeline[:-1].transform(features), labels)
+        >>> recombined(cam.explain(images), other, SVMTarget("cat")).maps.shape
+        torch.Size([2, 1, 8, 8])
     """
     if not isinstance(components, SignedMaps):
         raise TypeError(f"expected the SignedMaps of all components, got {type(components).__name__}")

@@ -29,7 +29,7 @@ def smoothed(
     Args:
         cam: any method.
         x: images, shape (N, ...).
-        targets: as for ``explain``.
+        targets: K targets, each for all images; None: every component, then the predicted class.
         samples: noisy copies of each image, at least 2.
         noise: standard deviation of the normal noise, as a fraction of the image's range (largest minus smallest
             value).
@@ -40,7 +40,11 @@ def smoothed(
 
     Raises:
         TypeError: ``cam`` is not a method of this package.
-        ValueError: ``samples`` or ``noise`` is out of range, or as for ``explain``.
+        ValueError: ``samples`` or ``noise`` is out of range, or ``explain`` refuses the images or targets.
+
+    Example:
+        >>> smoothed(cam, images, PCATarget(0), samples=4).standard_errors.shape
+        torch.Size([2, 1, 8, 8])
     """
     if not isinstance(cam, ClosedFormCAM):
         raise TypeError(f"smoothed takes a method of this package, such as ClosedFormGradCAM, got {type(cam).__name__}")

@@ -116,7 +116,8 @@ def plot_component(
         cam: another method, made for this network, to use instead.
         labels: the class of every image, shape (R,); None: the predicted ones.
         classes: names of the labels: by label, or a list indexed by number; None: the labels.
-        pictures: what is drawn, as for :func:`plot_maps`; None: the images, which then must lie in [0, 1].
+        pictures: what is drawn, shape (R, H, W, 3), (R, 3, H, W), (R, 1, H, W) or (R, H, W), in [0, 1]; None: the
+            images, which then must lie in [0, 1].
         count: number of images at each end.
         end: number of images in the mean of each end; None: a tenth of all, at least ``count``.
         target: the decision; None: the margin of the class predicted for each image.
@@ -130,6 +131,9 @@ def plot_component(
         TypeError: the images are not a floating-point tensor.
         ValueError: no such component, neither or both of ``target_layer`` and ``cam``, a method of another network, or
             images, pictures and labels that do not belong together.
+
+    Example:
+        >>> figure = plot_component(net, 0, images, target_layer="layer2", count=1)
     """
     cam = _method(net, target_layer, cam)
     x = checked_images(images)

@@ -70,7 +70,7 @@ def plot_decision(
     Args:
         images: the explained images, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
         components: contributions of every component, from ``ContributionCAM.explain(x)``.
-        head: as for :func:`~pytorch_grad_cam_pcasvm.recombined`: ``net.head``, or another one.
+        head: ``net.head``, or a fitted estimator, pipeline or :class:`Head` with the same components.
         target: the decision to draw; None: the margin of the predicted class.
         row: which of the N images.
         count: number of components to draw, those with the largest steps; the others are summed.
@@ -84,6 +84,10 @@ def plot_decision(
         TypeError: the maps are not a SignedMaps.
         ValueError: the maps are not contributions of all components, images or head do not fit, there is no such row,
             or the target is not linear in the head's values.
+
+    Example:
+        >>> components = ContributionCAM(net, ["layer2"]).explain(images)
+        >>> figure = plot_decision(images, components, net.head, SVMTarget("cat"))
     """
     pictures = as_pictures(images)
     target = SVMTarget() if target is None else target

@@ -41,6 +41,9 @@ def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes
 
     Raises:
         ValueError: it contains no PCA with ``explained_variance_ratio_``.
+
+    Example:
+        >>> figure = plot_contribution_ratios(pipeline)
     """
     ratios = 100 * _ratios(pca)
     shown = len(ratios) if highlight is None else highlight
@@ -98,6 +101,9 @@ def plot_feature_space(
 
     Raises:
         ValueError: components, labels or dimensions that do not fit, or ``test`` together with ``ax``.
+
+    Example:
+        >>> figure = plot_feature_space(pipeline[:-1].transform(features), labels)
     """
     sets = {"training": (components, labels), **({"test": test} if test is not None else {})}
     arrays = {name: (as_array(p), as_array(y)) for name, (p, y) in sets.items()}
@@ -154,6 +160,9 @@ def plot_support_vector_effect(
 
     Raises:
         ValueError: a gamma that is not positive.
+
+    Example:
+        >>> figure = plot_support_vector_effect([0.5, 1.0])
     """
     if not len(gammas) or min(gammas) <= 0:
         raise ValueError(f"gammas must be positive numbers, got {gammas!r}")
@@ -204,6 +213,10 @@ def plot_support_vectors(
 
     Raises:
         ValueError: no such row or decision, or a training image is missing.
+
+    Example:
+        >>> effect = net.head.support_vector_effect(net(images).components, "cat")
+        >>> figure = plot_support_vectors(effect, training_images, image=images[0])
     """
     if not (0 <= row < effect.signed.shape[0] and 0 <= decision < effect.signed.shape[1]):
         raise ValueError(

@@ -57,6 +57,9 @@ def plot_maps(
     Raises:
         ValueError: images, maps, titles, classes or components do not belong together, compared maps have different
             targets or images, or the size is too small.
+
+    Example:
+        >>> figure = plot_maps(images, cam.explain(images), components=2)
     """
     groups = maps if isinstance(maps, Mapping) else {"": maps}
     for title, group in groups.items():

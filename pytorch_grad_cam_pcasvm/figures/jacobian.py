@@ -46,6 +46,9 @@ def plot_jacobian(
 
     Raises:
         ValueError: the head has no components, the feature map does not exist, or there is not exactly one image.
+
+    Example:
+        >>> figure = plot_jacobian(net, backbone.layer2, images[0])
     """
     of_volumes = any(isinstance(module, nn.Conv3d) for module in net.backbone.modules())
     x = checked_images(image.unsqueeze(0) if image.dim() == (4 if of_volumes else 3) else image).to(device_of(net))

@@ -75,6 +75,10 @@ def plot_volume(
         ValueError: maps of 2-D images or of another number of volumes, a volume of another shape or with NaN, no such
             image, axis, slice or component, a number of names that differs from the number of classes, an outline of
             another shape, a spacing that is not positive, or an empty window.
+
+    Example:
+        >>> maps = ContributionCAM(net_of_volumes, ["0"]).explain(volumes)
+        >>> figure = plot_volume(volumes, maps, slices=3)
     """
     voxels = _voxels(volume, maps, image)
     check_classes(classes, {"": maps})

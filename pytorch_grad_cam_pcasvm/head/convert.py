@@ -1,11 +1,4 @@
-"""From fitted scikit-learn estimators to stages: one registration per estimator.
-
-``stage_for`` is a :func:`functools.singledispatch`; add an estimator of your own with::
-
-    @stage_for.register(MyScaler)
-    def my_scaler(estimator):
-        return Scale(tensor(estimator.mean_), tensor(estimator.std_), tensor(0 * estimator.mean_))
-"""
+"""From fitted scikit-learn estimators to stages: one registration per estimator."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -109,11 +102,17 @@ def _estimators(fitted: Any) -> Iterator[Any]:
 
 @singledispatch
 def stage_for(estimator: Any) -> Stage:
-    """Return the stage that computes the same as a fitted estimator, in float64 on the CPU.
+    """Return the stage that computes the same as a fitted estimator, in float64 on the CPU (a ``singledispatch``).
 
     Raises:
         NoClosedFormError: no stage is registered for its type.
         TypeError: it is not an estimator.
+
+    Example:
+        >>> @stage_for.register(MyScaler)
+        ... def my_scaler(estimator):
+        ...     return Scale(tensor(estimator.mean_), tensor(estimator.std_), tensor(0 * estimator.mean_))
+        >>> head = Head.of([MyScaler().fit(features), pipeline[1]])
     """
     name = type(estimator).__name__
     if not isinstance(estimator, BaseEstimator):
@@ -139,7 +138,11 @@ def transformer_for(estimator: Any) -> Stage:
 
 
 def tensor(array: Any) -> Tensor:
-    """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU."""
+    """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU.
+
+    Example:
+        >>> mean = tensor(pipeline[0].mean_)
+    """
     if hasattr(array, "toarray"):
         array = array.toarray()
     if isinstance(array, np.ndarray):

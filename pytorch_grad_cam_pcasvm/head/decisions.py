@@ -25,6 +25,9 @@ class Decision(Stage):
     Args:
         voting: how decision values become classes.
         classes: class labels in the estimator's order, or None for a regressor.
+
+    Example:
+        >>> margins = net.head.voting.margins(net(images).decision)
     """
 
     n_outputs: int
@@ -36,7 +39,11 @@ class Decision(Stage):
 
 
 class LinearDecision(Decision):
-    """``a(p) = w p + g``, w of shape (P, B), g (P,): LinearSVC and every other linear decision."""
+    """``a(p) = w p + g``, w of shape (P, B), g (P,): LinearSVC and every other linear decision.
+
+    Example:
+        >>> weight = stage_for(LogisticRegression().fit(features, labels)).weight
+    """
 
     linear = True
 
@@ -85,6 +92,10 @@ class SupportVectorEffect:
         indices: positions of the support vectors in the training set (scikit-learn's ``support_``), shape (I,).
         decision: ``alpha_i c_i K(p_i, p)``, shape (N, P, I), with the rows and signs of ``signed``. Its sum over the
             vectors plus the intercept is the decision value; for a class, its margin up to the intercepts' part.
+
+    Example:
+        >>> effect = net.head.support_vector_effect(net(images).components, "cat")
+        >>> strongest = effect.indices[effect.signed[0, 0].argmax()]  # the training image most in favour of a cat
     """
 
     norm: Tensor
@@ -115,6 +126,9 @@ class KernelSVM(WithConstants, Decision):
         intercept: g, shape (P,).
         n_support: support vectors per class, C numbers.
         support: positions of the support vectors in the training set, shape (I,).
+
+    Example:
+        >>> support_vectors = stage_for(SVC().fit(features, labels)).support_vectors
     """
 
     constants = ("_first", "_second", "_rows", "_takes_part")
@@ -198,7 +212,11 @@ class KernelSVM(WithConstants, Decision):
 
 
 class Ensemble(Decision):
-    """Decision values of several machines side by side, times ``sign``; each machine is the last stage of a chain."""
+    """Decision values of several machines side by side, times ``sign``; each machine is the last stage of a chain.
+
+    Example:
+        >>> machines = stage_for(OneVsRestClassifier(SVC()).fit(features, labels)).members
+    """
 
     def __init__(self, members: Sequence[Chain], sign: float, voting: Voting, classes: Sequence[Any] | None) -> None:
         super().__init__(voting, classes)

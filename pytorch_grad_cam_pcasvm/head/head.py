@@ -43,6 +43,11 @@ class HeadTrace:
             from ``resume``, None for what was not computed.
         saved: what the pullback of every stage needs; its tensors have the batch as first dimension.
         eps: how exactly the backbone knows its features, relative to their size.
+
+    Example:
+        >>> trace = net.head(tensor(features))
+        >>> [tuple(value.shape) for value in trace.values]  # features, scaled, components, decision values
+        [(12, 8), (12, 8), (12, 3), (12, 3)]
     """
 
     values: list[Tensor]
@@ -67,6 +72,11 @@ class Head(Hookable):
 
     Raises:
         ValueError: no stages, nothing in them to explain, or stages after a decision.
+
+    Example:
+        >>> head = Head.of(make_pipeline(PCA(2), SVC()).fit(features, labels))
+        >>> head.n_features, head.classes_.tolist()
+        (8, ['cat', 'dog', 'elk'])
     """
 
     _fit = Fit(())  # of those made from stages, or read from a file
@@ -330,6 +340,10 @@ class Head(Hookable):
         Raises:
             TypeError: a stage is not of this package.
             FileNotFoundError: there is no such folder.
+
+        Example:
+            >>> net.head.save("head.safetensors")
+            >>> net = PCASVMNet(backbone, Head.load("head.safetensors")).eval()
         """
         self.tell_of_fit(always=True)
         storage.save(self.stages, path)

@@ -45,6 +45,13 @@ class Stage(Hookable):
         n_outputs: length of an output row, or None if it equals that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
         linear: whether the stage is affine, so that its secants are its derivative.
+
+    Example:
+        >>> class Double(Stage):
+        ...     linear = True
+        ...     evaluate = lambda self, x: (2 * x, None)
+        ...     pullback = lambda self, saved, grad: (2 * grad, None)
+        >>> head = Head([Double(), stage_for(PCA(2).fit(2 * features))])
     """
 
     n_inputs: int | None = None
@@ -149,6 +156,10 @@ class Scale(Stage):
     """``y = (x - shift) / divisor + offset``, each of shape (D,), then clipped to ``limits`` (low, high) if given.
 
     ``shift_is_mean``: whether the shift is the mean of the training set, as in StandardScaler.
+
+    Example:
+        >>> stage_for(StandardScaler().fit(features))
+        Scale()
     """
 
     def __init__(
@@ -209,6 +220,10 @@ class Projection(Stage):
             the rows of V^T are multiplied in R; None: there is none, or it is unknown.
         variances: variances of the outputs on the training set, shape (B,), if these are uncorrelated with mean 0;
             otherwise None.
+
+    Example:
+        >>> stage_for(PCA(2).fit(features))
+        Projection()
     """
 
     reduces = True
@@ -262,7 +277,12 @@ class Projection(Stage):
 
 
 class Select(Stage):
-    """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,)."""
+    """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,).
+
+    Example:
+        >>> stage_for(VarianceThreshold().fit(features))
+        Select()
+    """
 
     linear = True
 
@@ -289,7 +309,12 @@ _SMALLEST_NORM = 10 * torch.finfo(torch.float64).eps
 
 
 class Normalise(Stage):
-    """``y = x / |x|`` row by row, in the norm "l1", "l2" or "max"; as in scikit-learn, a row of zeros stays zero."""
+    """``y = x / |x|`` row by row, in the norm "l1", "l2" or "max"; as in scikit-learn, a row of zeros stays zero.
+
+    Example:
+        >>> stage_for(Normalizer().fit(features))
+        Normalise()
+    """
 
     def __init__(self, norm: str) -> None:
         super().__init__()
@@ -360,6 +385,9 @@ class KernelMap(Stage):
         coefficients: c_i, shape (I, B).
         offset: shape (B,).
         reduces: whether the outputs are components.
+
+    Example:
+        >>> coefficients = stage_for(KernelPCA(2, kernel="rbf").fit(features)).coefficients
     """
 
     def __init__(self, kernel: Kernel, points: Tensor, coefficients: Tensor, offset: Tensor, reduces: bool) -> None:
@@ -390,7 +418,12 @@ class KernelMap(Stage):
 
 
 class FourierFeatures(Stage):
-    """``y = amplitude cos(x W + phase)``, W of shape (D, B), phase (B,): the random features of RBFSampler."""
+    """``y = amplitude cos(x W + phase)``, W of shape (D, B), phase (B,): the random features of RBFSampler.
+
+    Example:
+        >>> stage_for(RBFSampler().fit(features))
+        FourierFeatures()
+    """
 
     def __init__(self, weight: Tensor, phase: Tensor, amplitude: float) -> None:
         super().__init__()
@@ -415,7 +448,11 @@ class FourierFeatures(Stage):
 
 
 class Chain(Stage):
-    """Several stages one after another, as one."""
+    """Several stages one after another, as one.
+
+    Example:
+        >>> scaled = Chain([stage_for(StandardScaler().fit(features)), stage_for(Normalizer())])
+    """
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()

@@ -58,6 +58,11 @@ def extract_features(
         ValueError: the loader is empty, its labels are not one per image, the backbone has no such layer, or the images
             have a number of channels that it does not take; a dict without an image; an unknown pool, or one whose
             tokens the output does not have.
+
+    Example:
+        >>> features, labels = extract_features(backbone, loader, "layer2", pool="mean", progress=False)
+        >>> features.shape, labels.shape
+        ((12, 8), (12,))
     """
     backbone = backbone if layer is None else uncompiled(backbone)
     source = FeatureSource.of(backbone, layer, pool)

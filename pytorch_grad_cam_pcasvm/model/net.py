@@ -94,6 +94,11 @@ class HeadOutput(OfHead, Tensor):
     Attributes:
         head: the head that computed it.
         head_trace: features, then the output of every stage, each of shape (N, ...), rows (...).
+
+    Example:
+        >>> output = net(images)
+        >>> output.features.shape, output.components.shape, output.margins.shape
+        (torch.Size([2, 8]), torch.Size([2, 3]), torch.Size([2, 3]))
     """
 
     head: Head
@@ -172,13 +177,20 @@ class PCASVMNet(nn.Module):
         layer: a module of the backbone, or its dotted name, whose output, flattened from dim 1, is what the head was
             fitted on; None: the backbone's own output. For a Hugging Face model it may also name a field of the output,
             such as ``"last_hidden_state"``.
-        pool: how positions or tokens become one row of features, as for :func:`extract_features`.
+        pool: how positions or tokens become one row of features: None, ``"mean"``, ``"max"``, ``"gem"``, ``"cls"``,
+            ``"cls+mean"`` or a function (see :func:`extract_features`).
 
     Raises:
         TypeError: the backbone is not a module, or the head is not made of estimators.
         ValueError: the backbone has no such layer, or is a DataParallel, the head is empty, or the pool is unknown.
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian.
+
+    Example:
+        >>> pipeline = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, labels)
+        >>> net = PCASVMNet(backbone, pipeline).eval()
+        >>> net(images).shape, net.predict(images).tolist()
+        (torch.Size([2, 3]), ['cat', 'dog'])
     """
 
     def __init__(
