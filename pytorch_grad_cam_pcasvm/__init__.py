@@ -23,12 +23,13 @@ if TYPE_CHECKING:
         RelevanceCAM,
         ShapCAM,
     )
+    from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
     from pytorch_grad_cam_pcasvm.cams.baselines import mean_activations
     from pytorch_grad_cam_pcasvm.cams.recombine import recombined
     from pytorch_grad_cam_pcasvm.cams.smoothing import smoothed
     from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError
     from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
-    from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps
+    from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, signed_maps
     from pytorch_grad_cam_pcasvm.model.features import extract_features
     from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
     from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ProbabilityTarget, ResidualTarget, SVMTarget
@@ -39,12 +40,13 @@ _NAMES = {
     "cams": "LIFTCAM ClosedFormAblationCAM ClosedFormGradCAM ClosedFormGradCAMElementWise ClosedFormGradCAMPlusPlus "
     "ClosedFormHiResCAM ClosedFormLayerCAM ClosedFormScoreCAM ClosedFormShapleyCAM ClosedFormXGradCAM ContributionCAM "
     "RelevanceCAM ShapCAM",
+    "cams.base": "ClosedFormCAM Explained",
     "cams.baselines": "mean_activations",
     "cams.recombine": "recombined",
     "cams.smoothing": "smoothed",
     "errors": "AutogradFallbackWarning BlankMapWarning NoClosedFormError",
     "head": "Head SupportVectorEffect stage_for",
-    "maps": "Jacobians SignedMaps",
+    "maps": "Jacobians SignedMaps signed_maps",
     "model.features": "extract_features",
     "model.net": "HeadOutput PCASVMNet",
     "targets": "HotellingTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
@@ -56,6 +58,7 @@ __all__ = [
     "AutogradFallbackWarning",
     "BlankMapWarning",
     "ClosedFormAblationCAM",
+    "ClosedFormCAM",
     "ClosedFormGradCAM",
     "ClosedFormGradCAMElementWise",
     "ClosedFormGradCAMPlusPlus",
@@ -65,6 +68,7 @@ __all__ = [
     "ClosedFormShapleyCAM",
     "ClosedFormXGradCAM",
     "ContributionCAM",
+    "Explained",
     "Head",
     "HeadOutput",
     "HotellingTarget",
@@ -84,6 +88,7 @@ __all__ = [
     "mean_activations",
     "recombined",
     "register_jacobian",
+    "signed_maps",
     "smoothed",
     "stage_for",
 ]

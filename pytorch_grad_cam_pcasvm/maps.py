@@ -392,7 +392,19 @@ class Jacobians:
 
 
 def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
-    """Return ``sum_t weights[n, k, t] activations[n, t]``, the signed maps, (N, K, H, W), in the weights' dtype."""
+    """Return ``sum_t weights[n, k, t] activations[n, t]``, the signed maps, (N, K, H, W), in the weights' dtype.
+
+    Args:
+        weights: shape (N, K, T).
+        activations: shape (N, T, H, W) or (N, T, D, H, W).
+
+    Returns:
+        The maps.
+
+    Example:
+        >>> signed_maps(torch.ones(1, 2, 3), torch.ones(1, 3, 4, 4)).shape
+        torch.Size([1, 2, 4, 4])
+    """
     with full_precision(weights.device):
         return torch.bmm(weights, activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
 

@@ -161,7 +161,7 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest < _REPRESENTABLE -> largest <= _REPRESENTABLE": "a limit chosen by feel",
-    "cams/gradient.py ClosedFormGradCAMPlusPlus._maps: "
+    "cams/gradient.py ClosedFormGradCAMPlusPlus.compute: "
     "seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1) -> "
     "seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-2)": "both axes have one element",
     "cams/perturbation.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> len(run)": BAR,

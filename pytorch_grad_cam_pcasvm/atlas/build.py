@@ -125,7 +125,7 @@ def build(
                 f"an atlas keeps maps of the package's own targets only, such as SVMTarget, got {target!r:.80}"
             )
     if targets is None:
-        targets = [] if method._linear or output.decision is None else [SVMTarget()]
+        targets = [] if method.linear or output.decision is None else [SVMTarget()]
     explainer = Explainer(net, method, layer, options, targets, output.components.shape[-1], block)
     probe = explainer(first)
     if shard_size is None:
@@ -237,7 +237,7 @@ def _entries(
         "method": method.__name__ if method.__module__.startswith(__name__.partition(".")[0]) else repr(method),
         "options": _options(method, explainer.options),
         "targets": [encoded(target) for target in explainer.targets[explainer.components :]],
-        "linear": method._linear,
+        "linear": method.linear,
         "adds_up": "baseline_values" in probe,
         "images": len(images),
         "ids": images.digest(),

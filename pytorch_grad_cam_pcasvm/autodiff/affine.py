@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.autodiff.call import Call
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.weight import player_rows
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, has_gradient
-from pytorch_grad_cam_pcasvm.autodiff.weight import player_rows
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 

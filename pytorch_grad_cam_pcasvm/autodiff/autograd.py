@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.autodiff.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
 from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, Regions, modes_kept
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
 from pytorch_grad_cam_pcasvm.model.features import output_of
 from pytorch_grad_cam_pcasvm.model.modules import modules_of

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.call import Call, Few
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline, through_secant
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, has_gradient
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError

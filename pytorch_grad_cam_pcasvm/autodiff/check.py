@@ -30,6 +30,7 @@ class Path:
         modules: all modules of the network, if known.
         attention: ``"frozen"``: the weights of attention are constants of every pass; ``"exact"``: they are not.
         single: whether steps in half precision are done again in single, as differences between outputs need it.
+        replays: whether passes are run again from other activations, for which all numbers on the path are kept.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Path:
         modules: Sequence[nn.Module] | None = None,
         attention: str = "exact",
         single: bool = False,
+        replays: bool = True,
     ) -> None:
         self._attention, self._single = attention, single
+        self._keeps_all = replays or single or attention == "frozen"
         self._backbone, self._layer, self._names = backbone, layer, list(names)
         self._checked = set() if checked is None else checked
         self._agreed: set[Any] = set()  # in this call
@@ -78,7 +81,7 @@ class Path:
 
     def record(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features, without a check."""
-        recorder = Recorder()
+        recorder = Recorder(keeps_all=self._keeps_all)
         with modes_kept():
             output = run_to_features(
                 self._backbone, self._layer, self._names, x, recorder.root, recorder, self._modules

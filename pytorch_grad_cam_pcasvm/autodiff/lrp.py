@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.backward import advice
 from pytorch_grad_cam_pcasvm.autodiff.call import Call
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent
 
 
 class Pullback:

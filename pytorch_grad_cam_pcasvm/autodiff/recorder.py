@@ -9,17 +9,18 @@ For gradients they are constants: what happens to them is never a reason to refu
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import CONSTANTS, has_layers, layer_kind, of_shape
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import CONSTANTS, has_layers, layer_kind, of_shape, rule_of
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, autocast_dtype, has_gradient, mapped, version_of
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.model.features import output_of
@@ -66,15 +67,24 @@ class Regions:
 
 
 class Recorder(Mode):
-    """Records the calls that depend on the target layers; if ``named``, with their modules, for messages."""
+    """Records the calls that depend on the target layers.
 
-    def __init__(self, *, named: bool = False) -> None:
+    Args:
+        named: also record the modules that made them, for messages.
+        keeps_all: keep the numbers of all values, as a replay from other activations needs; otherwise of those that
+            rules read for gradients, and the network's own memory is given back as without a recorder.
+    """
+
+    def __init__(self, *, named: bool = False, keeps_all: bool = True) -> None:
         super().__init__()
-        self.tape = Tape()
-        self.named = named
+        self.tape = Tape(complete=keeps_all)
+        self.named, self._keeps_all = named, keeps_all
         self._index: dict[int, int] = {}  # of the tensor object that stands for a value
         self._smooth: set[int] = set()  # the values that are no switches
-        self._alive: list[Tensor] = []  # an id is a tensor's own only while the tensor lives
+        self._tensors: list[Callable[[], Tensor | None]] = []
+        self._kept: dict[int, Tensor] = {}  # an id is a tensor's own only while the tensor lives
+        self._held: list[torch.UntypedStorage] = []  # so is a storage's
+        self._nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._versions: list[int | None] = []
         self._storages: dict[int, list[int]] = {}
         self._overwritten: dict[int, str] = {}
@@ -118,6 +128,7 @@ class Recorder(Mode):
             # A layer may give its input back, which is another value where it is used besides.
             alias = output.detach() if following is None else following
             index = self._value(alias, smooth=True)
+            self._keep(index)
             if id(output) in self._index:
                 source = self._index[id(output)]
                 if source in self._smooth:
@@ -220,7 +231,23 @@ class Recorder(Mode):
         return found
 
     def _changed(self, index: int) -> bool:
-        return self._versions[index] != version_of(self._alive[index])
+        tensor = self._tensors[index]()
+        return tensor is not None and self._versions[index] != version_of(tensor)
+
+    def _keep(self, index: int) -> None:
+        """Keep the numbers of a value."""
+        tensor = self._tensors[index]()
+        if index not in self._kept and tensor is not None:
+            self._kept[index], self.tape.values[index] = tensor, tensor.detach()
+
+    def _forget(self, index: int, identity: int, storage: int) -> None:
+        """Forget a tensor that the network has dropped: its id, and that of its storage, may become another's."""
+        if self._index.get(identity) == index:
+            del self._index[identity]
+        self._overwritten.pop(identity, None)
+        left = self._storages.get(storage, [])
+        if index in left:
+            left.remove(index)
 
     def _current(self, tensor: Tensor) -> int | None:
         """Return the value that a tensor stands for; refuse one that was written over behind the tape's back."""
@@ -237,7 +264,7 @@ class Recorder(Mode):
         """Return what is to be noted of a call, before it runs and writes into anything."""
         inputs: list[int] = []
 
-        def ref(item: Any) -> Any:
+        def taken(item: Any) -> Any:
             if not isinstance(item, Tensor):
                 return item
             if id(item) in self._overwritten:
@@ -252,7 +279,12 @@ class Recorder(Mode):
             inputs.append(index)
             return Ref(index)
 
-        args, kwargs = mapped(tuple(args), ref), {name: mapped(value, ref) for name, value in kwargs.items()}
+        args, kwargs = mapped(tuple(args), taken), {name: mapped(value, taken) for name, value in kwargs.items()}
+        rule = rule_of(function)
+        smooths = [index for index in inputs if index in self._smooth]
+        if rule is None or rule.needs in ("all", "inputs") or (rule.needs == "others" and len(smooths) > 1):
+            for index in smooths:
+                self._keep(index)
         if written is not None and smooth:
             self._preserve(written, getattr(function, "__name__", str(function)))
         elif written is not None:
@@ -262,7 +294,7 @@ class Recorder(Mode):
     def _preserve_switches(self, written: Tensor) -> None:
         """Keep copies of switches that a call is going to write over; other views of them are constants from now on."""
         for index in self._storages.get(_storage(written), ()):
-            tensor = self._alive[index]
+            tensor = self._tensors[index]()
             if index not in self._smooth:
                 self.tape.values[index] = self.tape.values[index].clone()
                 if self._index.get(id(tensor)) == index and tensor is not written:
@@ -271,9 +303,11 @@ class Recorder(Mode):
     def _preserve(self, written: Tensor, by: str) -> None:
         """Keep copies of what a call is going to write over, and know the tensors that will have changed."""
         self._written[_storage(written)] = by
+        self._held.append(written.untyped_storage())
         for index in self._storages.pop(_storage(written), ()):
-            self.tape.values[index] = self.tape.values[index].clone()
-            tensor = self._alive[index]
+            if index in self._kept:
+                self.tape.values[index] = self.tape.values[index].clone()
+            tensor = self._tensors[index]()
             if self._index.get(id(tensor)) == index and tensor is not written:
                 del self._index[id(tensor)]
                 self._overwritten[id(tensor)] = by
@@ -281,7 +315,7 @@ class Recorder(Mode):
     def _note(self, noted: tuple[Any, ...], result: Any) -> None:
         function, args, kwargs, inputs, written, several = noted
         for index in self._smooth.intersection(inputs):
-            tensor = self._alive[index]
+            tensor = self._tensors[index]()
             if tensor is not written and id(tensor) in self._index and self._changed(index):
                 raise _unseen_write(getattr(function, "__name__", str(function)))
         single = isinstance(result, Tensor)
@@ -296,12 +330,17 @@ class Recorder(Mode):
             self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
             for tensor in tensors
         )
+        rule = rule_of(function)
+        if smooth and (rule is None or rule.needs in ("all", "y")):
+            for output in outputs:
+                if output is not None:
+                    self._keep(output)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not _OUTSIDE:
             self.tape.codes[id(frame.f_code)] = frame.f_code
             frame = frame.f_back
         where = self._modules[-1] if self._modules else None
-        cast = autocast_dtype(self._alive[inputs[0]].device.type)
+        cast = autocast_dtype(self.tape.values[inputs[0]].device.type)
         self.tape.steps.append(
             Step(function, args, kwargs, inputs, outputs, single, written is not None, where, several, cast)
         )
@@ -311,12 +350,20 @@ class Recorder(Mode):
         index = len(self.tape.values)
         if smooth:
             self._smooth.add(index)
-        self.tape.values.append(tensor.detach())
-        self._alive.append(tensor)
+        identity, storage = id(tensor), _storage(tensor)
+        self._tensors.append(ref(tensor, lambda _: self._forget(index, identity, storage)))
         self._versions.append(version_of(tensor))
-        self._index[id(tensor)] = index
-        self._overwritten.pop(id(tensor), None)
-        self._storages.setdefault(_storage(tensor), []).append(index)
+        self._index[identity] = index
+        self._overwritten.pop(identity, None)
+        self._storages.setdefault(storage, []).append(index)
+        if self._keeps_all or not smooth:
+            self.tape.values.append(tensor.detach())
+            self._kept[index] = tensor
+        else:  # the shape of nothing, in no memory
+            kind = tensor.dtype, tensor.device
+            if kind not in self._nothing:
+                self._nothing[kind] = torch.full((), torch.nan, dtype=tensor.dtype, device=tensor.device)
+            self.tape.values.append(self._nothing[kind].expand(tensor.shape))
         return index
 
 

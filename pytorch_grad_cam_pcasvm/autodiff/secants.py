@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.call import Call, Resolved
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref

@@ -86,6 +86,7 @@ class Tape:
         branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``,
             ``detach`` or under ``no_grad``: constants here, but different ones at other activations.
         codes: the code of all functions of the network that the steps were called from, by id.
+        complete: whether all numbers were kept; otherwise those that gradients need.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -95,6 +96,7 @@ class Tape:
     outputs: list[int | None] = field(default_factory=list)
     branches: bool = False
     codes: dict[int, CodeType] = field(default_factory=dict)
+    complete: bool = True
     _constants: list[tuple[Tensor, int | None]] = field(default_factory=list)
 
     @property
@@ -176,7 +178,12 @@ class Tape:
 
         Raises:
             NoClosedFormError: a value has another shape there.
+            RuntimeError: the path was recorded for gradients alone.
         """
+        if not self.complete:
+            raise RuntimeError(
+                "the path was recorded for gradients alone: a method that replays it sets replays = True"
+            )
         self.check_constants()
         wanted = {output for output in self.outputs if output is not None} if until is None else {until}
         steps = []

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.docstrings import completed
-from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, is_closed_form, seeds_of
+from pytorch_grad_cam_pcasvm.cams.recombine import combined
 from pytorch_grad_cam_pcasvm.cams.reshape import transform_of
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
 from pytorch_grad_cam_pcasvm.maps import (
@@ -53,7 +54,12 @@ from pytorch_grad_cam_pcasvm.targets import (
 
 @dataclass
 class Explained:
-    """What a method computes for K targets; attributes as in :class:`SignedMaps`."""
+    """What a method computes for K targets; attributes as in :class:`SignedMaps`.
+
+    Example:
+        >>> zeros = torch.zeros(2, 1)
+        >>> Explained(maps=torch.ones(2, 1, 4, 4), weights=torch.ones(2, 1, 8), values=zeros, log_scale=zeros).heads
+    """
 
     maps: Tensor
     weights: Tensor
@@ -104,13 +110,15 @@ class ClosedFormCAM(BaseCAM):
     # What targets=None explains in a call. The host's methods explain a score, others add up to a margin.
     _predicted: Target = PredictedScore()
     # Whether maps are linear in the gradient, or in secants, so that those of decisions are sums of component maps.
-    _linear = False
+    linear = False
     # Whether maps are sums of those made of parts of the gradient, as of single heads of attention.
-    _of_heads_apart = False
+    heads_add_up = False
     # Whether differences between outputs count, of which half precision keeps too little.
-    _in_single = False
+    in_single = False
+    # Whether the path is run again from other activations, for which all that it computes is kept.
+    replays = False
     # Whether the weights are sums over positions where the host takes means.
-    _of_means = False
+    weights_are_sums = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -236,7 +244,7 @@ class ClosedFormCAM(BaseCAM):
             nu = largest(made.maps, made.opposite)
             told = self._tell_blind_tokens(run, 0, nu)
             output = run.public_output
-        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, linear=self._linear)
+        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, linear=self.linear)
         if may_look(nu):
             check_finite(nu)
             if not told and not bool(nu.all()):
@@ -328,29 +336,53 @@ class ClosedFormCAM(BaseCAM):
 
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         """Return the maps of K targets, each for all images or a :class:`Rowwise`, made in chunks."""
-        parts = [self._maps(run, layer, chunk) for chunk in self._chunks(targets, run.passed, len(run))]
+        basis = every_component(run.output) if self.linear and isinstance(run.output, HeadRun) else []
+        if 0 < len(basis) < sum(map(_is_behind_components, targets)) == len(targets):
+            made = self._explained(run, layer, basis)
+            at, position = self._output_at_baseline(run, layer), run.output.head.component_position
+            seeds = seeds_of(run.output, len(run), targets, made.values.dtype, at, until=position)
+            (grad,) = seeds.grads
+            assert grad is not None
+            maps, weights, remainder, log_scale = combined(made, grad.transpose(0, 1))
+            return Explained(
+                maps, weights, seeds.values, seeds.log_scale + log_scale, None, seeds.baseline_values, remainder
+            )
+        parts = [self.compute(run, layer, chunk) for chunk in self._chunks(targets, run.passed, len(run))]
         if len(parts) == 1:
             return parts[0]
         columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
         joined: Any = {name: None if c[0] is None else torch.cat(c, 1) for name, c in columns.items()}
         return Explained(**joined)
 
+    def _output_at_baseline(self, run: Run, layer: int) -> Any:
+        """Return the network's output at the baseline of secants; None: maps are made of gradients."""
+        return None
+
     def _of_heads(self, run: Run, targets: Sequence[Any]) -> Tensor:
         """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
-        if not self._of_heads_apart:
+        if not self.heads_add_up:
             raise ValueError(
                 f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
                 "ContributionCAM"
             )
         apart = replace(run, passed=run.passed.with_heads(), kept={})
-        return torch.stack([self._maps(apart, 0, [target]).maps for target in targets], 1)
+        return torch.stack([self.compute(apart, 0, [target]).maps for target in targets], 1)
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        """Return the maps of K targets that fit into memory together: this is the method."""
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        """Return the maps of K targets that fit into memory together: this is the method.
+
+        Args:
+            run: what the network did with N images.
+            layer: position of the target layer.
+            targets: K targets.
+
+        Returns:
+            Their maps, not yet scaled.
+        """
         raise NotImplementedError(f"{type(self).__name__} is not a method itself: use ClosedFormGradCAM or another")
 
-    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        """Return what the maps of a target are sums of, channel by channel, shape (N, T, H, W)."""
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        """Return what the maps of a target are sums of, channel by channel, (N, T, H, W), for ``eigen_smooth``."""
         weights, activations = made.weights[:, 0], run.activations(layer)
         return weights.unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
 
@@ -362,7 +394,7 @@ class ClosedFormCAM(BaseCAM):
         passed: Pass | None = None
         if not self._by_autograd:
             try:
-                passed = Path(*layers, self._checked, modules, self.attention, self._in_single).run(x)
+                passed = Path(*layers, self._checked, modules, self.attention, self.in_single, self.replays).run(x)
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form":
                     raise
@@ -417,9 +449,9 @@ class ClosedFormCAM(BaseCAM):
                     continue
                 if eigen_smooth:
                     check_finite(maps)
-                    maps = smoothed_by_svd(self._terms(run, layer, shared, made), maps, targets)
+                    maps = smoothed_by_svd(self.terms(run, layer, shared, made), maps, targets)
                     nu = largest(maps)
-                if self._of_means:
+                if self.weights_are_sums:
                     # The host's weights are means over positions, and its scaling adds 1e-7: size matters there.
                     maps, nu = (numbers / activations[0, 0].numel() for numbers in (maps, nu))
                 layers.append(one_per_image(maps, nu, targets, self.outputs, x.shape[2:], size))
@@ -486,6 +518,11 @@ class ClosedFormCAM(BaseCAM):
             if torch.is_autocast_enabled(x.device.type):
                 torch.set_autocast_cache_enabled(False)
             yield modules
+
+
+def _is_behind_components(target: Any) -> bool:
+    """Return whether a target is a function of the components, for all images, in closed form."""
+    return not isinstance(target, Rowwise | PCATarget) and is_closed_form(target)
 
 
 def _is_at(backbone: nn.Module, name: str, given: nn.Module | str) -> bool:

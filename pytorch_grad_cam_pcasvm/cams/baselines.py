@@ -52,7 +52,8 @@ class WithBaseline(ClosedFormCAM):
     """
 
     _predicted = SVMTarget()
-    _in_single = True
+    in_single = True
+    replays = True
 
     def __init__(
         self,
@@ -101,6 +102,10 @@ class WithBaseline(ClosedFormCAM):
             path = run.passed.baseline(start, layer)
             run.kept[layer] = AtBaseline(path, run.output_of(path.output), run.passed.activations[layer] - start)
         return run.kept[layer]
+
+    def _output_at_baseline(self, run: Run, layer: int) -> Any:
+        """Return the network's output at the baseline."""
+        return self._at_baseline(run, layer).output
 
     def _start(self, run: Run, layer: int) -> Tensor:
         """Return the baseline as activations of the target layer, as the network has them, of one row or N."""

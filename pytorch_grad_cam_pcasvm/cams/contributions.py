@@ -28,10 +28,10 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         True
     """
 
-    _linear = True
-    _of_heads_apart = True
+    linear = True
+    heads_add_up = True
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
         maps, remainder = run.contributions(seeds, layer, at.difference, at.path)
@@ -40,7 +40,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
             maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
         )
 
-    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)
         gradients = run.gradients(run.seeds([target], at.output), layer, at.path)
         return gradients.dense()[0] * run.shaped(at.difference, layer)
@@ -52,7 +52,7 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
     Jung and Oh, arXiv 2102.05228.
     """
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
         weights = run.products(seeds, layer, run.shaped(at.difference, layer), "positions", at.path)
@@ -67,7 +67,7 @@ class RelevanceCAM(WithBaseline, ClosedFormCAM):
     difference from the baseline. Lee et al., CVPR 2021.
     """
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at = self._at_baseline(run, layer)
         seeds = run.seeds(targets, at.output)
         weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)

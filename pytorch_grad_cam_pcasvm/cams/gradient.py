@@ -33,11 +33,11 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
     Selvaraju et al., Grad-CAM, arXiv 1610.02391.
     """
 
-    _linear = True
-    _of_heads_apart = True
-    _of_means = True
+    linear = True
+    heads_add_up = True
+    weights_are_sums = True
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
         weights = run.sums(seeds, layer).contiguous()  # not a view of one image's numbers for all of them
         return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
@@ -49,15 +49,15 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
     Draelos and Carin, arXiv 2011.08891.
     """
 
-    _linear = True
-    _of_heads_apart = True
+    linear = True
+    heads_add_up = True
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
         maps = run.products(seeds, layer, activations, "channels")
         return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
 
-    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         return run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)
 
 
@@ -67,9 +67,9 @@ class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
     Followed by a mean over positions, it equals Grad-CAM. Fu et al., arXiv 2008.02312.
     """
 
-    _linear = True
+    linear = True
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
         products = run.products(seeds, layer, activations, "positions")
         total = activations.flatten(2).sum(-1, dtype=products.dtype).unsqueeze(1)
@@ -84,7 +84,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     Chattopadhyay et al., arXiv 1710.11063, Eq. 19.
     """
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
         gradients = run.gradients(seeds, layer)
         ones = [1] * (activations.dim() - 1)
@@ -109,20 +109,20 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
     Jiang et al., IEEE Transactions on Image Processing 30 (2021).
     """
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
         rising, falling = _signs(run.gradients(seeds, layer))
         maps, opposite = (part.times(activations, [1]).transpose(0, 1) for part in (rising, falling))
         return Explained(maps, _over_positions(rising), seeds.values, seeds.log_scale, opposite)
 
-    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         return run.gradients(run.seeds([target]), layer).dense()[0].relu() * run.activations(layer)
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
     """Element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
         gradients = run.gradients(seeds, layer)
         rising, falling = _signs(gradients)
@@ -134,7 +134,7 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
         )
         return Explained(maps, _over_positions(gradients), seeds.values, seeds.log_scale, opposite)
 
-    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         return (run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)).relu()
 
 
@@ -155,9 +155,10 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     the map equals Grad-CAM's. Cai, arXiv 2501.06261.
     """
 
-    _of_means = True
+    weights_are_sums = True
+    replays = True
 
-    def _maps(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations = run.activations(layer)
         with DualNumbers():
             moved = run.along(layer, run.passed.activations[layer])

@@ -43,7 +43,9 @@ class Rowwise:
         return ", ".join(dict.fromkeys(map(repr, self.targets)))
 
 
-def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None) -> Seeds:
+def seeds_of(
+    output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None, *, until: int = 0
+) -> Seeds:
     """Return the gradients of K targets, or with a baseline their secants from it to the images.
 
     Args:
@@ -52,6 +54,7 @@ def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype
         targets: K targets, each for all images or a :class:`Rowwise`.
         dtype: dtype of the gradients.
         baseline: the output at the baseline, of N rows.
+        until: position of the head's value that the gradients are with respect to, in place of the features.
 
     Returns:
         The seeds.
@@ -60,7 +63,7 @@ def seeds_of(output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype
         return _stacked([_of_output(output, count, _shared(target), dtype, baseline) for target in targets])
     if len(targets) == 1 and isinstance(targets[0], Rowwise):
         return _per_image(output, targets[0].targets, dtype, baseline)
-    return _of_head(output, targets, dtype, baseline)
+    return _of_head(output, targets, dtype, baseline, until)
 
 
 def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> Tensor:
@@ -141,12 +144,14 @@ def _per_image(output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: t
     return Seeds([grad], joined("log_scale"), joined("values"), joined("baseline_values"))
 
 
-def _of_head(output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None) -> Seeds:
+def _of_head(
+    output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None, until: int = 0
+) -> Seeds:
     count = len(output)
     trace = None if baseline is None else baseline.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
     for members, values, seeds in _grouped(targets, output, baseline):
-        grad, log_scale = output.head.pullback(output.head_trace, seeds, trace)
+        grad, log_scale = output.head.pullback(output.head_trace, seeds, trace, until)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
         if baseline is not None:
             tensors.append(_at_baseline([targets[k] for k in members], seeds, values, output, baseline))

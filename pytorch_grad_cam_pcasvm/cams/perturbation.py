@@ -182,7 +182,7 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
             maps, weights, values, none, None, baseline_values, remainder=none.to(maps), standard_errors=errors
         )
 
-    def _terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         raise ValueError(
             "eigen_smooth takes a principal component over channels, but the players of ShapCAM are positions"
         )

@@ -100,28 +100,40 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
             if seeds.baseline_values is not None:
                 of_baseline[:, chosen] = seeds.baseline_values
     output = _output(tail, 0, values)
+    maps, weights, remainder, of_components = combined(components, grads)
+    return SignedMaps(
+        maps=maps,
+        weights=weights,
+        values=of_targets,
+        nu=largest(maps),
+        log_scale=log_scale + of_components,
+        targets=targets,
+        output=components.output if output is None else output,
+        baseline_values=None if at_baseline is None else of_baseline,
+        remainder=remainder,
+        linear=True,
+    )
+
+
+def combined(components: Any, grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Return maps, weights and remainders of K targets by their gradients (N, K, B) at B components, and their scale.
+
+    Args:
+        components: the SignedMaps of all components, or what a method made of them.
+        grads: secants, if the maps are made of these.
+    """
     # Factors that were taken out of single components, as behind a KernelPCA.
     size = torch.where(grads == 0, -torch.inf, components.log_scale.unsqueeze(1))
     largest_size = size.amax(-1)
     largest_size = torch.where(largest_size.isfinite(), largest_size, 0.0)
     grads = grads * (size - largest_size.unsqueeze(-1)).exp()
 
-    def combined(tensor: Tensor) -> Tensor:
+    def sums(tensor: Tensor) -> Tensor:
         return (grads.to(tensor.dtype) @ tensor.flatten(2)).unflatten(2, tensor.shape[2:])
 
-    maps, remainder = combined(components.maps), components.remainder
-    return SignedMaps(
-        maps=maps,
-        weights=combined(components.weights),
-        values=of_targets,
-        nu=largest(maps),
-        log_scale=log_scale + largest_size,
-        targets=targets,
-        output=components.output if output is None else output,
-        baseline_values=None if at_baseline is None else of_baseline,
-        remainder=None if remainder is None else combined(remainder.unsqueeze(-1))[..., 0],
-        linear=True,
-    )
+    remainder = components.remainder
+    remainder = None if remainder is None else sums(remainder.unsqueeze(-1))[..., 0]
+    return sums(components.maps), sums(components.weights), remainder, largest_size
 
 
 def _output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:

@@ -257,7 +257,11 @@ class Head(Hookable):
         return labels.index(label)
 
     def pullback(
-        self, trace: HeadTrace, seeds: Mapping[int, Tensor | None], baseline: HeadTrace | None = None
+        self,
+        trace: HeadTrace,
+        seeds: Mapping[int, Tensor | None],
+        baseline: HeadTrace | None = None,
+        until: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
 
@@ -269,6 +273,7 @@ class Head(Hookable):
             seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
                 or, if they are the same for every image, (1, K, .); None: one target for each number of that value.
             baseline: a trace of N rows, or one row for all; None: the derivative.
+            until: with respect to the value at this position instead, none of the seeds being before it.
 
         Returns:
             The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
@@ -282,7 +287,7 @@ class Head(Hookable):
         if any(len(each.saved) != len(self.stages) for each in traces):
             raise ValueError("the trace has nothing saved for a pullback: compute it again, head(trace.values[0])")
         # A resumed trace is pulled back to where it was resumed.
-        start = max(sum(value is None for value in each.values) for each in traces)
+        start = max(until, *(sum(value is None for value in each.values) for each in traces))
         if any(position < start for position in seeds):
             raise ValueError(f"the trace was resumed at position {start}: it has no values before that to explain")
         scaled: Scaled | None = None

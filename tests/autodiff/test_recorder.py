@@ -13,9 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 from torchvision import models
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
-from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path, cotangents
-from pytorch_grad_cam_pcasvm.autodiff.rules import registry
-from pytorch_grad_cam_pcasvm.autodiff.weight import by_weight, through_sums
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path
+from pytorch_grad_cam_pcasvm.autodiff.rules import cotangents, registry
+from pytorch_grad_cam_pcasvm.autodiff.rules.weight import by_weight, through_sums
 
 # Family: builder, output of the last block, layers users take features from (None: the logits).
 FAMILIES = {

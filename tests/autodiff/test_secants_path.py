@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
-from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path, cotangents
-from pytorch_grad_cam_pcasvm.autodiff.rules import registry
-from pytorch_grad_cam_pcasvm.autodiff.weight import player_rows, through_products, through_sums
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path
+from pytorch_grad_cam_pcasvm.autodiff.rules import cotangents, registry
+from pytorch_grad_cam_pcasvm.autodiff.rules.weight import player_rows, through_products, through_sums
 
 
 def random(*shape, seed=0):

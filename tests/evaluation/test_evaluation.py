@@ -74,8 +74,8 @@ class Pooled(nn.Module):
 class Turned(ContributionCAM):
     """Contributions with their signs turned round."""
 
-    def _maps(self, run, layer, targets):
-        made = super()._maps(run, layer, targets)
+    def compute(self, run, layer, targets):
+        made = super().compute(run, layer, targets)
         made.maps = -made.maps
         return made
 
@@ -85,7 +85,7 @@ class Noise(ClosedFormCAM):
 
     generator = torch.Generator().manual_seed(5)
 
-    def _maps(self, run, layer, targets):
+    def compute(self, run, layer, targets):
         activations, seeds = run.activations(layer), run.seeds(targets)
         maps = torch.randn(len(run), len(targets), *activations.shape[2:], generator=self.generator)
         return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
@@ -194,8 +194,8 @@ def test_completeness_written_out(smooth):
 class Scaled(ContributionCAM):
     """Contributions with a factor taken out, and with a part that is on no map."""
 
-    def _maps(self, run, layer, targets):
-        made = super()._maps(run, layer, targets)
+    def compute(self, run, layer, targets):
+        made = super().compute(run, layer, targets)
         made.remainder = made.maps[..., :3].sum((2, 3)) * torch.e**5
         made.maps[..., :3], made.log_scale = 0.0, made.log_scale - 5
         made.maps *= torch.e**5
@@ -585,8 +585,8 @@ def test_permuted_labels_do_not_judge_maps_of_components(corner):
 class Vanishing(ContributionCAM):
     """Maps that are blank in every other network."""
 
-    def _maps(self, run, layer, targets):
-        made = super()._maps(run, layer, targets)
+    def compute(self, run, layer, targets):
+        made = super().compute(run, layer, targets)
         made.maps *= getattr(self.model, "own", False)
         return made
 
@@ -602,8 +602,8 @@ def test_a_map_that_vanishes_with_the_head_has_kept_nothing(corner):
 class Denying(ContributionCAM):
     """Maps without positive evidence where a decision is a clear one."""
 
-    def _maps(self, run, layer, targets):
-        made = super()._maps(run, layer, targets)
+    def compute(self, run, layer, targets):
+        made = super().compute(run, layer, targets)
         made.maps = torch.where(made.values[..., None, None] > 1, -made.maps.abs(), made.maps)
         return made
 
@@ -621,8 +621,8 @@ def test_the_share_of_maps_without_positive_evidence_is_told(corner):
 class Flat(ContributionCAM):
     """Maps that are the same everywhere."""
 
-    def _maps(self, run, layer, targets):
-        made = super()._maps(run, layer, targets)
+    def compute(self, run, layer, targets):
+        made = super().compute(run, layer, targets)
         made.maps = torch.full_like(made.maps, 1 / 3)
         return made
 
@@ -1134,8 +1134,8 @@ def test_a_target_that_asks_for_the_predicted_class_is_that_of_the_whole_image(c
 class Falling(ClosedFormLayerCAM):
     """Maps of a target that every position lowers."""
 
-    def _maps(self, run, layer, targets):
-        made = super()._maps(run, layer, targets)
+    def compute(self, run, layer, targets):
+        made = super().compute(run, layer, targets)
         made.opposite, made.maps = made.opposite + made.maps, torch.zeros_like(made.maps)
         return made
 

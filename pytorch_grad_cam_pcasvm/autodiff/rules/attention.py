@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import Outer, by_rows, cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Outer, by_rows, cotangent
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
 from pytorch_grad_cam_pcasvm.autodiff.rules.softmaxes import logarithmic_mean, through_softmax

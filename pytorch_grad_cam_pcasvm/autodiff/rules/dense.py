@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import BehindDense, by_rows
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import BehindDense, by_rows
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import functions, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
-from pytorch_grad_cam_pcasvm.autodiff.weight import by_weight
+from pytorch_grad_cam_pcasvm.autodiff.rules.weight import by_weight
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 

@@ -120,9 +120,9 @@ class Rule:
                 return None
             tokens = by_number
         found = tokens(dim, *args, y=y, **kwargs)
-        if isinstance(found, int):
-            return [found, *[None] * (len(args) - 1)]
-        return None if found is None else list(found)[: len(args)]
+        if found is None:
+            return None
+        return [*([found] if isinstance(found, int) else found), *[None] * len(args)][: len(args)]
 
 
 def by_number(dim: int, *args: Any, y: Tensor, **kwargs: Any) -> list[int | None]:

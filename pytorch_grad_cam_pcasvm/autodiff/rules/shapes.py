@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torchvision.ops.stochastic_depth import stochastic_depth
 
-from pytorch_grad_cam_pcasvm.autodiff.cotangents import Part
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Part
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import constant, functions, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 

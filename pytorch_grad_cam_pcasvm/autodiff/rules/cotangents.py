@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.weight import FEW, by_weight, through_products, through_sums
+from pytorch_grad_cam_pcasvm.autodiff.rules.weight import FEW, by_weight, through_products, through_sums
 
 
 class Cotangent:
