@@ -164,7 +164,7 @@ class Path:
         images = torch.cat([x[chosen], noise])[:rows]
         met: set[Any] = set()
         for candidate in (images, noise):
-            recorder = Recorder(named=True)
+            recorder = Recorder(named=True, keeps_all=self._keeps_all)
             try:
                 with unchanged(self._backbone):
                     torch.manual_seed(1)  # not the random numbers of the pass itself
@@ -248,15 +248,17 @@ class Path:
             # Sums can be 0 where their terms are not, as behind a LayerNorm and a mean.
             bound = sums.abs().sum(-1).double().norm()
             tolerance = max(eps**0.5, 1e-7)  # torch computes some of its own gradients with constants in float32
-            differs = bool((pulled - expected).double().norm() > tolerance * size) or bool(
-                (weights - sums.sum(-1)).double().norm() > tolerance * bound
+            differs = (
+                bool((pulled - expected).double().norm() > tolerance * size)
+                or bool((weights - sums.sum(-1)).double().norm() > tolerance * bound)
+                or (bool(size.isfinite()) and not bool(pulled.isfinite().all()))  # a rule reads what it does not need
             )
             if differs:
                 raise NoClosedFormError(
                     *advice(
                         f"the Jacobian of the path from {name!r} differs from autograd's (a step that cannot be "
-                        "seen, such as a scripted function, an autograd.Function or a backward hook, or a wrong rule "
-                        "or keeps_sums in @register_jacobian?)"
+                        "seen, such as a scripted function, an autograd.Function or a backward hook, or a wrong rule, "
+                        "keeps_sums or needs in @register_jacobian?)"
                     )
                 )
             compared = compared and bool(size > 0)

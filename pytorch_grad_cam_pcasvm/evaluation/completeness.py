@@ -29,6 +29,13 @@ def completeness(study: Subject) -> Result:
 
     Raises:
         ValueError: the target has the same value for all images.
+
+    Example:
+        >>> found = evaluation.completeness(
+        ...     net, (training_images, labels), ["layer2"], images=6, progress=False
+        ... )
+        >>> found.blank
+        {'ClosedFormGradCAM': 0.0, 'ContributionCAM': 0.0}
     """
     subject = study.fresh()
     against = Rivals(subject, (ANOTHER, HEAD))

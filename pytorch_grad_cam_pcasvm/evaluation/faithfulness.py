@@ -53,6 +53,13 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     Raises:
         ImportError: ``arcc`` with a version of grad-cam that does not have it.
         ValueError: an unknown rival or fill, fractions outside 0 to 1, or the same value for all images.
+
+    Example:
+        >>> found = evaluation.faithfulness(
+        ...     net, (training_images, labels), ["layer2"], images=6, progress=False
+        ... )
+        >>> found["ContributionCAM", "deletion", "random maps"].n
+        6
     """
     if fill not in FILLS:
         raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")

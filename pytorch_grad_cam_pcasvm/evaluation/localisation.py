@@ -50,6 +50,13 @@ def localisation(  # noqa: D417 - of the study its class tells
     Raises:
         ValueError: no labels, only one class, too few correctly classified images, tiles that the network does not
             take, masks of another size, or boxes that are not in pixels.
+
+    Example:
+        >>> found = evaluation.localisation(
+        ...     net, (training_images, labels), ["layer2"], images=6, progress=False
+        ... )
+        >>> found.check
+        'localisation'
     """
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")

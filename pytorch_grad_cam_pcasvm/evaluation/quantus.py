@@ -37,6 +37,9 @@ def quantus_explainer(
         TypeError: the method is not a class of the package or does not have an option, or the network is not a
             PCASVMNet.
         ValueError: not one target layer, or the backbone itself as one; or a head without classes.
+
+    Example:
+        >>> explainer = evaluation.quantus_explainer(ContributionCAM, net, ["layer2"])
     """
     named([method])
     name = layer_of(net, target_layers)

@@ -64,6 +64,11 @@ def report(  # noqa: D417 - of the study its class tells
     Raises:
         TypeError: a check has no such option.
         ValueError: an unknown check, or none that can be made.
+
+    Example:
+        >>> study = evaluation.Study(net, (training_images, labels), ["layer2"], images=6, progress=False)
+        >>> study.report("report", checks=["stability"]).name
+        'index.html'
     """
     names = [checks] if isinstance(checks, str) else checks
     options = dict(names) if isinstance(names, Mapping) else {name: {} for name in names}
@@ -136,6 +141,11 @@ def page(written: str | Path) -> Path:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is not the JSON of a report.
+
+    Example:
+        >>> study = evaluation.Study(net, (training_images, labels), ["layer2"], images=6, progress=False)
+        >>> found = study.report("report", checks=["stability"])
+        >>> written = evaluation.page("report/report.json")
     """
     path = Path(written)
     try:

@@ -26,6 +26,11 @@ class Row:
         estimate: mean, standard error, n.
         limit: what the mean's 95 % confidence interval has to lie above; None: there is nothing to pass.
         below: it has to lie below the limit instead.
+
+    Example:
+        >>> row = evaluation.Row("ContributionCAM", "deletion", "", evaluation.Estimate(1.0, 0.1, 100), limit=0)
+        >>> row.verdict
+        'passed'
     """
 
     method: str
@@ -88,6 +93,13 @@ class Result:
         worst: by method, the numbers (in the data set) of the ten images that did worst, worst first.
         names: by method, the names of these images: their paths in a folder, or their numbers.
         pictures: by method, these images with their maps; not saved in the JSON.
+
+    Example:
+        >>> found = evaluation.stability(
+        ...     net, (training_images, labels), ["layer2"], images=6, progress=False
+        ... )
+        >>> [row.verdict for row in found.rows if row.against][:1]
+        ['too few images to say']
     """
 
     check: str

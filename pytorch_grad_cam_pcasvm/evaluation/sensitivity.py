@@ -52,6 +52,13 @@ def sensitivity(  # noqa: D417 - of the study its class tells
 
     Raises:
         ValueError: a negative number of layers.
+
+    Example:
+        >>> found = evaluation.sensitivity(
+        ...     net, (training_images, labels), ["layer2"], images=6, progress=False
+        ... )
+        >>> found.check
+        'sensitivity'
     """
     if not isinstance(layers, Integral) or layers < 0:
         raise ValueError(f"layers must be an integer from 0, got {layers!r}")

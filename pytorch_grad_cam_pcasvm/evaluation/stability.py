@@ -35,6 +35,13 @@ def stability(  # noqa: D417 - of the study its class tells
 
     Raises:
         ValueError: negative noise, or a shift that is not between 0 and 1.
+
+    Example:
+        >>> found = evaluation.stability(
+        ...     net, (training_images, labels), ["layer2"], images=6, progress=False
+        ... )
+        >>> found.settings["images"]
+        6
     """
     if noise < 0 or not 0 <= shift < 1:
         raise ValueError(f"noise must be 0 or more, and shift between 0 and 1, got {noise} and {shift}")

@@ -21,6 +21,10 @@ class Estimate:
             Where several images share a random draw, that of the draws' means.
         n: number of images.
         draws: number of random draws, if several images share one; None: each image has its own.
+
+    Example:
+        >>> evaluation.Estimate.of([1.0, 2.0, 3.0]).mean
+        2.0
     """
 
     mean: float

@@ -39,6 +39,11 @@ class Study(Subject):
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: too few images, an unknown layer, two methods of one name, or a head that has nothing to explain.
+
+    Example:
+        >>> study = evaluation.Study(net, (training_images, labels), ["layer2"], images=6, progress=False)
+        >>> study.stability().check
+        'stability'
     """
 
     faithfulness = _faithfulness
@@ -81,7 +86,7 @@ def _function(
     function.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     if Study.__doc__ and measure.__doc__:  # python -OO has none
         doc = inspect.cleandoc(measure.__doc__)
-        _, arguments, errors = re.split(r"\n*(?:Args|Raises):\n", inspect.cleandoc(Study.__doc__))
+        _, arguments, errors, _ = re.split(r"\n*(?:Args|Raises|Example):\n", inspect.cleandoc(Study.__doc__))
         arguments = re.sub(rf"\n    {without}: .*(\n {{8}}.*)*", "", arguments)
         doc = doc if "Args:\n" in doc else doc.replace("Returns:\n", "Args:\n\nReturns:\n")
         doc = doc.replace("Args:\n", f"Args:\n{arguments}\n").replace("Raises:\n", f"Raises:\n{errors}\n")

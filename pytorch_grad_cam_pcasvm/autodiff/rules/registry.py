@@ -88,6 +88,14 @@ def register_jacobian(
     Raises:
         TypeError: nothing is given, or something that is neither a module class nor a function.
         ValueError: an unknown kind of secant, ``needs`` or ``relevance``.
+
+    Example:
+        >>> class Square(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return x**2
+        >>> @register_jacobian(Square, secant="elementwise")
+        ... def square(layer, x, y, grad):
+        ...     return grad * 2 * x
     """
     for call in calls or (None,):
         if not callable(call) or isinstance(call, nn.Module) or (isinstance(call, type) and not _is_layer(call)):

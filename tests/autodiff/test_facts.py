@@ -1,0 +1,149 @@
+"""What rules say besides gradients: which numbers they read, where tokens lie, how relevance is shared out."""
+
+import pytest
+import torch
+from reference import relative
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, NoClosedFormError, RelevanceCAM, register_jacobian
+from pytorch_grad_cam_pcasvm.autodiff import Path
+from pytorch_grad_cam_pcasvm.autodiff.rules import registry
+
+
+class Block(nn.Module):
+    """Tokens (N, L, D) through a layer, attention and a norm, to features of one token or of all."""
+
+    def __init__(self, layer, fused=True):
+        super().__init__()
+        self.start, self.layer, self.fused = nn.Identity(), layer, fused
+        self.qkv, self.norm = nn.Linear(8, 24), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.layer(self.start(1 * x))
+        q, k, v = self.qkv(x).chunk(3, -1)
+        attention = nn.functional.scaled_dot_product_attention if self.fused else written_out
+        return self.norm(x + attention(q, k, v))[:, 0]
+
+
+def written_out(q, k, v):
+    return (q @ k.mT / 8**0.5).softmax(-1) @ v
+
+
+def bytes_of(tape):
+    """Return how many bytes the values of a tape hold."""
+    storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tape.values}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(("fused", "share"), [(True, 0.75), (False, 0.9)])
+def test_a_path_of_gradients_keeps_less_and_gives_the_same(fused, share):
+    net, x = Block(nn.GELU(), fused).double().eval(), torch.randn(2, 30, 8, dtype=torch.float64)
+    with torch.no_grad():
+        whole, few = (Path(net, None, ["start"], replays=replays).record(x) for replays in (True, False))
+        seeds = [torch.randn(3, 2, 8, dtype=torch.float64)]
+        assert relative(few.pullback(seeds, 0).dense(), whole.pullback(seeds, 0).dense()) == 0
+        assert relative(few.pullback(seeds, 0).token_sums(1, 0, 30), whole.pullback(seeds, 0).token_sums(1, 0, 30)) == 0
+    assert bytes_of(few.tape) < share * bytes_of(whole.tape)
+    with pytest.raises(RuntimeError, match="recorded for gradients alone"):
+        few.baseline(0 * x, 0)
+
+
+def test_what_the_network_drops_is_not_held():
+    class Wide(nn.Module):
+        def forward(self, x):
+            wide = x.repeat(1, 1, 100) + 1
+            self.freed = torch.utils.weak.WeakTensorKeyDictionary({wide: True})
+            wide = wide.reshape(len(x), -1, 100, 8) * 2
+            return wide.mean((1, 2))
+
+    net = nn.Sequential(nn.Identity(), Wide())
+    with torch.no_grad():
+        passed = Path(net, None, ["0"], replays=False).record(torch.randn(2, 3, 8))
+        assert not len(net[1].freed)
+        assert passed.pullback([torch.ones(1, 2, 8)], 0).dense().isfinite().all()
+
+
+@pytest.mark.parametrize("needs", ["inputs", "y", "nothing"])
+def test_a_rule_that_reads_more_than_it_says_is_refused(rules, needs):
+    class Cube(nn.Module):
+        def forward(self, x):
+            return x**3
+
+    register_jacobian(Cube, needs=needs)(lambda layer, x, y, grad: grad * 3 * x**2)
+    stages = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), Cube(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    cam, x = ClosedFormGradCAM(nn.Sequential(*stages), ["0"]), torch.rand(2, 3, 8, 8)
+    if needs == "inputs":
+        assert cam.explain(x).maps.any()
+    else:
+        with pytest.raises(NoClosedFormError, match="differs from autograd's"):
+            cam.explain(x)
+
+
+class Swish(nn.Module):
+    def forward(self, x):
+        return x * x.sigmoid()
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.linspace(1, 2, 8))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@pytest.mark.parametrize("kind", [Swish, Scaled])
+def test_a_users_layer_takes_part_in_sums_and_contributions_of_tokens(rules, kind, monkeypatch):
+    if kind is Swish:
+        register_jacobian(Swish, secant="elementwise")(
+            lambda layer, x, y, grad: grad * (x.sigmoid() + y * (1 - x.sigmoid()))
+        )
+    else:
+        register_jacobian(Scaled, secant="linear", needs="others", tokens=lambda dim, layer, x, y: [None, dim])(
+            lambda layer, x, y, grad: grad * layer.factor
+        )
+    net = Block(kind()).double().eval()
+    x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
+    calls = []
+    layer_rule = registry.rule_of(kind)
+    with torch.no_grad():
+        passed = Path(net, None, ["start"]).record(x)
+        at, seeds = passed.baseline(x0, 0), [torch.randn(2, 2, 8, dtype=torch.float64)]
+        passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))  # is compared with the whole pullback
+        whole, of_gradients = passed.pullback(seeds, 0, at).dense(), passed.pullback(seeds, 0).dense()
+        pulled = type(layer_rule).pulled
+        monkeypatch.setattr(
+            type(layer_rule),
+            "pulled",
+            lambda rule, *args: calls.append(args[3].shape) if rule is layer_rule else pulled(rule, *args),
+        )
+        parts = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
+        assert not calls, "contributions of tokens are the same before and after the layer"
+        monkeypatch.undo()
+        sums = passed.pullback(seeds, 0).token_sums(1, 2, 5)
+    assert relative(parts, (whole * (x - x0)).sum(-1)) < 1e-12
+    assert relative(sums[:, :, 0], of_gradients[:, :, 2:7].sum(2)) < 1e-12
+
+
+def test_a_users_layer_has_its_relevance(rules):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), Swish(), nn.Conv2d(4, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    register_jacobian(Swish, secant="elementwise")(
+        lambda layer, x, y, grad: grad * (x.sigmoid() + y * (1 - x.sigmoid()))
+    )
+    maps = RelevanceCAM(net, ["0"]).explain(x)
+    silu = nn.Sequential(net[0], nn.SiLU(), *net[2:])
+    assert relative(maps.maps, RelevanceCAM(silu, ["0"]).explain(x).maps) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"needs": "x"}, "needs must be 'all', 'inputs', 'y', 'others', 'nothing' or None, got 'x'"),
+        ({"relevance": "lost"}, "relevance must be 'kept', 'moved'"),
+    ],
+)
+def test_unknown_facts_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        register_jacobian(Swish, **options)
