@@ -113,8 +113,10 @@ class Walk(Pullback):
             line.append(step.output)
             inside.append(step)
         self._walk_to(inside)
-        index = next((index for index in reversed(line) if index in self.cotangents), self.root)
-        if index not in self.cotangents:  # what follows does not look at it
+        if any(index in self.cotangents for index in line[:-1]):  # not all of it has come in at the end of the line
+            self._walk_to([])
+        index = next((index for index in (line[-1], self.root) if index in self.cotangents), None)
+        if index is None:  # what follows does not look at it
             return Cotangent(self.like.new_zeros(()).expand(self.count, *self.value.shape))
         return reduce(added, self.cotangents[index])
 

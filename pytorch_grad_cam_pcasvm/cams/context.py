@@ -85,6 +85,7 @@ class Run:
         """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""
         given = id(seeds), layer, id(baseline)
         if self._last is None or self._last[0] != given:
+            self._last = None  # and its memory
             with full_precision(seeds.values.device):
                 found = self.passed.pullback(self._grads(seeds), layer, baseline)
             self._last = given, found, (seeds, baseline)  # which keep their ids

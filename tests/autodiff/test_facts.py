@@ -147,3 +147,39 @@ def test_a_users_layer_has_its_relevance(rules):
 def test_unknown_facts_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         register_jacobian(Swish, **options)
+
+
+@pytest.mark.parametrize("first", ["token_sums", "contributions", "sums", "times"])
+def test_questions_may_come_in_any_order(first):
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.drop, self.block = nn.Identity(), nn.Dropout(), Block(nn.Linear(8, 8))
+
+        def forward(self, x):
+            x = self.start(1 * x)
+            return self.block(self.drop(x)) + (x.cumsum(1) ** 2).sum(1)
+
+    net = Around().double().eval()
+    x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(net, None, ["start"]).record(x)
+        at, seeds = passed.baseline(x0, 0), [torch.randn(3, 2, 8, dtype=torch.float64)]
+        whole = passed.pullback(seeds, 0, at).dense()
+        expected = {
+            "token_sums": whole[:, :, 2:7].sum(2, keepdim=True),
+            "contributions": (whole * (x - x0)).sum(-1),
+            "sums": whole.sum(-1),
+            "times": (whole * x).sum(2),
+        }
+        ask = {
+            "token_sums": lambda pullback: pullback.token_sums(1, 2, 5),
+            "contributions": lambda pullback: pullback.contributions(x - x0, (0, 1)),
+            "sums": lambda pullback: pullback.sums(),
+            "times": lambda pullback: pullback.times(x, [1]),
+        }
+        for second in ask:
+            pullback = passed.pullback(seeds, 0, at)
+            for each in (first, second):
+                assert relative(ask[each](pullback), expected[each]) < 1e-11, (first, second)
+            assert relative(pullback.dense(), whole) < 1e-11
