@@ -154,11 +154,11 @@ def test_questions_may_come_in_any_order(first):
     class Around(nn.Module):
         def __init__(self):
             super().__init__()
-            self.start, self.drop, self.block = nn.Identity(), nn.Dropout(), Block(nn.Linear(8, 8))
+            self.start, self.block = nn.Identity(), Block(nn.Linear(8, 8))
 
         def forward(self, x):
             x = self.start(1 * x)
-            return self.block(self.drop(x)) + (x.cumsum(1) ** 2).sum(1)
+            return self.block(x.clone()) + (x.cumsum(1) ** 2).sum(1)
 
     net = Around().double().eval()
     x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
