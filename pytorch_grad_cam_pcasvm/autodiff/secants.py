@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,12 @@ def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth
         return rule.pulled(now.args, now.kwargs, now.y, grad, base)
 
     pairs = _pairs((call.args, call.kwargs), (now.args, now.kwargs), (then.args, then.kwargs))
-    changed = [(x, x0) for ref, x, x0 in pairs if ref.index not in smooth and x is not x0 and not torch.equal(x, x0)]
-    if not changed or rule.secant == "elementwise":
+    switches = [(x, x0) for ref, x, x0 in pairs if ref.index not in smooth and x is not x0]
+    if not switches or rule.secant == "elementwise":
         return pull(grad)
     if not rule.is_by_number:
+        if all(torch.equal(x, x0) for x, x0 in switches):
+            return pull(grad)
         raise NoClosedFormError(
             f"an argument of {call.step.name} depends on the target layer through a comparison or an index, and "
             "differs at the baseline",
@@ -73,7 +76,7 @@ def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth
             "use a gradient method such as ClosedFormGradCAM",
         )
     same = torch.ones_like(now.y, dtype=torch.bool)
-    for x, x0 in changed:
+    for x, x0 in switches:
         same &= x == x0
     return _where_switched(call, now, base, smooth, grad * ~same, pull(grad * same))
 
@@ -84,7 +87,8 @@ def _where_switched(call: Call, now: Resolved, base: Base, smooth: set[int], gra
     changes = {place: now.args[place] - base.args[place] for place in places}
     size = sum((change.square() for change in changes.values()), torch.zeros_like(now.y))
     dy = now.y - base.y
-    if bool(((size == 0) & (dy != 0) & (grad != 0).any(0)).any()):
+    jumps = (size == 0) & (dy != 0) & (grad != 0)
+    if may_look(jumps) and bool(jumps.any()):
         raise NoClosedFormError(
             f"{call.step.name} jumps between the baseline and the activations: a comparison changes, but none of the "
             "numbers that it chooses between does",
@@ -94,7 +98,7 @@ def _where_switched(call: Call, now: Resolved, base: Base, smooth: set[int], gra
     share = torch.where(size == 0, 0.0, dy / torch.where(size == 0, 1.0, size))
     parts = list(pulled) if isinstance(pulled, tuple) else [pulled]
     for place in places:
-        rest = unbroadcast(grad * (share * changes[place]), now.args[place])
+        rest = unbroadcast(torch.where(jumps, torch.nan, grad * (share * changes[place])), now.args[place])
         parts[place] = cotangent(parts[place]).dense() + rest
     return tuple(parts)
 

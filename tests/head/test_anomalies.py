@@ -453,7 +453,7 @@ def test_a_call_gives_the_maps_of_explain_scaled_as_the_host_does(kind: Any) -> 
             # Not divided by nu, which is that of both signs.
             assert abs(shown[n].max() - 1) < 1e-3
     assert relative(cam(p.x, ResidualTarget()), cam(p.x, [ResidualTarget()] * 5)) == 0
-    assert kind._linear is (kind in (ClosedFormGradCAM, ContributionCAM))
+    assert kind.linear is (kind in (ClosedFormGradCAM, ContributionCAM))
 
 
 def test_smoothed_maps_and_eigen_smoothing() -> None:
