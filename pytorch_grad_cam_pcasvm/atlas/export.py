@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,15 +15,13 @@ from PIL import Image
 from pytorch_grad_cam_pcasvm.maps import upsampled
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
-if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.atlas.store import Atlas
 
 _PIXELS = 96  # of pictures and attributions for ViRelAy
 
 
-def export(store: "Atlas", kind: str, path: Path) -> Path:
+def export(store: Any, kind: str, path: Path) -> Path:
     """Write an atlas: see :meth:`Atlas.export`."""
-    writers: dict[str, Callable[[Atlas, Path], None]] = {"npz": _npz, "zarr": _zarr, "virelay": _virelay}
+    writers: dict[str, Callable[[Any, Path], None]] = {"npz": _npz, "zarr": _zarr, "virelay": _virelay}
     if kind not in writers:
         raise ValueError(f"kind must be one of {', '.join(sorted(writers))}, got {kind!r}")
     if path.exists():
@@ -38,7 +36,7 @@ def export(store: "Atlas", kind: str, path: Path) -> Path:
     return path
 
 
-def frame_of(store: "Atlas") -> Any:
+def frame_of(store: Any) -> Any:
     """Return a DataFrame of an atlas: see :meth:`Atlas.to_pandas`."""
     try:
         import pandas as pd
@@ -58,7 +56,7 @@ def frame_of(store: "Atlas") -> Any:
     return pd.DataFrame(columns)
 
 
-def _numbers(store: "Atlas") -> dict[str, np.ndarray]:
+def _numbers(store: Any) -> dict[str, np.ndarray]:
     """Return what is one number, or a few, for each row."""
     names = ("rows", "ids", "labels", "predictions", "scores", "components", "nu", "log_scale", "baseline_values",
              "remainder")  # fmt: skip
@@ -66,7 +64,7 @@ def _numbers(store: "Atlas") -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-def _npz(store: "Atlas", path: Path) -> None:
+def _npz(store: Any, path: Path) -> None:
     """Write arrays named as the store's; ``maps`` (R, B, H, W) in half precision, divided by ``nu``."""
     shape = (len(store), *store.manifest["columns"]["maps"][1:])
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
@@ -84,7 +82,7 @@ def _npz(store: "Atlas", path: Path) -> None:
                 file.write(np.ascontiguousarray(block["maps"]).tobytes())
 
 
-def _zarr(store: "Atlas", path: Path) -> None:
+def _zarr(store: Any, path: Path) -> None:
     """Write a group of arrays named as the store's; ``maps`` in half precision, divided by ``nu``."""
     try:
         import zarr
@@ -103,7 +101,7 @@ def _zarr(store: "Atlas", path: Path) -> None:
     group.attrs["manifest"] = store.manifest
 
 
-def _virelay(store: "Atlas", path: Path) -> None:
+def _virelay(store: Any, path: Path) -> None:
     """Write a project folder: pictures, the map of each image's predicted class, components as the embedding."""
     try:
         import h5py
@@ -167,7 +165,7 @@ def _virelay(store: "Atlas", path: Path) -> None:
     (path / "project.yaml").write_text(json.dumps(project, indent=2) + "\n", encoding="utf-8")
 
 
-def _pictures(store: "Atlas", rows: range) -> Iterator[np.ndarray]:
+def _pictures(store: Any, rows: range) -> Iterator[np.ndarray]:
     """Yield the small pictures of rows, (3, h, w) in [0, 1], of one size."""
     for written in store.thumbnails(rows):
         picture = Image.open(io.BytesIO(written)).convert("RGB").resize((_PIXELS, _PIXELS))
