@@ -15,7 +15,6 @@ from PIL import Image
 from pytorch_grad_cam_pcasvm.maps import upsampled
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
-
 _PIXELS = 96  # of pictures and attributions for ViRelAy
 
 
