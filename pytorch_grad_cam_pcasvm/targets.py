@@ -27,12 +27,11 @@ class ClosedFormTarget(ABC):
         """Return the target's value: a number for a row of the output, shape (N,) for a batch."""
 
     @abstractmethod
-    def seeds(self, output: Any) -> dict[int, Tensor]:
-        """Return the gradient by position of the head's value, (N, .), or (1, .) if it is the same for all images."""
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient, or the secant from a baseline of N rows, by position of the head's value.
 
-    def secants(self, output: Any, baseline: Any) -> dict[int, Tensor]:
-        """Return the secants from a baseline, with N rows, to the output, by position as in :meth:`seeds`."""
-        return self.seeds(output)
+        Its shape is (N, .), or (1, .) if it is the same for all images.
+        """
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,17 @@ class QuadraticTarget(ClosedFormTarget):
     def __post_init__(self) -> None:
         _check_sign(self.sign)
 
-    def secants(self, output: Any, baseline: Any) -> dict[int, Tensor]:
-        """Return the mean of the gradients at both ends, which is the exact secant of a quadratic target."""
-        here, there = self.seeds(output), self.seeds(baseline)
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient by position, or the secant: of a quadratic target, the mean of those at both ends."""
+        here = self._gradient(output)
+        if baseline is None:
+            return here
+        there = self._gradient(baseline)
         return {position: (seed + there[position]) / 2 for position, seed in here.items()}
+
+    @abstractmethod
+    def _gradient(self, output: Any) -> dict[int, Tensor]:
+        """Return the gradient by position of the head's value."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class PCATarget(ClosedFormTarget):
         components = self._components(output)
         return components[..., self.component] * _factor(self.sign)
 
-    def seeds(self, output: Any) -> dict[int, Tensor]:
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
         components = self._components(output)
         seed = components.new_zeros(1, components.shape[-1])
@@ -146,7 +152,7 @@ class HotellingTarget(QuadraticTarget):
         components, variances = self._parts(output)
         return _factor(self.sign) * (components.square() / variances).sum(-1)
 
-    def seeds(self, output: Any) -> dict[int, Tensor]:
+    def _gradient(self, output: Any) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: ``2 p / lambda`` over the components, shape (N, B)."""
         components, variances = self._parts(output)
         return {output.head.component_position: 2 * _factor(self.sign) * components / variances}
@@ -192,7 +198,7 @@ class ResidualTarget(QuadraticTarget):
         residual, _ = self._parts(output)
         return _factor(self.sign) * residual.square().sum(-1)
 
-    def seeds(self, output: Any) -> dict[int, Tensor]:
+    def _gradient(self, output: Any) -> dict[int, Tensor]:
         """Return the gradient by position: ``2 r`` over the input of the PCA, (N, D), ``-2 R r`` over p, (N, B)."""
         residual, restoring = self._parts(output)
         twice = 2 * _factor(self.sign) * residual
@@ -259,7 +265,7 @@ class SVMTarget(ClosedFormTarget):
         decision = self.decision(output)
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
-    def seeds(self, output: Any) -> dict[int, Tensor]:
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output).detach()
         named = self.category is not None and not self._against_runner_up(output.head)
@@ -343,7 +349,7 @@ class ScoreTarget(ClosedFormTarget):
         """Return the score: a number for a row, shape (N,) for a batch."""
         return output.max(-1).values if self.category is None else output[..., self.category]
 
-    def seeds(self, output: Tensor) -> dict[int, Tensor]:
+    def seeds(self, output: Tensor, baseline: Any = None) -> dict[int, Tensor]:
         """Return a one-hot row per image, shape (N, C)."""
         index = output.argmax(-1) if self.category is None else torch.full_like(output[..., 0], self.category).long()
         return {0: torch.zeros_like(output).scatter(-1, index.unsqueeze(-1), 1.0)}

@@ -230,7 +230,7 @@ def _values_and_seeds(
         seeds = target.seeds(output)  # once: its value is their product with the decision values
         return (target.decision(output) * next(iter(seeds.values()))).sum(-1), seeds
     if isinstance(target, ClosedFormTarget):
-        return target(output), target.seeds(output) if baseline is None else target.secants(output, baseline)
+        return target(output), target.seeds(output, baseline)
     with without_inference(), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
         leaves = [_leaf(value) for value in output.head_trace.values]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.guarded import run
-from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear
+from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.multiclass import Voting, WithConstants, pairs
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, ends, pulled_through, scaled_sum
 
 _DENSE = 1 << 22  # coefficients of all machines, beyond which each class's are kept apart
 
@@ -173,7 +173,7 @@ class KernelSVM(WithConstants, Decision):
         signed, decision = (of_seeds * each.unsqueeze(1) for each in (norm, values))
         return SupportVectorEffect(norm, signed, self.support, decision)
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, At]:
         """Return the decision values, shape (N, P); and x and the kernel's argument."""
         argument = self.kernel.argument(x, self.support_vectors)
         values, machines = self.kernel.value(argument), self._machines()
@@ -183,15 +183,9 @@ class KernelSVM(WithConstants, Decision):
         parts = torch.cat([value @ coef.T for value, coef in blocks], 1)
         return parts[:, self._first] + parts[:, self._second] + self.intercept, (x, argument)
 
-    def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
-        """Return ``grad da/dp``, shape (N, K, B), divided by its factor."""
-        x, argument = saved
-        return self.kernel.pullback(argument, x, self.support_vectors, self._coefficients(grad))
-
-    def secant(self, saved: tuple[Tensor, Tensor], saved0: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
-        """Return the same for the secants of the kernel."""
-        (x, argument), (x0, argument0) = saved, saved0
-        return self.kernel.secant(argument, argument0, x, x0, self.support_vectors, self._coefficients(grad))
+    def pullback(self, saved: At, grad: Tensor, saved0: At | None = None) -> Scaled:
+        """Return ``grad da/dp``, or the secant, shape (N, K, B), divided by its factor."""
+        return self.kernel.pullback(saved, self.support_vectors, self._coefficients(grad), saved0)
 
     def _machines(self) -> Tensor | None:
         """Return the coefficients of all machines, shape (P, I); None if they are too many."""
@@ -236,15 +230,8 @@ class Ensemble(Decision):
         values, saved = zip(*(run(member, x) for member in self.members), strict=True)
         return self.sign * torch.cat(values, -1), list(saved)
 
-    def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
-        """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
-        return self._pulled(grad, saved)
-
-    def secant(self, saved: list[Any], saved0: list[Any], grad: Tensor) -> Scaled:
-        """Return the same through the members' secants."""
-        return self._pulled(grad, saved, saved0)
-
-    def _pulled(self, grad: Tensor, *saved: list[Any]) -> Scaled:
+    def pullback(self, saved: list[Any], grad: Tensor, saved0: list[Any] | None = None) -> Scaled:
+        """Return the sum of the members' pullbacks, or secants, their largest factor taken out, and its logarithm."""
         seeds = (self.sign * grad).split(self.sizes, -1)
-        members = zip(self.members, seeds, *saved, strict=True)
+        members = zip(self.members, seeds, *ends(saved, saved0), strict=True)
         return scaled_sum([pulled_through(member, (seed, None), *of_member) for member, seed, *of_member in members])

@@ -1,15 +1,14 @@
 """The kernels of support vector machines: their values and gradients.
 
-Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has five
+Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has four
 methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
 
 - ``argument(x, points)``: shape (N, I), computed once for everything below;
 - ``value(argument)``: ``K(p_i, x)``, shape (N, I);
-- ``pullback(argument, x, points, coefficients)``: ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I) or
-  (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a factor that was taken out of it,
-  shape (N, K);
-- ``secant(argument, argument0, x, x0, points, coefficients)``: the same pair for the secant from a baseline ``x0`` of N
-  rows or of 1: the product of the vector with ``x - x0`` is ``sum_i c_i (K(p_i, x) - K(p_i, x0))``;
+- ``pullback(at, points, coefficients, at0=None)``, where ``at`` is x and its argument: ``sum_i c_i dK(p_i, x)/dx`` for
+  coefficients of shape (N, K, I) or (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a
+  factor that was taken out of it, shape (N, K). With ``at0``, a baseline x0 of N rows or of 1 and its argument, the
+  secant instead: the product of the vector with ``x - x0`` is ``sum_i c_i (K(p_i, x) - K(p_i, x0))``;
 - ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
 The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
@@ -26,6 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+At = tuple[Tensor, Tensor]  # x, shape (N, B), and the kernel's argument there, (N, I)
 
 # exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
 _REPRESENTABLE = -30.0
@@ -66,10 +67,10 @@ class _OfInnerProduct:
 
     def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |slope| |p_i|``, shape (N, I)."""
-        return self._slope(self.argument(x, points)).abs() * points.norm(dim=1)
+        return self._slope((x, self.argument(x, points))).abs() * points.norm(dim=1)
 
-    def _slope(self, argument: Tensor) -> Tensor:
-        return torch.ones_like(argument)
+    def _slope(self, at: At) -> Tensor:
+        return torch.ones_like(at[1])
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,10 @@ class Linear(_OfInnerProduct):
         """Return ``K(p_i, x)``, shape (N, I)."""
         return argument
 
-    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
-        grad = torch.tensordot(coefficients, points, 1).expand(len(x), -1, -1)
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K); from a baseline, the same."""
+        grad = torch.tensordot(coefficients, points, 1).expand(len(at[0]), -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
-
-    def secant(
-        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradient, which is the same everywhere."""
-        return self.pullback(argument, x, points, coefficients)
 
 
 @dataclass(frozen=True)
@@ -104,35 +99,29 @@ class Polynomial(_OfInnerProduct):
         """Return ``K(p_i, x)``, shape (N, I)."""
         return (self.gamma * argument + self.coef0).pow(self.degree)
 
-    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i degree gamma z^(degree-1) p_i``, shape (N, K, B), and zeros, shape (N, K)."""
-        return Linear().pullback(argument, x, points, coefficients * self._slope(argument).unsqueeze(1))
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i slope p_i``, shape (N, K, B), and zeros, shape (N, K).
 
-    def secant(
-        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i gamma (z^degree - z0^degree) / (z - z0) p_i``, shape (N, K, B), and zeros, (N, K)."""
-        quotient = self.gamma * self._quotient(argument, argument0)
-        return Linear().pullback(argument, x, points, coefficients * quotient.unsqueeze(1))
+        The slope is ``degree gamma z^(degree-1)``, or from a baseline ``gamma (z^degree - z0^degree) / (z - z0)``.
+        """
+        return Linear().pullback(at, points, coefficients * self._slope(at, at0).unsqueeze(1))
 
-    def _quotient(self, argument: Tensor, argument0: Tensor) -> Tensor:
-        """Return ``(z^degree - z0^degree) / (z - z0)``, the slope where the two are equal; nothing cancels."""
-        z, z0 = (self.gamma * each + self.coef0 for each in (argument, argument0))
+    def _slope(self, at: At, at0: At | None = None) -> Tensor:
+        z = self.gamma * at[1] + self.coef0
+        if at0 is None:
+            return self.degree * self.gamma * z.pow(self.degree - 1) if self.degree else torch.zeros_like(z)
+        z0 = self.gamma * at0[1] + self.coef0
         if self.degree == int(self.degree):
-            # sum_j z^j z0^(degree-1-j), by Horner's rule.
+            # sum_j z^j z0^(degree-1-j), by Horner's rule: nothing cancels.
             total = torch.zeros_like(z)
             for power in range(int(self.degree)):
                 total = total * z + z0**power
-            return total
+            return self.gamma * total
         # Of a fractional degree, whose z are positive: z^degree - w^degree = -z^degree expm1(degree log(w / z)).
         larger, smaller = torch.maximum(z, z0), torch.minimum(z, z0)
         step = (smaller - larger) / larger
         quotient = larger.pow(self.degree - 1) * torch.expm1(self.degree * torch.log1p(step)) / step
-        return torch.where(smaller == larger, self.degree * larger.pow(self.degree - 1), quotient)
-
-    def _slope(self, argument: Tensor) -> Tensor:
-        z = self.gamma * argument + self.coef0
-        return self.degree * self.gamma * z.pow(self.degree - 1) if self.degree else torch.zeros_like(z)
+        return self.gamma * torch.where(smaller == larger, self.degree * larger.pow(self.degree - 1), quotient)
 
 
 @dataclass(frozen=True)
@@ -146,28 +135,27 @@ class Sigmoid(_OfInnerProduct):
         """Return ``K(p_i, x)``, shape (N, I)."""
         return torch.tanh(self.gamma * argument + self.coef0)
 
-    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
-        scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(argument))
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i gamma slope p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K).
+
+        The slope is ``sech(z)^2``, or from a baseline ``sinh(u) / (u cosh(z) cosh(z0))``, u = z - z0.
+        """
+        scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(at, at0))
         return torch.tensordot(scaled, points, 1), log_scale
 
-    def secant(
-        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i gamma sinh(u) / (u cosh(z) cosh(z0)) p_i``, u = z - z0, and its factor's logarithm."""
+    def _slope(self, at: At) -> Tensor:
+        return self.gamma * self._log_slope(at).exp()
+
+    def _log_slope(self, at: At, at0: At | None = None) -> Tensor:
+        """Return the slope's logarithm, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
+        _, argument = at
+        if at0 is None:
+            return 2 * self._log_sech(argument)
+        _, argument0 = at0
         u = (self.gamma * (argument - argument0)).abs()
         # sinh(u) / u = exp(u) (1 - exp(-2u)) / (2u), whose parts overflow where their quotient does not.
         mean = torch.where(u > 0, -torch.expm1(-2 * u) / (2 * torch.where(u > 0, u, 1.0)), 1.0)
-        log_quotient = u + mean.log() + self._log_sech(argument) + self._log_sech(argument0)
-        scaled, log_scale = _times_exp(self.gamma * coefficients, log_quotient)
-        return torch.tensordot(scaled, points, 1), log_scale
-
-    def _slope(self, argument: Tensor) -> Tensor:
-        return self.gamma * self._log_slope(argument).exp()
-
-    def _log_slope(self, argument: Tensor) -> Tensor:
-        """Return log sech(z)^2, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
-        return 2 * self._log_sech(argument)
+        return u + mean.log() + self._log_sech(argument) + self._log_sech(argument0)
 
     def _log_sech(self, argument: Tensor) -> Tensor:
         z = (self.gamma * argument + self.coef0).abs()
@@ -188,29 +176,22 @@ class RBF:
         """Return ``K(p_i, x)``, shape (N, I)."""
         return torch.exp(-self.gamma * argument)
 
-    def pullback(self, argument: Tensor, x: Tensor, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
         """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, (N, K, B), and the logarithm of its factor, (N, K).
 
         It is 0 where it is no larger than the rounding errors that x has from its network (see :func:`known_to`).
-        """
-        scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
-        grad = _around(scaled, points, x)
-        # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
-        noise = (grad.abs() <= scaled.abs().sum(-1, keepdim=True) * _errors(x).unsqueeze(1)).all(-1, keepdim=True)
-        return grad - grad.detach() * noise, log_scale
-
-    def coincides(self, x: Tensor, points: Tensor) -> Tensor:
-        """Return whether x (N, B) equals each of the points but for rounding, shape (N, I)."""
-        return ((x.unsqueeze(1) - points).abs() <= _errors(x).unsqueeze(1)).all(-1)
-
-    def secant(
-        self, argument: Tensor, argument0: Tensor, x: Tensor, x0: Tensor, points: Tensor, coefficients: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the mean of the gradient along the straight line from x0 to x, (N, K, B), and its factor's logarithm.
-
-        It is ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``, I_i the mean value of the kernel on the line, and
+        From a baseline, it is the mean of the gradient along the straight line from x0 to x,
+        ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``: I_i is the mean value of the kernel on the line, and
         tau_i, from 0 to 1, the centre of the kernel's weight on it.
         """
+        (x, argument), coefficients = at, 2 * self.gamma * coefficients
+        if at0 is None:
+            scaled, log_scale = _times_exp(coefficients, -self.gamma * argument)
+            grad = _around(scaled, points, x)
+            # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
+            noise = (grad.abs() <= scaled.abs().sum(-1, keepdim=True) * _errors(x).unsqueeze(1)).all(-1, keepdim=True)
+            return grad - grad.detach() * noise, log_scale
+        x0, argument0 = at0
         step = x - x0
         scaled_step = self.gamma * step
         # Around the baseline, so that nothing cancels in products of points that are far from 0.
@@ -218,9 +199,13 @@ class RBF:
         along = scaled_step @ points.T - (start * scaled_step).sum(-1, keepdim=True)
         length = (step * scaled_step).sum(-1, keepdim=True)
         log_mean, tau = _along_a_line(self.gamma * argument0, self.gamma * argument, along, length)
-        scaled, log_scale = _times_exp(2 * self.gamma * coefficients, log_mean)
+        scaled, log_scale = _times_exp(coefficients, log_mean)
         grad = _around(scaled, points, start)
         return grad - (scaled * tau.unsqueeze(1)).sum(-1, keepdim=True) * step.unsqueeze(1), log_scale
+
+    def coincides(self, x: Tensor, points: Tensor) -> Tensor:
+        """Return whether x (N, B) equals each of the points but for rounding, shape (N, I)."""
+        return ((x.unsqueeze(1) - points).abs() <= _errors(x).unsqueeze(1)).all(-1)
 
     def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = 2 gamma exp(-gamma d_i^2) d_i``, shape (N, I).

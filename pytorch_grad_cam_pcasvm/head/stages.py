@@ -5,7 +5,8 @@ to the stage's output, of shape (N, K, out), or (1, K, out) if it is the same fo
 derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
 
 A *secant* of a stage f between a baseline x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly; a chain of
-secants is again a secant. ``secant`` returns ``grad @ J``, whose parts add up to the difference that is explained.
+secants is again a secant. With ``saved0``, what was saved at a baseline, the pullback returns ``grad @ J``, whose parts
+add up to the difference that is explained. That of an affine stage, whose J is its derivative, need not take it.
 
 A gradient may come divided by a factor that is too small for its dtype, together with the factor's logarithm, of shape
 (N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
@@ -14,6 +15,8 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -21,7 +24,8 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head.guarded import Hookable, intact, run
-from pytorch_grad_cam_pcasvm.head.kernels import Kernel, Linear, known, known_to
+from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, known, known_to
+from pytorch_grad_cam_pcasvm.numerics import quotient
 
 Scaled = tuple[Tensor, Tensor | None]
 
@@ -38,7 +42,9 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 
 
 class Stage(Hookable):
-    """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad)``.
+    """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad, saved0=None)``.
+
+    A pullback without ``saved0`` gives gradients only, unless the stage is linear or defines ``secant``.
 
     Attributes:
         n_inputs: length of an input row, or None if any length will do.
@@ -68,11 +74,14 @@ class Stage(Hookable):
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
         """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a baseline x0.
 
-        The baseline has N rows, or one for all of them. Where x and x0 are equal, J is the derivative.
+        The baseline has N rows, or one for all of them. Where x and x0 are equal, J is the derivative. Unless a
+        subclass defines it, this is the pullback, if that takes ``saved0`` or the stage is linear.
 
         Raises:
             NoClosedFormError: the stage defines no secant and is not linear.
         """
+        if _takes_baseline(type(self).pullback):
+            return self.pullback(saved, grad, saved0=saved0)  # type: ignore[call-arg]
         if self.linear:
             return self.pullback(saved, grad)
         raise NoClosedFormError(
@@ -105,6 +114,11 @@ class Stage(Hookable):
         return super()._apply(move, recurse)
 
 
+@lru_cache
+def _takes_baseline(pullback: Callable[..., Scaled]) -> bool:
+    return "saved0" in signature(pullback).parameters
+
+
 def identity(y: Tensor) -> Tensor:
     """Return one seed for each output, shape (1, out, out), for outputs y of shape (N, out)."""
     return torch.eye(y.shape[-1], dtype=y.dtype, device=y.device).unsqueeze(0)
@@ -119,6 +133,11 @@ def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
     rule: Any = stage.pullback if len(saved) == 1 else stage.secant
     grad, log_scale = rule(*map(intact, saved), grad)
     return grad, before if log_scale is None else log_scale if before is None else before + log_scale
+
+
+def ends(saved: Any, saved0: Any) -> list[Any]:
+    """Return what was saved at x and, if there is one, at a baseline."""
+    return [saved] if saved0 is None else [saved, saved0]
 
 
 def errors_after(stages: Iterable[Any], errors: Tensor | None) -> Tensor | None:
@@ -141,15 +160,6 @@ def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
         grad * (log_scale - largest).exp().unsqueeze(-1) for (grad, _), log_scale in zip(terms, logarithms, strict=True)
     ]
     return torch.stack(torch.broadcast_tensors(*grads)).sum(0), largest
-
-
-def quotient(dy: Tensor, dx: Tensor, slope: Tensor, size: Tensor) -> Tensor:
-    """Return ``dy / dx``, or the slope where x and x0 nearly coincide, as dy is pure rounding error there.
-
-    ``size`` is ``|y| + |y0|``, which sets the scale of that error: the slope is used where ``dy = slope dx`` within it.
-    """
-    meet = (dy - slope * dx).abs() <= 4 * torch.finfo(dy.dtype).eps * size
-    return torch.where(meet, slope, dy / torch.where(meet, 1.0, dx))
 
 
 class Scale(Stage):
@@ -190,22 +200,18 @@ class Scale(Stage):
         clipped = torch.where(y < low, low, torch.where(y > high, high, y))
         return clipped, (y, clipped, (y >= low) & (y <= high))
 
-    def pullback(self, saved: tuple[Tensor, Tensor, Tensor] | None, grad: Tensor) -> Scaled:
-        """Return ``grad / divisor``, and 0 where x was clipped."""
-        grad = grad if saved is None else grad * saved[2].unsqueeze(1)
+    def pullback(self, saved: Any, grad: Tensor, saved0: Any = None) -> Scaled:
+        """Return ``grad / divisor``, and 0 where x was clipped; or times the share of ``y - y0`` that limits leave."""
+        if saved is not None:
+            y, clipped, left = saved
+            if saved0 is not None:
+                left = quotient(y, clipped, saved0[0], saved0[1], left.to(y.dtype))
+            grad = grad * left.unsqueeze(1)
         return grad / self.divisor, None
 
     def errors(self, errors: Tensor) -> Tensor:
         """Return the errors divided by the divisor; clipping makes them no larger."""
         return errors / self.divisor.abs()
-
-    def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
-        """Return ``grad / divisor`` times the fraction of the difference that the limits leave."""
-        if saved is not None:
-            (y, clipped, inside), (y0, clipped0, _) = saved, saved0
-            left = quotient(clipped - clipped0, y - y0, inside.to(y.dtype), clipped.abs() + clipped0.abs())
-            grad = grad * left.unsqueeze(1)
-        return grad / self.divisor, None
 
 
 class Projection(Stage):
@@ -305,6 +311,7 @@ class Select(Stage):
         return grad.new_zeros(*grad.shape[:2], self.n_inputs).index_copy(2, self.index, grad), None
 
 
+_Normed = tuple[Tensor, Tensor, Tensor]  # x, y and the norms
 _SMALLEST_NORM = 10 * torch.finfo(torch.float64).eps
 
 
@@ -320,39 +327,30 @@ class Normalise(Stage):
         super().__init__()
         self.norm = norm
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, _Normed]:
         """Return the rows divided by their norm, shape (N, D); and x, y and the norms."""
         orders = {"l1": 1.0, "l2": 2.0, "max": torch.inf}
         norm = torch.linalg.vector_norm(x, orders[self.norm], dim=1, keepdim=True)
         y = x / torch.where(norm < _SMALLEST_NORM, 1.0, norm)
         return y, (x, y, norm)
 
-    def pullback(self, saved: tuple[Tensor, Tensor, Tensor], grad: Tensor) -> Scaled:
-        """Return ``(grad - <grad, y> d|x|/dx) / |x|``."""
+    def pullback(self, saved: _Normed, grad: Tensor, saved0: _Normed | None = None) -> Scaled:
+        """Return ``(grad - <grad, y> d|x|/dx) / |x|``; from a baseline, ``mean(r) grad + <grad, mean(x)> J_r``.
+
+        The latter is the product rule for ``y = x r``. ``J_r`` is the secant of ``r = 1 / |x|``,
+        ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, is left out of the means: with a baseline of
+        zeros the result is ``grad / |x|``.
+        """
         x, y, norm = saved
-        if self.norm == "l1":
-            slope = x.sign()
-        elif self.norm == "l2":
-            slope = y
-        else:
-            at = x.abs().argmax(1, keepdim=True)
-            slope = torch.zeros_like(x).scatter(1, at, x.gather(1, at).sign())
         # A row of zeros was divided by 1, which does not depend on it.
         zeros = norm < _SMALLEST_NORM
-        slope, size = torch.where(zeros, 0.0, slope).unsqueeze(1), torch.where(zeros, 1.0, norm).unsqueeze(1)
-        return (grad - (grad * y.unsqueeze(1)).sum(-1, keepdim=True) * slope) / size, None
-
-    def secant(
-        self, saved: tuple[Tensor, Tensor, Tensor], saved0: tuple[Tensor, Tensor, Tensor], grad: Tensor
-    ) -> Scaled:
-        """Return the product rule for ``y = x r``: ``mean(r) grad + <grad, mean(x)> J_r``.
-
-        ``J_r`` is the secant of ``r = 1 / |x|``, ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, is
-        left out of the means: with a baseline of zeros the result is ``grad / |x|``.
-        """
-        (x, _, norm), (x0, _, norm0) = saved, saved0
-        zeros, zeros0 = norm < _SMALLEST_NORM, norm0 < _SMALLEST_NORM
-        size, size0 = torch.where(zeros, 1.0, norm), torch.where(zeros0, 1.0, norm0)
+        size = torch.where(zeros, 1.0, norm)
+        if saved0 is None:
+            slope = torch.where(zeros, 0.0, self._norm_slope(x, y)).unsqueeze(1)
+            return (grad - (grad * y.unsqueeze(1)).sum(-1, keepdim=True) * slope) / size.unsqueeze(1), None
+        x0, _, norm0 = saved0
+        zeros0 = norm0 < _SMALLEST_NORM
+        size0 = torch.where(zeros0, 1.0, norm0)
         # Between the norms and what was divided by lies, at a row of zeros, a jump: its secant is as much steeper.
         steeper = torch.where(zeros | zeros0, (size - size0) / torch.where(norm == norm0, 1.0, norm - norm0), 1.0)
         slope = -self._norm_secant(x, x0, norm, norm0) * steeper / (size * size0)
@@ -362,10 +360,19 @@ class Normalise(Stage):
         along = (grad * mean.unsqueeze(1)).sum(-1, keepdim=True)
         return grad * scale.unsqueeze(1) + along * slope.unsqueeze(1), None
 
+    def _norm_slope(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return ``d|x|/dx``, shape (N, D)."""
+        if self.norm == "l1":
+            return x.sign()
+        if self.norm == "l2":
+            return y
+        at = x.abs().argmax(1, keepdim=True)
+        return torch.zeros_like(x).scatter(1, at, x.gather(1, at).sign())
+
     def _norm_secant(self, x: Tensor, x0: Tensor, norm: Tensor, norm0: Tensor) -> Tensor:
         """Return J, shape (N, D), with ``J (x - x0) = |x| - |x0|``."""
         if self.norm == "l1":
-            return quotient(x.abs() - x0.abs(), x - x0, x.sign().expand_as(x - x0), x.abs() + x0.abs())
+            return quotient(x, x.abs(), x0, x0.abs(), x.sign())
         if self.norm == "l2":
             return (x + x0) / torch.where(norm + norm0 > 0, norm + norm0, 1.0)
         # As max pooling in DeepLIFT: all of it at the larger of the two maxima, which moved by as much at least.
@@ -373,7 +380,7 @@ class Normalise(Stage):
         at, at0 = (each.abs().argmax(1, keepdim=True) for each in (x, x0))
         at = torch.where(norm >= norm0, at, at0)
         here, here0 = x.gather(1, at), x0.gather(1, at)
-        return torch.zeros_like(x).scatter(1, at, quotient(norm - norm0, here - here0, here.sign(), norm + norm0))
+        return torch.zeros_like(x).scatter(1, at, quotient(here, norm, here0, norm0, here.sign()))
 
 
 class KernelMap(Stage):
@@ -401,20 +408,14 @@ class KernelMap(Stage):
         """Whether the kernel is."""
         return isinstance(self.kernel, Linear)
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, At]:
         """Return the outputs, shape (N, B); and x and the kernel's argument."""
         argument = self.kernel.argument(x, self.points)
         return self.kernel.value(argument) @ self.coefficients + self.offset, (x, argument)
 
-    def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
-        """Return ``sum_i <grad, c_i> dK(x_i, x)/dx``, shape (N, K, D), divided by its factor."""
-        x, argument = saved
-        return self.kernel.pullback(argument, x, self.points, grad @ self.coefficients.T)
-
-    def secant(self, saved: tuple[Tensor, Tensor], saved0: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
-        """Return the same for the secants of the kernel."""
-        (x, argument), (x0, argument0) = saved, saved0
-        return self.kernel.secant(argument, argument0, x, x0, self.points, grad @ self.coefficients.T)
+    def pullback(self, saved: At, grad: Tensor, saved0: At | None = None) -> Scaled:
+        """Return ``sum_i <grad, c_i> dK(x_i, x)/dx``, or the secant, shape (N, K, D), divided by its factor."""
+        return self.kernel.pullback(saved, self.points, grad @ self.coefficients.T, saved0)
 
 
 class FourierFeatures(Stage):
@@ -436,14 +437,14 @@ class FourierFeatures(Stage):
         argument = x @ self.weight + self.phase
         return self.amplitude * torch.cos(argument), argument
 
-    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
-        """Return ``-amplitude (grad * sin(x W + phase)) W^T``."""
-        slope = -self.amplitude * torch.sin(saved)
-        return (grad * slope.unsqueeze(1)) @ self.weight.T, None
+    def pullback(self, saved: Tensor, grad: Tensor, saved0: Tensor | None = None) -> Scaled:
+        """Return ``-amplitude (grad * sin(a)) W^T``, a = x W + phase.
 
-    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
-        """Return the same for ``(cos(a) - cos(a0)) / (a - a0) = -sin((a + a0) / 2) sin(u) / u``, u = (a - a0) / 2."""
-        slope = -self.amplitude * torch.sin((saved + saved0) / 2) * torch.sinc((saved - saved0) / (2 * math.pi))
+        From a baseline, ``(cos(a) - cos(a0)) / (a - a0) = -sin((a + a0) / 2) sin(u) / u``, u = (a - a0) / 2.
+        """
+        slope = -self.amplitude * torch.sin(saved if saved0 is None else (saved + saved0) / 2)
+        if saved0 is not None:
+            slope = slope * torch.sinc((saved - saved0) / (2 * math.pi))
         return (grad * slope.unsqueeze(1)) @ self.weight.T, None
 
 
@@ -473,22 +474,15 @@ class Chain(Stage):
             needed.append(saved)
         return x, needed
 
-    def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
-        """Return the pullback through all stages, and the logarithm of the product of their factors."""
-        return self._pulled(grad, saved)
-
-    def secant(self, saved: list[Any], saved0: list[Any], grad: Tensor) -> Scaled:
-        """Return the same through the secants of all stages."""
-        return self._pulled(grad, saved, saved0)
-
-    def _pulled(self, grad: Tensor, *saved: list[Any]) -> Scaled:
+    def pullback(self, saved: list[Any], grad: Tensor, saved0: list[Any] | None = None) -> Scaled:
+        """Return the pullback, or secant, through all stages, and the logarithm of the product of their factors."""
         scaled: Scaled = (grad, None)
         eps, errors = known.get()
 
         def before(place: int) -> Callable[[], Tensor | None]:
             return lambda: errors_after(self.stages[:place], errors())
 
-        for place, *of_stage in zip(reversed(range(len(self.stages))), *map(reversed, saved), strict=True):
+        for place, of_stage in reversed(list(enumerate(zip(*ends(saved, saved0), strict=True)))):
             with known_to(eps, before(place)):
                 scaled = pulled_through(self.stages[place], scaled, *of_stage)
         return scaled

@@ -676,7 +676,7 @@ def test_heads_without_what_a_target_needs(name: str) -> None:
         if message is None:
             assert target(output).isfinite().all()
             continue
-        for ask in (target, target.seeds, lambda o, t=target: t(o[0]), lambda o, t=target: t.secants(o, o)):
+        for ask in (target, target.seeds, lambda o, t=target: t(o[0]), lambda o, t=target: t.seeds(o, o)):
             with pytest.raises(ValueError, match=rf"{type(target).__name__}\(sign='.'\).*{message}"):
                 ask(output)
 

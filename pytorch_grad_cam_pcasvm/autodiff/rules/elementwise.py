@@ -13,8 +13,9 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
     register_jacobian,
     unbroadcast,
 )
-from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid, quotient
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.numerics import quotient
 
 constant(*functions("sign", "round", "floor", "ceil", "trunc", "heaviside"))
 
@@ -162,12 +163,12 @@ def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | No
     def of_base() -> Tensor:
         slope = exponent * input ** (exponent - 1)
         slope = torch.where(torch.as_tensor(exponent == 0, device=grad.device), 0.0, slope)
-        slope = slope if base is None else quotient(input, y, base, input0, slope)
+        slope = slope if base is None else quotient(input, y, input0, base.y, slope, base.eps)
         return unbroadcast(grad * slope, input)
 
     def of_exponent() -> Tensor:
         slope = y * torch.as_tensor(input).to(y).log()
-        slope = slope if base is None else quotient(exponent, y, base, exponent0, slope)
+        slope = slope if base is None else quotient(exponent, y, exponent0, base.y, slope, base.eps)
         return unbroadcast(grad * slope, exponent)
 
     return of_base, of_exponent
@@ -353,6 +354,6 @@ def glu(input: Tensor, dim: int = -1, *, y: Tensor, grad: Tensor, base: Base | N
     if base is not None:
         a0, b0 = base.args[0].chunk(2, dim)
         s0 = torch.sigmoid(b0)
-        slope = quotient(b, s, Base((), {}, s0, base.eps), b0, slope)
+        slope = quotient(b, s, b0, s0, slope, base.eps)
         a, s = mid(a, a0), mid(s, s0)
     return torch.cat([grad * s, grad * a * slope], dim % input.dim() + 1)

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, ratio, register_jacobian, with_dims
-from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, first_of, mid, quotient, resolution
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, first_of, mid, resolution
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.numerics import quotient
 
 
 @register_jacobian(F.batch_norm, secant="linear", needs="others", relevance="kept")
@@ -187,8 +188,8 @@ def size_slope(x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float) -> 
         return ratio(mid(x, x0), mid(s, s0))
     powers, powers0 = x.abs() ** p, x0.abs() ** p
     total, total0 = powers.sum(dims, keepdim=True), powers0.sum(dims, keepdim=True)
-    of_power = quotient(x, powers, Base((), {}, powers0, eps), x0, p * ratio(powers, x))
-    return of_power * quotient(total, s, Base((), {}, s0, eps), total0, ratio(s, p * total))
+    of_power = quotient(x, powers, x0, powers0, p * ratio(powers, x), eps)
+    return of_power * quotient(total, s, total0, s0, ratio(s, p * total), eps)
 
 
 def _order(ord: Any, dims: list[int], *, of_matrix: bool = False) -> float:
@@ -336,5 +337,5 @@ def local_response_norm(
     s, s0 = d**beta, d0**beta
     eps = resolution(grad, base)
     divided = grad / mid(s, s0)
-    of_d = divided * mid(input / s, x0 / s0) * quotient(d, s, Base((), {}, s0, eps), d0, beta * s / d)
+    of_d = divided * mid(input / s, x0 / s0) * quotient(d, s, d0, s0, beta * s / d, eps)
     return divided - 2 * mid(input, x0) * torch.einsum("ij,kni...->knj...", near, of_d)

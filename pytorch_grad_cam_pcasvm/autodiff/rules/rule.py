@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.numerics import quotient
+
 Secant: TypeAlias = str | Callable[..., Any] | None
 Tokens: TypeAlias = Callable[..., int | Sequence[int | None] | None] | None
 
@@ -92,7 +94,7 @@ class Rule:
             slope = self.pull(*args, **kwargs, y=y, grad=torch.ones_like(y).unsqueeze(0))
             slope = slope[0] if isinstance(slope, tuple) else slope
             slope = slope() if callable(slope) else slope
-            return grad * quotient(args[place], y, base, base.args[place], slope[0])
+            return grad * quotient(args[place], y, base.args[place], base.y, slope[0], base.eps)
         if _changed(args, base.args) + _changed(list(kwargs.values()), list(base.kwargs.values())) > 1:
             # Affine in each argument alone: what changes with one is to be taken where the others are half-way.
             args, y = mid(args, base.args), mid(y, base.y)
@@ -141,15 +143,6 @@ def _changed(now: Sequence[Any], then: Sequence[Any]) -> int:
         _changed(one, other) if isinstance(one, list | tuple) else one is not other
         for one, other in zip(now, then, strict=True)
     )
-
-
-def quotient(x: Tensor, y: Tensor, base: Base, x0: Tensor, slope: Tensor) -> Tensor:
-    """Return ``(y - y0) / (x - x0)``, or the slope at x where only rounding would be left of the quotient."""
-    dx, dy = x - x0, y - base.y
-    rounding = (dy - slope * dx).abs() <= 4 * base.eps * (y.abs() + base.y.abs())
-    # Where nothing changes any number is exact, but an infinite one, as that of sqrt at 0, would make NaN of the zeros.
-    slope = torch.where((dx == 0) & ~slope.isfinite(), 0.0, slope)
-    return torch.where((dx == 0) | rounding, slope, dy / dx)
 
 
 def mid(x: Any, x0: Any) -> Any:
