@@ -66,7 +66,7 @@ TESTS = {
     "cams/contributions.py": "contributions baselines methods",
     "cams/perturbation.py": "methods coalitions baselines",
     "maps.py": "maps",
-    "numerics.py": "secants_head secants_path output_gradients head estimators",
+    "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "cams/output_gradients.py": "output_gradients targets outputs base coalitions anomalies",
     "targets.py": "targets anomalies output_gradients head outputs base",
 }

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head.guarded import Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, known, known_to
-from pytorch_grad_cam_pcasvm.numerics import quotient
+from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 Scaled = tuple[Tensor, Tensor | None]
 

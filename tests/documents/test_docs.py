@@ -67,3 +67,10 @@ def test_the_example_of_layers_runs(tmp_path, monkeypatch, capsys):
         torch.set_num_threads(threads)
     assert (tmp_path / "new" / "layers.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.count("x") >= 3  # 4x4, 8x8, 16x16
+
+
+def test_a_wheel_has_every_folder():
+    name = "pytorch_grad_cam_pcasvm"
+    assert f'[tool.setuptools.packages.find]\ninclude = ["{name}*"]\n' in (DOCS.parent / "pyproject.toml").read_text()
+    folders = {file.parent for file in (DOCS.parent / name).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []

@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Stage,
     pulled_through,
 )
-from pytorch_grad_cam_pcasvm.numerics import quotient
+from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
 def rand(*shape, seed=0):

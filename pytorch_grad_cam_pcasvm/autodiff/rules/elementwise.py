@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
 )
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.numerics import quotient
+from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 constant(*functions("sign", "round", "floor", "ceil", "trunc", "heaviside"))
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, ratio, register_jacobian, with_dims
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, first_of, mid, resolution
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.numerics import quotient
+from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
 @register_jacobian(F.batch_norm, secant="linear", needs="others", relevance="kept")

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.numerics import quotient
+from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 Secant: TypeAlias = str | Callable[..., Any] | None
 Tokens: TypeAlias = Callable[..., int | Sequence[int | None] | None] | None
