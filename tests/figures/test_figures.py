@@ -774,7 +774,7 @@ def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_to
     assert not any("tokens" in text for text in texts)
 
 
-@pytest.mark.parametrize("scale", [1, 1e-3, 1e-8, 1e-20])
+@pytest.mark.parametrize("scale", [1e-8, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (1, 1e-3, 1e-20))])
 def test_the_numbers_beside_a_scale_are_not_cut_off(of_tokens, many, scale):
     net, maps = of_tokens
     small = dataclasses.replace(maps, maps=maps.maps * scale)
@@ -793,7 +793,7 @@ def test_the_numbers_beside_a_scale_are_not_cut_off(of_tokens, many, scale):
                 assert label.get_window_extent().x1 <= figure.bbox.x1
 
 
-@pytest.mark.parametrize("size", [None, (9, 6), (14, 5)])
+@pytest.mark.parametrize("size", [None, *(pytest.param(size, marks=pytest.mark.slow) for size in ((9, 6), (14, 5)))])
 def test_nothing_is_cut_off_or_written_over(apart, many, size):
     problem, maps = apart
     of_many = {"target_layer": "features.3", "labels": np.arange(30) // 2, "size": size}
