@@ -275,6 +275,7 @@ FEW = ["--volumes", "24", "--epochs", "1"]
 
 
 @pytest.mark.usefixtures("_same_threads")
+@pytest.mark.optional
 def test_the_example_writes_nifti_in_the_geometry_of_the_input(tmp_path, capsys):
     nibabel = pytest.importorskip("nibabel")
     out = tmp_path / "new" / "volume.png"
@@ -340,6 +341,7 @@ def test_dicts_in_an_atlas(net, tmp_path):
         atlas.build(net, [{"scan": X[0]}], ["2"], tmp_path / "other", progress=False)
 
 
+@pytest.mark.optional
 def test_loaders_of_monai(net, tmp_path):
     data = pytest.importorskip("monai.data")
     transforms = pytest.importorskip("monai.transforms")
