@@ -343,7 +343,7 @@ def test_a_custom_target_may_read_every_value_of_the_head():
     assert relative(maps.weights, expected.sum((3, 4))) < 1e-10
 
 
-@pytest.mark.parametrize("size", [96, 224])
+@pytest.mark.parametrize("size", [96, pytest.param(224, marks=pytest.mark.slow)])
 def test_swin_at_its_last_block_with_a_reshape_transform(size):
     torch.manual_seed(0)
     net = torchvision.models.swin_t(weights=None, num_classes=5).eval()
