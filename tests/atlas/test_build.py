@@ -746,6 +746,7 @@ def test_each_thread_has_temporaries_of_its_own(tmp_path):
     assert len(names) == 2
 
 
+@pytest.mark.slow
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
     small = {"shard_size": None, "block": 1}
     assert build(tmp_path / "few", **small).manifest["shard_size"] == 6  # a sixteenth of 90 images
@@ -801,6 +802,7 @@ def joined(process):
     assert process.exitcode is not None, "it waits for something that never comes"
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
     data = Slow(TensorDataset(*images(400)), 0.002)
     whole = contents(build(tmp_path / "whole", data=data, shard_size=16).folder)

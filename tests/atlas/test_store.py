@@ -404,6 +404,7 @@ def test_without_pyarrow(monkeypatch):
 
 
 @pytest.mark.optional
+@pytest.mark.slow
 def test_the_page_about_atlases_runs(tmp_path, monkeypatch):
     pytest.importorskip("pandas")
     page = (Path(__file__).parents[2] / "docs" / "atlas.md").read_text()

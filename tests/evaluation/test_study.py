@@ -68,6 +68,7 @@ def test_a_study_finds_what_the_functions_find(corner, target, tmp_path):
     assert (tmp_path / "study" / "index.html").read_text() == (tmp_path / "function" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_measures_of_the_same_images_share_their_maps(corner, calls, tmp_path):
     study = evaluation.Study(*corner[:2], ["features"], [Counted], PCATarget(0), **QUIET)
     study.completeness()

@@ -139,6 +139,7 @@ def test_pictures_have_the_proportions_of_the_body():
     assert thin.width > 40
 
 
+@pytest.mark.slow
 def test_the_slices_where_the_maps_are_largest():
     values = torch.zeros(2, 2, 40, 3, 3)
     values[1, 0, 10, 1, 1], values[1, 0, 11, 1, 1], values[1, 1, 30, 0, 2] = 3.0, 2.9, -0.001
@@ -188,6 +189,7 @@ def test_targets_and_names_are_chosen_as_in_plot_maps(maps):
     assert len(arrays(one)) == 2 * 2
 
 
+@pytest.mark.slow
 def test_grey_values_outlines_and_bare_maps(maps):
     volume = 1000 * X[:3] - 300
     grey = np.stack(arrays(plot_volume(volume, maps, slices=8, window=(-300, 700)))[:8])
