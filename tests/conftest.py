@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error::pytorch_grad_cam_pcasvm.AutogradFallbackWarning")
     # pytest.warns sees it all the same.
     config.addinivalue_line("filterwarnings", "ignore::pytorch_grad_cam_pcasvm.BlankMapWarning")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker neighbours, which share fixtures, and whoever is done some of the others'."""
+    from xdist.scheduler import WorkStealingScheduling  # as an option, it would need --numprocesses in every run
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

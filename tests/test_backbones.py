@@ -40,32 +40,39 @@ def of_transformers(config, model, layer, reshape, **options):
 
 
 def of_torchvision():
-    return torchvision.models.vit_b_16(image_size=SIZE), "encoder.layers.encoder_layer_11.ln_1", tokens(1, 7), _fourth
+    net = torchvision.models.VisionTransformer(SIZE, 16, num_layers=12, num_heads=2, hidden_dim=24, mlp_dim=48)
+    return net, "encoder.layers.encoder_layer_11.ln_1", tokens(1, 7), _fourth
 
 
 def of_open_clip():
     library = pytest.importorskip("open_clip")
-    net = library.create_model("ViT-B-32", pretrained=None, force_image_size=SIZE).visual
-    return net, "transformer.resblocks.11.ln_1", tokens(1, SIZE // 32), _fourth
+    vision = library.CLIPVisionCfg(layers=12, width=24, head_width=12, patch_size=32, image_size=SIZE)
+    text = library.CLIPTextCfg(layers=1, width=8, heads=2, vocab_size=10)
+    return library.model.CLIP(16, vision, text).visual, "transformer.resblocks.11.ln_1", tokens(1, SIZE // 32), _fourth
 
 
 def _fourth(row):
     return row[3]
 
 
+SMALL = {"embed_dim": 24, "num_heads": 2}
 BACKBONES = {
     "torchvision vit": of_torchvision,
     "timm resnet50": of_timm("resnet50", "layer4.2.conv3"),
     "timm densenet121": of_timm("densenet121", "features.denseblock4.denselayer16.norm2"),
     "timm convnext": of_timm("convnext_atto", "stages.3.blocks.1"),
-    "timm vit": of_timm("vit_tiny_patch16_224", "blocks.11.norm1", tokens(1, 7), img_size=SIZE),
-    "timm vit, two blocks before": of_timm("vit_tiny_patch16_224", "blocks.9.norm1", tokens(1, 7), img_size=SIZE),
-    "timm dinov2 with registers": of_timm(
-        "vit_small_patch14_reg4_dinov2", "blocks.11.norm1", tokens(5, 8), img_size=SIZE
+    "timm vit": of_timm("vit_tiny_patch16_224", "blocks.11.norm1", tokens(1, 7), img_size=SIZE, **SMALL),
+    "timm vit, two blocks before": of_timm(
+        "vit_tiny_patch16_224", "blocks.9.norm1", tokens(1, 7), img_size=SIZE, **SMALL
     ),
-    "timm swin": of_timm("swin_tiny_patch4_window7_224", "layers.3.blocks.1.norm1", channels_last, img_size=224),
+    "timm dinov2 with registers": of_timm(
+        "vit_small_patch14_reg4_dinov2", "blocks.11.norm1", tokens(5, 8), img_size=SIZE, **SMALL
+    ),
+    "timm swin": of_timm(
+        "swin_tiny_patch4_window7_224", "layers.3.blocks.1.norm1", channels_last, embed_dim=24, num_heads=(1, 2, 4, 8)
+    ),
     "open_clip": of_open_clip,
-    "timm dinov3": of_timm("vit_small_patch16_dinov3", "blocks.11.norm1", tokens(5, 7), img_size=SIZE),
+    "timm dinov3": of_timm("vit_small_patch16_dinov3", "blocks.11.norm1", tokens(5, 7), img_size=SIZE, **SMALL),
     "hf siglip": of_transformers(
         "SiglipVisionConfig", "SiglipVisionModel", "layer_norm1", tokens(0, 8), intermediate_size=128
     ),
@@ -79,6 +86,7 @@ BACKBONES = {
 }
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_backbone_is_explained_without_a_wrapper(name):
     torch.manual_seed(0)
@@ -116,6 +124,7 @@ def test_a_backbone_is_explained_without_a_wrapper(name):
     assert relative(maps.maps[:, 0], torch.einsum("nt,nthw->nhw", weights, activations)) < 1e-10
 
 
+@pytest.mark.optional
 def test_einops():
     einops = pytest.importorskip("einops")
 

@@ -111,6 +111,7 @@ def interrupted():
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.optional
 def test_ray_writes_the_same(built, tmp_path, alone):
     pytest.importorskip("ray")
     before = set(threading.enumerate())
@@ -124,6 +125,7 @@ def test_ray_writes_the_same(built, tmp_path, alone):
             assert not thread.is_alive(), f"Ray ends this process when {thread.name} calls it after its shutdown"
 
 
+@pytest.mark.optional
 def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, alone):
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -154,6 +156,7 @@ def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, a
         ray.shutdown()
 
 
+@pytest.mark.optional
 def test_ctrl_c_while_ray_starts_waits_for_it_and_ends_it(tmp_path, monkeypatch, interrupted):
     ray = pytest.importorskip("ray")
     happened = []
@@ -171,6 +174,7 @@ def test_ctrl_c_while_ray_starts_waits_for_it_and_ends_it(tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
+@pytest.mark.optional
 def test_a_build_outlives_a_machine(built, tmp_path, alone):
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -198,6 +202,7 @@ def _lose(cluster, machine, out):
     cluster.remove_node(machine, allow_graceful=False)
 
 
+@pytest.mark.optional
 def test_ray_finds_what_is_named_from_here(alone, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     folder(tmp_path / "photos")
@@ -277,6 +282,7 @@ def test_folders_of_images(tmp_path):
         build(tmp_path / "none", net, tmp_path / "empty", transform=TO_TENSOR)
 
 
+@pytest.mark.optional
 def test_hugging_face_data_sets(tmp_path):
     datasets = pytest.importorskip("datasets")
     root = folder(tmp_path / "photos")
@@ -740,6 +746,7 @@ def test_each_thread_has_temporaries_of_its_own(tmp_path):
     assert len(names) == 2
 
 
+@pytest.mark.slow
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
     small = {"shard_size": None, "block": 1}
     assert build(tmp_path / "few", **small).manifest["shard_size"] == 6  # a sixteenth of 90 images
@@ -795,6 +802,7 @@ def joined(process):
     assert process.exitcode is not None, "it waits for something that never comes"
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_goes_on_where_it_was(tmp_path):
     data = Slow(TensorDataset(*images(400)), 0.002)
     whole = contents(build(tmp_path / "whole", data=data, shard_size=16).folder)
@@ -994,6 +1002,7 @@ def test_the_callers_state_is_left_alone(tmp_path):
         net.backbone.eval()
 
 
+@pytest.mark.optional
 def test_files_are_read_without_the_package(built):
     pyarrow = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.read_table(built.folder / "part-00000.parquet")

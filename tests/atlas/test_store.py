@@ -304,6 +304,7 @@ def test_labels_that_are_no_classes(tmp_path):
     assert (some.labels[some.correct] == 2).all()  # what is no class is never predicted
 
 
+@pytest.mark.optional
 def test_to_pandas_of_labels_that_are_no_classes(tmp_path):
     pytest.importorskip("pandas")
     net, data = problem()
@@ -341,6 +342,7 @@ def test_calibrated_heads(tmp_path):
         store.explain(0, ProbabilityTarget(1))
 
 
+@pytest.mark.optional
 def test_to_pandas(store):
     pytest.importorskip("pandas")
     frame = store.to_pandas()
@@ -364,6 +366,7 @@ def test_exports(store, tmp_path):
         store.export("npz", tmp_path / "nowhere" / "atlas.npz")
 
 
+@pytest.mark.optional
 def test_export_to_zarr(store, tmp_path):
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(str(store.export("zarr", tmp_path / "atlas.zarr")), mode="r")
@@ -372,6 +375,7 @@ def test_export_to_zarr(store, tmp_path):
     assert group.attrs["ids"] == store.ids.tolist()
 
 
+@pytest.mark.optional
 def test_export_to_virelay(store, tmp_path):
     h5py = pytest.importorskip("h5py")
     path = store.export("virelay", tmp_path / "project")
@@ -399,6 +403,8 @@ def test_without_pyarrow(monkeypatch):
         importlib.import_module("pytorch_grad_cam_pcasvm.atlas")
 
 
+@pytest.mark.optional
+@pytest.mark.slow
 def test_the_page_about_atlases_runs(tmp_path, monkeypatch):
     pytest.importorskip("pandas")
     page = (Path(__file__).parents[2] / "docs" / "atlas.md").read_text()

@@ -1,6 +1,7 @@
 """A network is changed at random, by every route there is, and the next map is that of what runs now: 500 times."""
 
 import numpy as np
+import pytest
 import torch
 from reference import path_by_autograd, relative
 from torch import nn
@@ -133,6 +134,7 @@ def change(net, rng, handles):
     return route
 
 
+@pytest.mark.slow
 def test_the_next_map_is_that_of_what_runs_now():
     torch.manual_seed(0)
     rng = np.random.default_rng(0)

@@ -46,11 +46,13 @@ FAMILIES = {
 }
 
 
-ALIKE = ("vgg_bn", "resnext", "wide_resnet", "efficientnet_v2")  # large, of the layers of others
+# They are large, or have the layers of others.
+SLOW = {"vgg_bn", "resnet50, from the middle", "resnext", "wide_resnet", "densenet", "mobilenet_v2", "efficientnet"}
+SLOW |= {"efficientnet_v2", "convnext", "inception_v3", "swin"}
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in FAMILIES]
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in FAMILIES]
 )
 def test_all_cnn_families_of_torchvision_have_a_closed_form(family):
     build, target, layers = FAMILIES[family]

@@ -265,7 +265,13 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("densenet121", "mobilenet_v2") else name
+        for name in NETWORKS
+    ],
+)
 def test_nothing_is_sent_to_the_device_or_asked_of_it(name, unchecked):
     with torch.device("meta"):
         backbone = getattr(torchvision.models, name)()
@@ -337,7 +343,7 @@ def test_a_custom_target_may_read_every_value_of_the_head():
     assert relative(maps.weights, expected.sum((3, 4))) < 1e-10
 
 
-@pytest.mark.parametrize("size", [96, 224])
+@pytest.mark.parametrize("size", [96, pytest.param(224, marks=pytest.mark.slow)])
 def test_swin_at_its_last_block_with_a_reshape_transform(size):
     torch.manual_seed(0)
     net = torchvision.models.swin_t(weights=None, num_classes=5).eval()

@@ -219,6 +219,7 @@ class Margins(nn.Module):
 
 
 @pytest.mark.parametrize("head", ["rbf", "poly", "sigmoid"])
+@pytest.mark.optional
 def test_captum_integrates_to_the_same(head: str) -> None:
     p = explained("pooled", head, n=2)
     captum = pytest.importorskip("captum.attr")
@@ -247,6 +248,7 @@ class Linearly(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:Setting (forward|backward)")
 @pytest.mark.parametrize("path", ["relu", "max pool apart", "average pool", "sigmoid"])
+@pytest.mark.optional
 def test_captums_deep_lift_of_a_linear_machine_is_the_same(path: str) -> None:
     p = explained(path, "linear")
     captum = pytest.importorskip("captum.attr")

@@ -122,7 +122,7 @@ def test_a_target_that_reads_only_one_of_several_tensors():
     assert maps.weights[:, 1].any()
 
 
-@pytest.mark.parametrize("jacobian", ["closed_form", "auto"])
+@pytest.mark.parametrize("jacobian", ["closed_form", pytest.param("auto", marks=pytest.mark.slow)])
 def test_a_detector_is_refused_in_one_line(jacobian):
     torch.manual_seed(0)
     net = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None).eval()

@@ -103,6 +103,7 @@ def test_a_run_leaves_scores_layers_heads_figures_and_a_page(root, weights, tmp_
 
 
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_stopped(root, weights, tmp_path, monkeypatch, capsys):
     assert paper.main(options(root, weights, tmp_path / "whole")) == 0
     whole = json.loads((tmp_path / "whole" / "scores.json").read_text())
@@ -333,6 +334,7 @@ def test_closeness_is_the_absolute_correlation_with_the_same_image_and_the_next(
 
 
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.slow
 def test_what_was_computed_from_other_contents_is_not_used_again(root, weights, tmp_path, capsys):
     out = tmp_path / "out"
     assert paper.main(options(root, weights, out)) == 0
@@ -349,6 +351,7 @@ def test_what_was_computed_from_other_contents_is_not_used_again(root, weights, 
 
 
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.slow
 def test_a_shorter_training_keeps_the_checkpoint_of_a_longer_one(root, weights, tmp_path):
     out = tmp_path / "out"
     assert paper.main(options(root, weights, out)) == 0

@@ -119,6 +119,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("title", RECIPES)
+@pytest.mark.optional
 def test_a_recipe_runs_as_it_is_printed(title, monkeypatch):
     smaller, grid = RECIPES[title]
     smaller(monkeypatch)

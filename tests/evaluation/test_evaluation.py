@@ -208,6 +208,7 @@ def test_factors_and_remainders_belong_to_sums(smooth):
     assert found["Scaled", ERROR].mean < 1e-5
 
 
+@pytest.mark.slow
 def test_noise_is_not_told_from_random_maps(corner):
     net, x, labels = corner
     verdicts = []
@@ -245,6 +246,7 @@ def test_evidence_in_the_only_corner_that_matters(corner):
     assert found["ContributionCAM", SHARE, BLIND].mean == pytest.approx(1 - np.mean(np.array(share)[seen]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_two_images_side_by_side():
     torch.manual_seed(0)
     layers = (nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
@@ -281,6 +283,7 @@ def test_a_network_that_takes_one_size_is_told_of_four_tiles():
         evaluation.localisation(net, (x, labels), ["0"], [ContributionCAM], **QUIET)
 
 
+@pytest.mark.slow
 def test_randomising_changes_contributions_and_not_the_blind_map(corner):
     net, x, labels = corner
     features = net.backbone(x).detach().numpy()
@@ -313,6 +316,7 @@ def test_a_linear_network_is_complete():
         assert {row.passed for row in found.rows if row.method == "ClosedFormGradCAM"} == {None}  # it promises nothing
 
 
+@pytest.mark.slow
 def test_maps_move_with_the_image(corner):
     net, x, labels = corner
     found = evaluation.stability(net, (x, labels), ["features"], [ContributionCAM, Noise], noise=0, shift=0, **QUIET)
@@ -700,6 +704,7 @@ def test_heads_without_classes(corner):
         evaluation.localisation(regressor, (x, labels), ["features"], **QUIET)
 
 
+@pytest.mark.slow
 def test_a_report_is_one_page(corner, tmp_path):
     net, x, _ = corner
     methods = {"<b>turned</b>": Turned}
@@ -795,7 +800,7 @@ def test_rotations_that_do_not_change_a_target_are_told(corner, tmp_path, target
     none = PCASVMNet(net.backbone, make_pipeline(StandardScaler(), PCA(3, whiten=whiten)).fit(features)).eval()
     subject = Subject(none, x, ["features"], target=target)
     rivals = Rivals(subject)
-    options = {"checks": ["sensitivity", "localisation"], "images": 12, **QUIET}
+    options = {"checks": ["sensitivity", "localisation"], "images": 4, **QUIET}
     with pytest.warns(UserWarning, match="this head has none: measure faithfulness instead"):
         page = E.report(none, x, ["features"], [ContributionCAM], out=tmp_path, target=target, **options).read_text()
     told = f"Not measured: a randomised head&#x27;s map: {type(target).__name__} depends on the subspace"
@@ -820,7 +825,7 @@ def test_images_without_an_object_are_told(corner):
 def test_options_of_single_checks(corner, tmp_path):
     net, x, labels = corner
     checks = {"localisation": {"tiles": 4}, "completeness": {"images": 5}}
-    found = evaluation.report(net, (x, labels), ["features"], out=tmp_path, checks=checks, **QUIET)
+    found = evaluation.report(net, (x, labels), ["features"], [ContributionCAM], out=tmp_path, checks=checks, **QUIET)
     results = json.loads((found.parent / "report.json").read_text())["results"]
     assert results["localisation"]["settings"]["tiles"] == 4
     assert results["completeness"]["settings"]["images"] == 5
@@ -988,6 +993,7 @@ def _own_maps(net, x, labels):
     return torch.stack(maps).double().numpy()
 
 
+@pytest.mark.slow
 def test_maps_that_hardly_depend_on_the_target_are_like_the_blind_map(corner):
     net, x, labels = corner
     found = E.sensitivity(net, (x, labels), ["features"], [ContributionCAM, ClosedFormLayerCAM, Noise], **QUIET)
@@ -1052,7 +1058,7 @@ def test_flags_and_generators_are_the_users(corner):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for check in (E.faithfulness, E.localisation, E.sensitivity, E.completeness, E.stability):
-            check(net, (x, labels), ["0"], [ContributionCAM], images=30, **QUIET)
+            check(net, (x, labels), ["0"], [ContributionCAM], images=10, **QUIET)
     assert [module.training for module in net.modules()] == flags
     assert torch.equal(torch.get_rng_state(), state)
     for name, tensor in net.state_dict().items():

@@ -30,6 +30,7 @@ def test_maps_are_those_of_the_method(corner, method):
             np.testing.assert_allclose(found[n, 0], expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.optional
 def test_metrics_of_a_linear_network_are_what_they_must_be():
     quantus = pytest.importorskip("quantus")
     torch.manual_seed(0)
@@ -65,6 +66,7 @@ def test_metrics_of_a_linear_network_are_what_they_must_be():
     np.testing.assert_allclose(measured(quantus.Sparseness(**quiet)), gini, atol=1e-4)
 
 
+@pytest.mark.optional
 def test_metrics_of_a_nonlinear_network(corner):
     quantus = pytest.importorskip("quantus")
     net, x, labels = corner

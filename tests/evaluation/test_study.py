@@ -52,21 +52,23 @@ def calls(monkeypatch):
 def test_a_study_finds_what_the_functions_find(corner, target, tmp_path):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM, ClosedFormGradCAM]]
-    study = evaluation.Study(*call, target, **QUIET)
+    few = QUIET | {"images": 4}  # every report draws every image of every measure and method
+    study = evaluation.Study(*call, target, **few)
     expected = {}
     for check, options in OPTIONS.items():
         explained = {} if check == "localisation" else {"target": target}
-        expected[check] = getattr(evaluation, check)(*call, **explained, **options, **QUIET).to_dict()
+        expected[check] = getattr(evaluation, check)(*call, **explained, **options, **few).to_dict()
         assert getattr(study, check)(**options).to_dict() == expected[check]
     for report in (
         study.report(tmp_path / "study", checks=OPTIONS),
-        evaluation.report(*call, target=target, out=tmp_path / "function", checks=OPTIONS, **QUIET),
+        evaluation.report(*call, target=target, out=tmp_path / "function", checks=OPTIONS, **few),
     ):
         found = json.loads(report.with_name("report.json").read_text())["results"]
         assert found == json.loads(json.dumps(expected))
     assert (tmp_path / "study" / "index.html").read_text() == (tmp_path / "function" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_measures_of_the_same_images_share_their_maps(corner, calls, tmp_path):
     study = evaluation.Study(*corner[:2], ["features"], [Counted], PCATarget(0), **QUIET)
     study.completeness()

@@ -208,6 +208,7 @@ def test_images_in_any_layout(maps, layout):
     assert relative(pictures_of(figure)[0].get_array(), expected[0].astype(np.float32)) == 0
 
 
+@pytest.mark.slow
 def test_several_networks_and_heads_are_told_apart(problem, maps):
     cnn = ClosedFormGradCAM(problem.backbone, [problem.target_layer]).explain(problem.x)
     classes = ["one", "two", "three"]
@@ -596,6 +597,7 @@ def bars_of(figure):
     return [axis.child_axes[0] for axis in figure.axes if axis.child_axes]
 
 
+@pytest.mark.slow
 def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
     groups = by_method(problem)
     figure = plot_maps(PICTURES, groups, overlay=False)
@@ -630,6 +632,7 @@ def test_methods_that_wrap_have_headings_in_every_line(problem):
     assert all(axis.get_position().x1 < 1 for axis in figure.axes)
 
 
+@pytest.mark.slow
 def test_maps_of_other_targets_or_images_are_not_compared(problem):
     groups = by_method(problem)
     one = {"all": groups["Grad-CAM"], "one": groups["contributions"][:, -1]}
@@ -747,6 +750,7 @@ def as_number(text):
     return float(text.replace("\N{MINUS SIGN}", "-"))
 
 
+@pytest.mark.slow
 def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_tokens):
     net, maps = of_tokens
     figure = plot_decision(PICTURES, maps, net.head, row=1, count=3)
@@ -774,7 +778,7 @@ def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_to
     assert not any("tokens" in text for text in texts)
 
 
-@pytest.mark.parametrize("scale", [1, 1e-3, 1e-8, 1e-20])
+@pytest.mark.parametrize("scale", [1e-8, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (1, 1e-3, 1e-20))])
 def test_the_numbers_beside_a_scale_are_not_cut_off(of_tokens, many, scale):
     net, maps = of_tokens
     small = dataclasses.replace(maps, maps=maps.maps * scale)
@@ -793,7 +797,7 @@ def test_the_numbers_beside_a_scale_are_not_cut_off(of_tokens, many, scale):
                 assert label.get_window_extent().x1 <= figure.bbox.x1
 
 
-@pytest.mark.parametrize("size", [None, (9, 6), (14, 5)])
+@pytest.mark.parametrize("size", [None, *(pytest.param(size, marks=pytest.mark.slow) for size in ((9, 6), (14, 5)))])
 def test_nothing_is_cut_off_or_written_over(apart, many, size):
     problem, maps = apart
     of_many = {"target_layer": "features.3", "labels": np.arange(30) // 2, "size": size}
@@ -914,6 +918,7 @@ def test_every_image_is_a_point_along_the_component(many):
     assert [bar.get_width() for bar in bars] == pytest.approx([parts[predicted == name].mean() for name in names])
 
 
+@pytest.mark.slow
 def test_parts_in_the_decision_keep_the_factor_of_a_machine_that_is_far_away(many):
     problem, _ = many
     head = copy.deepcopy(problem.head)
@@ -941,6 +946,7 @@ def test_a_component_by_another_method_or_without_a_machine(many):
     assert not any(axis.patches for axis in figure.axes)
 
 
+@pytest.mark.slow
 def test_of_many_classes_the_farthest_are_drawn(many):
     problem, p = many
     figure = plot_component(problem.net, 0, problem.x, target_layer="features.3", labels=np.arange(30) // 2)

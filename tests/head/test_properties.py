@@ -112,6 +112,7 @@ def rounding(pipeline, head, all_seeds, query):
     return of_values, of_gradients
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(parts=heads, classes=st.integers(2, 4), seed=st.integers(0, 5))
 def test_no_head_is_found_that_differs(parts, classes, seed):

@@ -213,6 +213,7 @@ def test_a_compiled_net_is_explained(compiler):
     assert relative(ClosedFormGradCAM(compiled, [problem.target_layer]).explain(problem.x).maps, expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_compiled_backbone_is_explained(compiler):
     problem = Problem()
     expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x).maps
