@@ -80,16 +80,7 @@ ONLY = {
     "autodiff/rules/registry.py": {"unbroadcast", "elementwise"},
     "head/head.py": {"pullback"},
     "cams/base.py": {"_jacobian"},
-    "cams/context.py": {
-        "gradients",
-        "sums",
-        "products",
-        "contributions",
-        "relevance",
-        "along",
-        "_in_shape",
-        "_by_image",
-    },
+    "cams/context.py": {"gradients", "sums", "products", "contributions", "relevance", "_in_shape", "_by_image"},
     "maps.py": {"_part", "positive", "negative", "signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
 }
 # These check arguments, write messages, or guess how much memory is needed.
@@ -162,8 +153,8 @@ EQUIVALENT: dict[str, str] = {
     "autodiff/backward.py _leads: without argument.index == index": "it is asked for the indices of the step itself",
     "autodiff/backward.py Walk._apart.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "autodiff/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
-    "autodiff/backward.py Walk._pulled.pull: max((torch.finfo(each).eps for each in floats)) -> min((torch.finfo(each).eps "
-    "for each in floats))": "an elementwise step has numbers of one dtype",
+    "autodiff/backward.py Walk._pulled.pull: max((torch.finfo(each).eps for each in floats)) -> "
+    "min((torch.finfo(each).eps for each in floats))": "an elementwise step has numbers of one dtype",
     "autodiff/backward.py Walk._pulled.pull: without i is not None": "None is in no set of positions",
     "autodiff/rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",
     "autodiff/rules/registry.py unbroadcast: without grad.shape[dim + 1] != 1": "a sum over one number is that number",
