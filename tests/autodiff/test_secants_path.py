@@ -150,6 +150,10 @@ REFUSED = {
         lambda x: x[:, x.flatten(2).sum(-1).argmax(1)] * 2,
         "an argument of __getitem__ depends on the target layer through a comparison or an index",
     ),
+    "an index in a list": (
+        lambda x: x[:, [x.flatten(2).sum(-1).argmax(1)[0], 0]] * 2,
+        "an argument of __getitem__ depends on the target layer through a comparison or an index",
+    ),
     "a choice of other sizes": (lambda x: x[x > 0], "sizes after the target layer depend on the activations"),
     "no secant": (lambda x: torch.special.i0(x), "i0 has no secant.*register one"),
 }
@@ -453,7 +457,9 @@ def test_autograd_has_no_secants_but_products():
 @pytest.mark.parametrize("active", [1.0, 0.5])
 @pytest.mark.parametrize(("targets", "images"), [(1, 1), (2, 3), (20, 2), (20, 1)])
 @pytest.mark.parametrize("rows", [4, 300])
-def test_products_and_players_through_a_dense_weight(rows, targets, images, active):
+@pytest.mark.parametrize("large", [1, 1 << 20])
+def test_products_and_players_through_a_dense_weight(large, rows, targets, images, active, monkeypatch):
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.autodiff.rules.weight.LARGE", large)
     weight = random(rows, 4 * 6).float()
     grad, x = random(targets, images, rows), random(images, 4, 2, 3, seed=1)
     grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
