@@ -109,6 +109,20 @@ FASTER = {
     "autodiff/forward_ad.py _with": ("place + 1",),
     "autodiff/forward_ad.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
     "autodiff/lrp.py _shared": ("may_look",),
+    "autodiff/affine.py AffineBeginning.__init__": (
+        "without count > 1",
+        "without self.end != root",
+        "without not checked",
+    ),
+    "autodiff/affine.py AffineBeginning.rows": ("self.tape.values[start].shape",),
+    "autodiff/affine.py AffineBeginning.rerun": ("without self._interchangeable",),
+    "autodiff/affine.py AffineBeginning._interchangeable": ("may_look",),
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats": (
+        "tensor.shape[:1] != recorded.shape[:1]",
+        "tensor - tensor[:1] -> ",
+    ),
+    "autodiff/closed_form.py ClosedFormPass.pullback": ("without not self.heads", "without self._is_new"),
+    "autodiff/rules/rule.py Rule.tokens_of": ("x.numel()",),
     "autodiff/rules/cotangents.py Cotangent.__init__": ("without size and (not grad.stride(dim + 1))",),
     "autodiff/rules/cotangents.py Cotangent.times": (
         "without dim in self.same",
@@ -123,7 +137,7 @@ FASTER = {
     "autodiff/rules/cotangents.py BehindDense.times": ("FEW",),
     "autodiff/rules/weight.py through_sums": ("numel() == 1", "LARGE"),
     "autodiff/rules/weight.py _products": ("_BLOCK",),
-    "autodiff/rules/weight.py by_weight": ("_MANY", "may_look"),
+    "autodiff/rules/weight.py by_weight": ("_MANY", "may_look", "active is not None"),
     "autodiff/rules/weight.py reached": ("LARGE", "may_look", "0.8"),
 }
 # Mutant: why no test can kill it.
@@ -153,6 +167,32 @@ EQUIVALENT: dict[str, str] = {
     "autodiff/backward.py _leads: without argument.index == index": "it is asked for the indices of the step itself",
     "autodiff/backward.py Walk._apart.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "autodiff/secants.py through_secant: without x is not x0": "an object is equal to itself",
+    "autodiff/closed_form.py ClosedFormPass.pullback: seed.sum(0, keepdim=True) -> seed.mean(0, keepdim=True)": (
+        "one combination of the targets is as good as another"
+    ),
+    "autodiff/backward.py Walk.token_sums: self.baseline is None -> self.baseline is not None": (
+        "either tells the two kinds apart"
+    ),
+    "autodiff/affine.py AffineBeginning.__init__: without checked": "what is known stays known",
+    "autodiff/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
+        "what no step takes is an output"
+    ),
+    "autodiff/affine.py AffineBeginning._mixes_images: (before - after.double()).abs().max() > eps ** 0.5 * "
+    "before.abs().max() -> (before - after.double()).abs().max() >= eps ** 0.5 * before.abs().max()": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: (before - after.double()).abs() -> before - "
+    "after.double()": "of random changes, some are rises",
+    "autodiff/affine.py AffineBeginning._mixes_images: eps ** 0.5 * before.abs().max() -> eps ** 0.5": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: eps ** 0.5 -> eps": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: before.abs().max() -> before.abs().min()": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: before.abs() -> before": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 * "
+    "tensor.abs().max() -> torch.finfo(tensor.dtype).eps ** 0.5": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 -> "
+    "torch.finfo(tensor.dtype).eps": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: tensor.abs().max() -> tensor.abs().min()": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
+    "(tensor - tensor[:1]).abs() < bound": BOUND,
     "autodiff/call.py Call.resolved.one: without few is not None": "without few tokens, no dimension is given",
     "autodiff/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
     "autodiff/rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": (
