@@ -114,6 +114,7 @@ FASTER = {
         "without self.end != root",
         "without not checked",
     ),
+    "autodiff/backward.py Walk._compare": ("without self.attention is not None",),
     "autodiff/affine.py AffineBeginning.rows": ("self.tape.values[start].shape",),
     "autodiff/affine.py AffineBeginning.rerun": ("without self._interchangeable",),
     "autodiff/affine.py AffineBeginning._interchangeable": ("may_look",),
@@ -193,6 +194,11 @@ EQUIVALENT: dict[str, str] = {
     "autodiff/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
     "autodiff/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
     "(tensor - tensor[:1]).abs() < bound": BOUND,
+    "autodiff/backward.py Walk._token_sums: without ()": "tokens of a step inside are known",
+    "autodiff/backward.py Walk._token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
+        "its shape alone counts"
+    ),
+    "autodiff/backward.py Walk._compare: without self.checked is None": "only the whole of such a walk is asked for",
     "autodiff/call.py Call.resolved.one: without few is not None": "without few tokens, no dimension is given",
     "autodiff/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
     "autodiff/rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": (
