@@ -34,11 +34,16 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 
 # File: the tests that belong to it, the quickest first.
 TESTS = {
-    "autodiff/closed_form.py": "rules recorder",
-    "autodiff/lrp.py": "lrp anomalies baselines",
-    "autodiff/secants.py": "secants_path recorder",
-    "autodiff/cotangents.py": "recorder secants_path",
-    "autodiff/backward.py": "rules recorder token_backward",
+    "autodiff/closed_form.py": "facts secants_path recorder",
+    "autodiff/lrp.py": "facts lrp baselines",
+    "autodiff/secants.py": "secants_path",
+    "autodiff/call.py": "facts secants_path rules",
+    "autodiff/pullback.py": "token_backward",
+    "autodiff/affine.py": "secants_path coalitions",
+    "autodiff/backward.py": "facts secants_path token_backward recorder",
+    "autodiff/rules/cotangents.py": "cotangents facts recorder secants_path",
+    "autodiff/rules/rule.py": "facts secants_path rules token_backward",
+    "autodiff/rules/weight.py": "cotangents recorder secants_path",
     "autodiff/rules/registry.py": "rules recorder",
     "autodiff/rules/arithmetic.py": "rules recorder",
     "autodiff/rules/attention.py": "rules recorder",
@@ -62,6 +67,7 @@ TESTS = {
     "autodiff/forward_ad.py": "forward_ad",
     "cams/recombine.py": "recombine methods anomalies token_backward",
     "cams/base.py": "maps base",
+    "cams/context.py": "maps methods base contributions",
     "cams/gradient.py": "methods maps",
     "cams/contributions.py": "contributions baselines methods",
     "cams/perturbation.py": "methods coalitions baselines",
@@ -74,11 +80,12 @@ TESTS = {
 ONLY = {
     "autodiff/rules/registry.py": {"unbroadcast", "elementwise"},
     "head/head.py": {"pullback"},
-    "cams/base.py": {"_jacobian", "_weights", "_pullback", "_grads"},
+    "cams/base.py": {"_jacobian"},
+    "cams/context.py": {"gradients", "sums", "products", "contributions", "relevance", "_in_shape", "_by_image"},
     "maps.py": {"_part", "positive", "negative", "signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
 }
 # These check arguments, write messages, or guess how much memory is needed.
-NEVER = {"__post_init__", "__repr__", "_advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
+NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
 NEVER |= {"_why_unknown", "bytes_per_target", "why_blank"}
 
 BOUND = "a bound on rounding errors, of which any near it is as good"
@@ -103,12 +110,37 @@ FASTER = {
     "autodiff/forward_ad.py _with": ("place + 1",),
     "autodiff/forward_ad.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
     "autodiff/lrp.py _shared": ("may_look",),
-    "autodiff/cotangents.py through_products": ("_FEW",),
-    "autodiff/cotangents.py through_sums": ("numel() == 1", "LARGE"),
-    "autodiff/cotangents.py _products": ("_BLOCK",),
-    "autodiff/backward.py Walk.pull": ("rule.secant == 'linear'", "without isinstance(grad, Tensor)"),
-    "autodiff/rules/dense.py by_weight": ("_MANY",),
-    "autodiff/rules/dense.py reached": ("LARGE", "may_look", "0.8"),
+    "autodiff/affine.py AffineBeginning.__init__": (
+        "without count > 1",
+        "without self.end != root",
+        "without not checked",
+    ),
+    "autodiff/backward.py Walk._compare": ("without self.attention is not None",),
+    "autodiff/affine.py AffineBeginning.rows": ("self.tape.values[start].shape",),
+    "autodiff/affine.py AffineBeginning.rerun": ("without self._interchangeable",),
+    "autodiff/affine.py AffineBeginning._interchangeable": ("may_look",),
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats": (
+        "tensor.shape[:1] != recorded.shape[:1]",
+        "tensor - tensor[:1] -> ",
+    ),
+    "autodiff/closed_form.py ClosedFormPass.pullback": ("without not self.heads", "without self._is_new"),
+    "autodiff/rules/rule.py Rule.tokens_of": ("x.numel()",),
+    "autodiff/rules/cotangents.py Cotangent.__init__": ("without size and (not grad.stride(dim + 1))",),
+    "autodiff/rules/cotangents.py Cotangent.times": (
+        "without dim in self.same",
+        "dim in self.same -> dim not in self.same",
+        "dim in self.same and x.shape[dim] > 1",
+        "x.shape[dim] > 1",
+    ),
+    "autodiff/rules/cotangents.py Outer.base": ("left.dim() > self.right.dim()",),
+    "autodiff/rules/cotangents.py Outer.narrow": ("len(self.shape) - 2", "length < self.shape[dim]"),
+    "autodiff/rules/cotangents.py Outer.sum": ("len(self.shape) - 2",),
+    "autodiff/rules/cotangents.py Outer.times": ("x.dim() - 2",),
+    "autodiff/rules/cotangents.py BehindDense.times": ("FEW",),
+    "autodiff/rules/weight.py through_sums": ("numel() == 1", "LARGE"),
+    "autodiff/rules/weight.py _products": ("_BLOCK",),
+    "autodiff/rules/weight.py by_weight": ("_MANY", "may_look", "active is not None"),
+    "autodiff/rules/weight.py reached": ("LARGE", "may_look", "0.8"),
 }
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
@@ -124,21 +156,75 @@ EQUIVALENT: dict[str, str] = {
     "autodiff/lrp.py relevance: without output in values": UNREACHED,
     "autodiff/lrp.py _shared: x < 0 -> x <= 0": NOTHING,
     "autodiff/lrp.py _shared: sign > 0 -> sign >= 0": SIGN,
-    "autodiff/cotangents.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,
-    "autodiff/cotangents.py multiplied: without size == 1": "of one position the sum is what it is",
+    "autodiff/rules/cotangents.py Cotangent.__init__: without size == 1": "of one position the sum is what it is",
+    "autodiff/rules/cotangents.py Cotangent.along: images < tokens -> images <= tokens": "they are two dimensions",
+    "autodiff/rules/cotangents.py Part.narrow: last <= first -> last < first": "no position is a part, too",
+    "autodiff/rules/cotangents.py Part.narrow: self.inner.narrow(dim, 0, 0) -> self.inner.narrow(dim, 1, 0)": (
+        "no position lies anywhere"
+    ),
+    "autodiff/rules/weight.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,
     "autodiff/rules/dense.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
     "autodiff/lrp.py _pairs: without part is not None": NO_VALUE,
     "autodiff/lrp.py _pairs: without part is not None #2": NO_VALUE,
-    "autodiff/backward.py Walk._checked: Outer | Part -> Part": "an Outer has the shape that is checked",
-    "autodiff/backward.py Walk.pull_at.placed: without part is None": "of a value of the path no rule gives None",
     "autodiff/backward.py _leads: without argument.index == index": "it is asked for the indices of the step itself",
-    "autodiff/backward.py _pulled: at_baseline is None -> not at_baseline is None": "which advice an error gives",
     "autodiff/backward.py Walk._apart.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
-    "autodiff/secants.py through_secant: max((torch.finfo(each).eps for each in floats)) -> min((torch.finfo(each).eps "
-    "for each in floats))": "an elementwise step has numbers of one dtype",
+    "autodiff/secants.py through_secant: without x is not x0": "an object is equal to itself",
+    "autodiff/closed_form.py ClosedFormPass.pullback: seed.sum(0, keepdim=True) -> seed.mean(0, keepdim=True)": (
+        "one combination of the targets is as good as another"
+    ),
+    "autodiff/backward.py Walk.token_sums: self.baseline is None -> self.baseline is not None": (
+        "either tells the two kinds apart"
+    ),
+    "autodiff/affine.py AffineBeginning.__init__: without checked": "what is known stays known",
+    "autodiff/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
+        "what no step takes is an output"
+    ),
+    "autodiff/affine.py AffineBeginning._mixes_images: (before - after.double()).abs().max() > eps ** 0.5 * "
+    "before.abs().max() -> (before - after.double()).abs().max() >= eps ** 0.5 * before.abs().max()": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: (before - after.double()).abs() -> before - "
+    "after.double()": "of random changes, some are rises",
+    "autodiff/affine.py AffineBeginning._mixes_images: eps ** 0.5 * before.abs().max() -> eps ** 0.5": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: eps ** 0.5 -> eps": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: before.abs().max() -> before.abs().min()": BOUND,
+    "autodiff/affine.py AffineBeginning._mixes_images: before.abs() -> before": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 * "
+    "tensor.abs().max() -> torch.finfo(tensor.dtype).eps ** 0.5": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 -> "
+    "torch.finfo(tensor.dtype).eps": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: tensor.abs().max() -> tensor.abs().min()": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
+    "autodiff/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
+    "(tensor - tensor[:1]).abs() < bound": BOUND,
+    "autodiff/backward.py Walk._token_sums: without ()": "tokens of a step inside are known",
+    "autodiff/backward.py Walk._token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
+        "its shape alone counts"
+    ),
+    "autodiff/backward.py Walk._compare: without self.checked is None": "only the whole of such a walk is asked for",
+    "autodiff/call.py Call.resolved.one: without few is not None": "without few tokens, no dimension is given",
+    "autodiff/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
+    "autodiff/rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": (
+        "ones broadcast"
+    ),
+    "autodiff/rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
+        "what a step is affine in, its derivative does not depend on"
+    ),
+    "autodiff/rules/rule.py _changed: list | tuple -> tuple": "a step is linear in a list, or has its own secant",
+    "autodiff/rules/rule.py mid: list | tuple -> tuple": "a step is linear in a list, or has its own secant",
+    "autodiff/rules/rule.py mid: without isinstance(x, Tensor)": "only tensors are others at the baseline",
+    "autodiff/rules/rule.py mid: without x.is_complex()": "the package's own rules are of real numbers",
+    "autodiff/rules/rule.py mid: without x is not x0": "half-way between a number and itself is that number",
+    "autodiff/rules/rule.py quotient: (dy - slope * dx).abs() <= 4 * base.eps * (y.abs() + base.y.abs()) -> "
+    "(dy - slope * dx).abs() < 4 * base.eps * (y.abs() + base.y.abs())": BOUND,
+    "autodiff/rules/rule.py quotient: 4 * base.eps -> base.eps": BOUND,
+    "autodiff/rules/rule.py quotient: y.abs() + base.y.abs() -> y.abs()": BOUND,
+    "autodiff/rules/rule.py quotient: y.abs() + base.y.abs() -> base.y.abs()": BOUND,
+    "autodiff/rules/rule.py quotient: (dx == 0) & ~slope.isfinite() -> ~slope.isfinite()": (
+        "where x changes, no infinite slope is near the quotient"
+    ),
     "autodiff/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
-    "autodiff/secants.py through_secant: without i is not None": "None is in no set of positions",
-    "autodiff/secants.py _pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
+    "autodiff/backward.py Walk._pulled.pull: max((torch.finfo(each).eps for each in floats)) -> "
+    "min((torch.finfo(each).eps for each in floats))": "an elementwise step has numbers of one dtype",
+    "autodiff/backward.py Walk._pulled.pull: without i is not None": "None is in no set of positions",
     "autodiff/rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",
     "autodiff/rules/registry.py unbroadcast: without grad.shape[dim + 1] != 1": "a sum over one number is that number",
     "autodiff/rules/attention.py multi_head_attention: without attn_mask is None": MASK_IS_GIVEN,
@@ -149,9 +235,6 @@ EQUIVALENT: dict[str, str] = {
     "head/calibration.py Isotonic.__call__: len(at) - 1 -> len(at) + 1": NOT_ABOVE,
     "head/calibration.py Isotonic.__call__: len(at) - 1 -> len(at)": NOT_ABOVE,
     "cams/output_gradients.py _of_output: log_scale -> 0 * log_scale": ZERO,
-    "autodiff/backward.py Walk.back: without index in self.values": UNREACHED,
-    "autodiff/backward.py Walk._give: without argument.index in self.values": UNREACHED,
-    "autodiff/closed_form.py ClosedFormPass.weights: without shape[0] == rows": "shape[0] is rows from the beginning",
     # Either is right.
     "autodiff/rules/elementwise.py softplus: input * beta > threshold -> input * beta >= threshold": KINK,
     "autodiff/rules/elementwise.py _slope_at_limit: x.clamp(min=0.0) -> x.clamp(max=0.0)": "both have the same slope",
@@ -161,10 +244,7 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y > high -> y >= high": "at the limit both are the limit",
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
-    "head/kernels.py _times_exp: largest < _REPRESENTABLE -> largest <= _REPRESENTABLE": "a limit chosen by feel",
-    "cams/gradient.py ClosedFormGradCAMPlusPlus.compute: "
-    "seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-1) -> "
-    "seeds.log_scale.exp().to(grads.dtype).unsqueeze(-1).unsqueeze(-2)": "both axes have one element",
+    "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
     "cams/perturbation.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> len(run)": BAR,
     "cams/perturbation.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,

@@ -38,7 +38,6 @@ class AffineBeginning:
         self.checked = checked or count > 1
         if self.end != root and count > 1 and not checked and self._mixes_images():
             self.end, self.checked = root, False
-        self._line = line[: line.index(self.end) + 1]
 
     @property
     def value(self) -> Tensor:

@@ -278,7 +278,7 @@ class Walk(Pullback):
             pulled = pull(grads[0] if step.single else grads)
         except NoClosedFormError as error:
             raise NoClosedFormError(*ways(f"{_at(step)}{error.reason}", *error.ways_out)) from None
-        except TypeError as error:
+        except (NotImplementedError, TypeError) as error:
             raise NoClosedFormError(*ways(f"{_at(step)}the call of {step.name} is not understood ({error})")) from error
         return pulled if isinstance(pulled, tuple) and not isinstance(step.function, type) else (pulled,)
 

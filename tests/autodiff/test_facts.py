@@ -5,7 +5,13 @@ import torch
 from reference import relative
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, NoClosedFormError, RelevanceCAM, register_jacobian
+from pytorch_grad_cam_pcasvm import (
+    AutogradFallbackWarning,
+    ClosedFormGradCAM,
+    NoClosedFormError,
+    RelevanceCAM,
+    register_jacobian,
+)
 from pytorch_grad_cam_pcasvm.autodiff import Path
 from pytorch_grad_cam_pcasvm.autodiff.rules import registry
 
@@ -183,3 +189,37 @@ def test_questions_may_come_in_any_order(first):
             for each in (first, second):
                 assert relative(ask[each](pullback), expected[each]) < 1e-11, (first, second)
             assert relative(pullback.dense(), whole) < 1e-11
+
+
+def test_outputs_that_do_not_depend_on_the_layer_are_passed_over():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start = nn.Identity()
+
+        def forward(self, x):
+            return {"tokens": self.start(1 * x).tanh(), "before": x.mean(1)}
+
+    x, x0, seed = torch.randn(3, 2, 9, 8, dtype=torch.float64)
+    seeds = [seed.unsqueeze(0), torch.ones(1, 2, 8, dtype=torch.float64)]
+    with torch.no_grad():
+        passed = Path(Two(), None, ["start"]).record(x)
+        at = passed.baseline(x0, 0)
+        sums = passed.pullback(seeds, 0).token_sums(1, 2, 5)
+        parts = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
+    assert relative(sums[0], (seed * (1 - x.tanh() ** 2))[:, 2:7].sum(1, keepdim=True)) < 1e-12
+    assert relative(parts[0], (seed * (x.tanh() - x0.tanh())).sum(-1)) < 1e-12
+
+
+def test_complex_numbers_are_refused():
+    class Spectrum(nn.Module):
+        def forward(self, x):
+            return torch.fft.fft2(x).abs()
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), Spectrum(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    with pytest.raises(NoClosedFormError, match="the call of abs is not understood"):
+        ClosedFormGradCAM(net, ["0"]).explain(x)
+    with pytest.warns(AutogradFallbackWarning):
+        maps = ClosedFormGradCAM(net, ["0"], jacobian="auto").explain(x).maps
+    assert relative(maps, ClosedFormGradCAM(net, ["0"], jacobian="autograd").explain(x).maps) < 1e-12

@@ -130,6 +130,11 @@ def test_a_constant_factor_takes_no_share() -> None:
     assert relative(found, X.clamp(min=0) * (X.abs() + 1)) < 1e-12
 
 
+def test_two_factors_take_half_each() -> None:
+    net = Steps(lambda x: x.clamp(min=0) * (3 * x.clamp(max=0).abs() + 3 * x.clamp(min=0)))
+    assert relative(relevance_of(net, ones(2, 3, 4))[0], 3 * X.clamp(min=0) ** 2) < 1e-12
+
+
 def test_outputs_that_are_not_asked_for_and_do_not_depend_on_the_layer() -> None:
     net = Steps(lambda x, other: {"asked": 3 * x.clamp(min=0), "not": x.sum(2), "other": other}, before=lambda x: x * 2)
     found = relevance_of(net, ones(2, 3, 4), None, ones(2, 3, 4), names=("earlier", "start"))[0]

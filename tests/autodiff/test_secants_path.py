@@ -150,6 +150,10 @@ REFUSED = {
         lambda x: x[:, x.flatten(2).sum(-1).argmax(1)] * 2,
         "an argument of __getitem__ depends on the target layer through a comparison or an index",
     ),
+    "an index in a list": (
+        lambda x: x[:, [x.flatten(2).sum(-1).argmax(1)[0], 0]] * 2,
+        "an argument of __getitem__ depends on the target layer through a comparison or an index",
+    ),
     "a choice of other sizes": (lambda x: x[x > 0], "sizes after the target layer depend on the activations"),
     "no secant": (lambda x: torch.special.i0(x), "i0 has no secant.*register one"),
 }
@@ -453,7 +457,9 @@ def test_autograd_has_no_secants_but_products():
 @pytest.mark.parametrize("active", [1.0, 0.5])
 @pytest.mark.parametrize(("targets", "images"), [(1, 1), (2, 3), (20, 2), (20, 1)])
 @pytest.mark.parametrize("rows", [4, 300])
-def test_products_and_players_through_a_dense_weight(rows, targets, images, active):
+@pytest.mark.parametrize("large", [1, 1 << 20])
+def test_products_and_players_through_a_dense_weight(large, rows, targets, images, active, monkeypatch):
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.autodiff.rules.weight.LARGE", large)
     weight = random(rows, 4 * 6).float()
     grad, x = random(targets, images, rows), random(images, 4, 2, 3, seed=1)
     grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
@@ -527,6 +533,23 @@ def test_players_are_what_masked_activations_give(case, over):
         assert relative(beginning.rerun(changed[1:2], image=1), NETS[case][1:](masked)[1:2]) < 1e-12
 
 
+@pytest.mark.parametrize("over", ["channels", "positions"])
+@pytest.mark.parametrize("shape", [(3, 4, 2, 3), (3, 24)], ids=str)
+def test_players_are_passed_alone_through_what_is_no_dense_layer(shape, over):
+    norm = nn.BatchNorm1d(24)
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    net = nn.Sequential(nn.Identity(), nn.Flatten(), norm, nn.Linear(24, 5), nn.Tanh()).double().eval()
+    x = random(*shape)
+    with torch.no_grad():
+        rows = Path(net, None, ["0"]).record(x).affine(0).rows(x, over)
+        parts = x.reshape(3, shape[1], -1)
+        for player in range(parts.shape[1 if over == "channels" else 2]):
+            alone = torch.zeros_like(parts)
+            place = (slice(None), player) if over == "channels" else (..., player)
+            alone[place] = parts[place]
+            assert relative(rows[:, player], net[1:4](alone) - net[1:4](0 * alone)) < 1e-12
+
+
 class Skip(nn.Module):
     def __init__(self):
         super().__init__()
@@ -550,15 +573,41 @@ def test_what_goes_around_the_target_layer_belongs_to_its_image():
         before.end = before.root
         expected = skip.out((skip.first(X)[1:2] + 2 * other).relu().flatten(1))
         assert relative(before.rerun(other, image=1), expected) < 1e-12
+        expected = skip.out((skip.first(X) + 2 * other[:3]).relu().flatten(1))
+        assert relative(before.rerun(other[:3]), expected) < 1e-12
         adds_up(passed, torch.zeros_like(passed.activations[0][:1]))
 
 
 def test_what_mixes_images_has_no_players_behind():
-    for function in (lambda x: x.flip(0).tanh(), lambda x: x.flatten(0).roll(3).unflatten(0, (2, 3, 4)).tanh()):
+    for function in (
+        lambda x: x.flip(0).tanh(),
+        lambda x: x.flatten(0).roll(3).unflatten(0, (-1, 3, 4)).tanh(),
+        lambda x: x.flatten(1).flip(0).tanh(),
+    ):
+        path = Path(Masked(function), None, ["start"])
         with torch.no_grad():
-            passed = Path(Masked(function), None, ["start"]).run(random(2, 3, 4))
+            path.run(random(1, 3, 4)).affine(0)  # one image alone cannot tell
+            passed = path.run(random(2, 3, 4))
             beginning = passed.affine(0)
         assert (beginning.end, beginning.checked, beginning.is_output) == (passed.tape.roots["start"], False, False)
+        rows = beginning.rows(passed.activations[0], "channels")
+        assert torch.equal(rows, torch.diag_embed(passed.activations[0].mT).movedim(1, -1))
+
+
+@pytest.mark.parametrize(
+    ("function", "last"),
+    [
+        (lambda x: {"one": (y := x.flatten(1)), "other": y.tanh()}, "flatten"),
+        (lambda x: x.flatten(1).long().double(), "flatten"),
+    ],
+    ids=["an output that is not the last", "whole numbers"],
+)
+def test_where_the_affine_beginning_ends(function, last):
+    with torch.no_grad():
+        passed = Path(Masked(function), None, ["start"]).record(random(2, 3, 4))
+        beginning = passed.affine(0)
+    assert [step.name for step in passed.tape.steps if beginning.end in step.outputs] == [last]
+    assert not beginning.is_output
 
 
 def test_a_pass_that_is_moved():

@@ -437,6 +437,8 @@ BEHIND = {
     "a perceptron": lambda: nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Linear(9, 12)),
     "a batch norm": lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(12), nn.Unflatten(0, (3, 29))),
     "rolled tokens": lambda: Rolled(),
+    "a weight for each token": lambda: Lambda(lambda x: x * torch.linspace(1, 2, 29).unsqueeze(1).to(x)),
+    "a square": lambda: Lambda(lambda x: x * x),
     "nothing": lambda: nn.Identity(),
 }
 

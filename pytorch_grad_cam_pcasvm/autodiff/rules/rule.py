@@ -95,10 +95,9 @@ class Rule:
             slope = slope[0] if isinstance(slope, tuple) else slope
             slope = slope() if callable(slope) else slope
             return grad * quotient(args[place], y, base.args[place], base.y, slope[0], base.eps)
-        if _changed(args, base.args) + _changed(list(kwargs.values()), list(base.kwargs.values())) > 1:
+        if _changed(args, base.args) > 1:
             # Affine in each argument alone: what changes with one is to be taken where the others are half-way.
             args, y = mid(args, base.args), mid(y, base.y)
-            kwargs = {name: mid(item, base.kwargs[name]) for name, item in kwargs.items()}
         return self.pull(*args, **kwargs, y=y, grad=grad)
 
     def tokens_of(self, dim: int, args: Sequence[Any], kwargs: Mapping[str, Any], y: Tensor) -> list[int | None] | None:
