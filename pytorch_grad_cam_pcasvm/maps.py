@@ -337,14 +337,17 @@ def encoded(target: Any) -> Any:
     kind = type(target)
     if kind not in _TARGETS.values():
         return target if isinstance(target, str) else getattr(target, "__name__", kind.__name__)
-    values = {}
-    for name, value in vars(target).items():
-        plain = value.item() if isinstance(value, np.generic | Tensor) else value
-        if not isinstance(plain, None | bool | int | float | str):
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return list(map(plain, value))
+        found = value.item() if isinstance(value, np.generic | Tensor) else value
+        if not isinstance(found, None | bool | int | float | str):
             what = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
             raise TypeError(f"{target} cannot be saved: {what}")
-        values[name] = {"dtype": value.dtype.str, "value": plain} if isinstance(value, np.generic) else plain
-    return {"target": kind.__name__, "fields": values}
+        return {"dtype": value.dtype.str, "value": found} if isinstance(value, np.generic) else found
+
+    return {"target": kind.__name__, "fields": {name: plain(value) for name, value in vars(target).items()}}
 
 
 def decoded(target: Any) -> Any:
@@ -354,10 +357,13 @@ def decoded(target: Any) -> Any:
     kind = _TARGETS.get(target["target"])
     if kind is None:
         raise ValueError(f"unknown target {target['target']!r}: the file is from a later version, update the package")
-    return kind(**{
-        name: np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
-        for name, value in target["fields"].items()
-    })
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(map(read, value))
+        return np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
+
+    return kind(**{name: read(value) for name, value in target["fields"].items()})
 
 
 _TARGETS: dict[str, Any] = {

@@ -230,34 +230,49 @@ class ResidualTarget(QuadraticTarget):
 
 @dataclass(frozen=True)
 class SVMTarget(ClosedFormTarget):
-    """The margin of a class, or the decision between two classes.
+    """The margin of a class, the decision between two classes, or what sets a class apart from several.
 
     Args:
         category: a label from ``classes_``; None: the class predicted for each image (also for regressors and one-class
             machines, where it means their only value).
         versus: another label: the pairwise decision of ``category`` against it; ``"runner-up"``: against the class that
-            came second for each image.
+            came second for each image; a list of labels, or ``"others"`` for all other classes: the margin minus
+            ``strength`` times the mean of theirs, in which what all of them share cancels (Zhang et al., Finer-CAM,
+            arXiv 2501.11309).
         sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
+        strength: how much of the mean of several margins is subtracted, from 0 on.
 
     Raises:
-        TypeError: a label is a list or an array.
-        ValueError: ``versus`` is the category itself, or the sign is neither ``"+"`` nor ``"-"``.
+        TypeError: a label is an array, or the category a list.
+        ValueError: ``versus`` is the category itself or no class at all, there is a strength without several, it is
+            negative or not finite, or the sign is neither ``"+"`` nor ``"-"``.
 
     Example:
         >>> maps = cam.explain(images, [SVMTarget(), SVMTarget("cat"), SVMTarget("cat", versus="runner-up")])
+        >>> fine = cam.explain(images, SVMTarget("cat", versus=["dog", "elk"], strength=0.6))
     """
 
     category: Any = None
     versus: Any = None
     sign: str = "+"
+    strength: float = 1.0
 
     def __post_init__(self) -> None:
-        for label in (self.category, self.versus):
+        if isinstance(self.versus, list | tuple):
+            object.__setattr__(self, "versus", tuple(self.versus))  # a list has no hash
+            if not self.versus:
+                raise ValueError("versus names no class: name at least one, or leave it out")
+        rivals = self.versus if isinstance(self.versus, tuple) else (self.versus,)
+        for label in (self.category, *rivals):
             array = isinstance(label, Tensor) and label.dim() > 0
             if array or isinstance(label, tuple) or not isinstance(label, Hashable):
                 raise TypeError(f"a class label must be one value of classes_, got {label!r:.80}")
-        if self.category is not None and self.versus is not None and self.category == self.versus:
+        if self.category is not None and self.category in rivals:
             raise ValueError(f"versus must be another class than the category, got {self.category!r} for both")
+        if self.strength != 1.0 and not (isinstance(self.versus, tuple) or self.versus == "others"):
+            raise ValueError('strength is for several classes: versus=["b", "c"] or versus="others"')
+        if not 0 <= self.strength < float("inf"):
+            raise ValueError(f"strength must be a number from 0, got {self.strength!r}")
         _check_sign(self.sign)
 
     def __call__(self, output: HeadOutput) -> Tensor:
@@ -268,12 +283,12 @@ class SVMTarget(ClosedFormTarget):
     def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output).detach()
-        named = self.category is not None and not self._against_runner_up(output.head)
+        named = self.category is not None and not self._means("runner-up", output.head)
         return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return why the map of a row of the output is blank, if that is known; else None."""
-        if self.category is None and self.versus is not None and self.versus == output.labels():
+        if self.category is None and not isinstance(self.versus, tuple | None) and self.versus == output.labels():
             return f"the predicted class is {self.versus!r} itself"
         return output.head.why_blank(output.head_trace, self._seed(output, self.decision(output)))
 
@@ -284,8 +299,10 @@ class SVMTarget(ClosedFormTarget):
             raise ValueError(f"{self} needs a head with an SVM, but this one has none: use PCATarget")
         return output.head_trace.values[head.decision_position]
 
-    def _against_runner_up(self, head: Any) -> bool:
-        return self.versus == "runner-up" and (head.classes_ is None or "runner-up" not in head.classes_)
+    def _means(self, word: str, head: Any) -> bool:
+        """Return whether ``versus`` is a word, and not a class of that name."""
+        classes = [] if head.classes_ is None else head.classes_.tolist()
+        return isinstance(self.versus, str) and self.versus == word and word not in classes
 
     def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
         head, voting = output.head, output.head.voting
@@ -296,13 +313,26 @@ class SVMTarget(ClosedFormTarget):
             return torch.full(decision.shape[:-1], head.class_index(label), device=decision.device)
 
         category = voting.predicted(decision) if self.category is None else indices(self.category)
-        versus = None
-        if self._against_runner_up(head):
-            versus = voting.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
-        elif self.versus is not None:
-            versus = indices(self.versus)
-        seed = voting.seed(category, versus)
+        if isinstance(self.versus, tuple) or self._means("others", head):
+            seed = self._against_several(head, category)
+        elif self._means("runner-up", head):
+            second = voting.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
+            seed = voting.seed(category, second)
+        else:
+            seed = voting.seed(category, None if self.versus is None else indices(self.versus))
         return seed if self.sign == "+" else -seed
+
+    def _against_several(self, head: Any, category: Tensor) -> Tensor:
+        """Return the rows of classes minus ``strength`` times the mean of those of their rivals."""
+        matrix = head.voting.matrix.to(category.device)
+        place = torch.arange(len(matrix), device=category.device)
+        rivals = place != category.unsqueeze(-1)  # no class is its own
+        if isinstance(self.versus, tuple):
+            named = [place == head.class_index(label) for label in self.versus]
+            rivals = rivals & torch.stack(named).any(0)
+        rivals = rivals.to(matrix)
+        mean = rivals @ matrix / rivals.sum(-1, keepdim=True).clamp(min=1)
+        return matrix[category] - self.strength * mean
 
 
 @dataclass(frozen=True)
@@ -459,7 +489,7 @@ def fixed(target: Any, output: Any) -> Any:
     category, versus = target.category, target.versus
     if category is None:
         category = labels[int(voting.predicted(decision)[0])]
-    if versus == "runner-up" and "runner-up" not in labels:
+    if isinstance(versus, str) and versus == "runner-up" and "runner-up" not in labels:
         order = voting.ranking(decision)[0].argsort(descending=True).tolist()
         versus = next(labels[index] for index in order if labels[index] != category)
-    return SVMTarget(category, versus, target.sign)
+    return replace(target, category=category, versus=versus)

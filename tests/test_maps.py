@@ -208,7 +208,7 @@ def test_a_blank_map_says_why():
     text = str(warned[0].message)
     assert warned[0].filename == __file__
     assert "image 0, P+ of PCATarget(component=0, sign='+'): all its evidence has the other sign" in text
-    assert "SVMTarget(category='a', versus=None, sign='+'): there is no gradient at all" in text
+    assert "SVMTarget(category='a', versus=None, sign='+', strength=1.0): there is no gradient at all" in text
     with pytest.warns(BlankMapWarning, match="SVMTarget"):
         assert relative(maps.negative()[0, 0], torch.tensor([[1.0, 0.5]])) == 0
     with pytest.warns(BlankMapWarning):

@@ -1,17 +1,29 @@
 """Targets, and everything bad that users give."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from problems import Backbone, Problem
 from reference import relative
+from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning, ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import (
+    BlankMapWarning,
+    ClosedFormGradCAM,
+    ContributionCAM,
+    PCASVMNet,
+    PCATarget,
+    SignedMaps,
+    SVMTarget,
+    recombined,
+)
 
 
 @pytest.fixture(scope="module")
@@ -240,3 +252,68 @@ def test_maps_can_be_trained_on(problem):
     student = torch.zeros_like(maps).requires_grad_()
     (student * maps).sum().backward()
     assert relative(student.grad, maps) == 0
+
+
+@pytest.mark.parametrize("shape", ["ovr", "ovo"])
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_a_class_against_several(classes, shape):
+    problem = Problem(classes=classes)
+    head = clone(problem.head).set_params(svc__decision_function_shape=shape)
+    reduced = problem.head[:-1]
+    head.steps[:-1] = reduced.steps
+    generator = torch.Generator().manual_seed(0)
+    features = reduced.inverse_transform(torch.randn(60, 4, generator=generator).numpy())
+    head[-1].fit(reduced.transform(features), problem.labels[np.arange(60) % classes])
+    net = PCASVMNet(problem.backbone, head, layer="classifier.4").eval()
+    labels, x = net.head.classes_.tolist(), problem.x
+    output = net(x)
+    margins = output.margins
+    first, *others = range(classes)
+    cam = ContributionCAM(net, [problem.target_layer])
+    for rivals, strength in ((others, 1.0), (others[:1], 0.6), ("others", 0.3), (others, 0.0)):
+        versus = rivals if rivals == "others" else [labels[index] for index in rivals]
+        target = SVMTarget(labels[first], versus, strength=strength)
+        mean = margins[:, others if rivals == "others" else rivals].mean(1)
+        maps = cam.explain(x, [target, replace(target, sign="-")])
+        expected = margins[:, first] - strength * mean
+        assert relative(maps.values, torch.stack([expected, -expected], 1)) < 1e-10
+        assert relative(target(output), expected) < 1e-10
+        total = maps.maps.sum((2, 3)) * maps.log_scale.exp() + maps.baseline_values
+        assert relative(total, maps.values) < 1e-8
+        combined = recombined(cam.explain(x), net.head, target)
+        assert relative(combined.maps, maps.maps[:, :1]) < 1e-8
+        assert SignedMaps.cat([maps]).targets[0] == target
+    predicted = SVMTarget(versus="others")(output)
+    rows = torch.arange(len(x))
+    index = torch.tensor([labels.index(label) for label in output.labels()])
+    mean = (margins.sum(1) - margins[rows, index]) / (classes - 1)
+    assert relative(predicted, margins[rows, index] - mean) < 1e-10
+
+
+def test_several_classes_are_saved_and_named(tmp_path):
+    problem = Problem()
+    labels = problem.net.head.classes_.tolist()
+    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(
+        problem.x, SVMTarget(labels[0], versus=labels[1:], strength=0.5)
+    )
+    maps.save(tmp_path / "maps.safetensors")
+    (target,) = SignedMaps.load(tmp_path / "maps.safetensors").targets
+    assert target == maps.targets[0]
+    assert hash(target) == hash(SVMTarget(labels[0], versus=tuple(labels[1:]), strength=0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"category": "a", "versus": []}, ValueError, "versus names no class"),
+        ({"category": "a", "versus": ["b", "a"]}, ValueError, "versus must be another class than the category"),
+        ({"category": "a", "versus": "b", "strength": 0.5}, ValueError, "strength is for several classes"),
+        ({"category": "a", "versus": ["b"], "strength": -1}, ValueError, "strength must be a number from 0"),
+        ({"category": "a", "versus": ["b"], "strength": float("nan")}, ValueError, "strength must be a number from 0"),
+        ({"category": ["a"], "versus": "b"}, TypeError, "a class label must be one value"),
+        ({"category": "a", "versus": [["b"]]}, TypeError, "a class label must be one value"),
+    ],
+)
+def test_several_classes_that_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        SVMTarget(**options)

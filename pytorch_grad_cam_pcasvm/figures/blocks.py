@@ -171,7 +171,8 @@ def subject(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
     known = dict(zip(labels, names, strict=True)) if isinstance(output, HeadOutput) or not of_svm else {}
     words = ["against"] * (getattr(target, "sign", "+") == "-") + [str(known.get(category, _class(category)))]
     if versus is not None:
-        words.append(f"/ {known.get(versus, _class(versus))}")
+        several = [_plain(label) for label in versus] if isinstance(versus, tuple) else [versus]
+        words.append("/ " + ", ".join(str(known.get(label, _class(label))) for label in several))
     return literal(" ".join(words))
 
 
