@@ -1,6 +1,6 @@
 """Calls: the steps of a tape in the form in which their rules take them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,17 +125,23 @@ class Call:
                 item = item.narrow(dim, few.start, few.length)
             return item.to(dtype) if isinstance(item, Tensor) and item.is_floating_point() else item
 
-        def every(item: Any, now: Any, dim: int | None = None) -> Any:
-            if type(item) in (list, tuple):
-                return type(item)(every(*each) for each in zip(item, now, strict=True))
+        def new(item: Any, now: Any, dim: int | None) -> Any:
             changed = like is None or (isinstance(item, Ref) and item.index in values)
             return one(item, dim) if changed else now
 
         dims = [None] * len(self.args) if few is None else few.dims
         args = zip(self.args, self.args if like is None else like.args, dims, strict=True)
-        kwargs = {name: every(item, item if like is None else like.kwargs[name]) for name, item in self.kwargs.items()}
+        named = zip(self.kwargs.values(), (self if like is None else like).kwargs.values(), strict=True)
+        kwargs = {name: _every(new, *each) for name, each in zip(self.kwargs, named, strict=True)}
         y = [
             one(Ref(index), None if few is None else few.dim) if index in smooth else None
             for index in self.step.outputs
         ]
-        return Resolved(tuple(every(*each) for each in args), kwargs, y[0] if self.step.single else tuple(y))
+        return Resolved(tuple(_every(new, *each) for each in args), kwargs, y[0] if self.step.single else tuple(y))
+
+
+def _every(function: Callable[[Any, Any, int | None], Any], item: Any, now: Any, dim: int | None = None) -> Any:
+    """Return a function of an argument, or of every item of a list."""
+    if type(item) in (list, tuple):
+        return type(item)(_every(function, *each) for each in zip(item, now, strict=True))
+    return function(item, now, dim)

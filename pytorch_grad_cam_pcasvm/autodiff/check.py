@@ -68,15 +68,16 @@ class Path:
             hooked = next((type(module).__name__ for module in self._hooked()), None)
             reason = "the network takes different steps in every run"
             raise NoClosedFormError(*advice(f"{hooked} has a backward hook on the path" if hooked else reason))
-        exact, tape = passed, passed.tape
+        self._first = None
+        tape = passed.tape
         if self._attention == "frozen":
             tape = frozen(tape)
         if self._single:
             tape = tape.in_single()
-        if tape is not exact.tape:
-            passed = ClosedFormPass(tape, self._names)
-        # The network itself knows no frozen attention, and stays in half precision.
-        passed.check, passed.checked = partial(self.check_baseline, x, exact), self._checked
+        if tape is not passed.tape:
+            # The network itself knows no frozen attention, and stays in half precision.
+            passed = ClosedFormPass(tape, self._names, exact=passed)
+        passed.check, passed.checked = partial(self.check_baseline, x), self._checked
         return passed
 
     def record(self, x: Tensor) -> ClosedFormPass:

@@ -26,15 +26,17 @@ class ClosedFormPass(Pass):
         tape: the tape.
         names: dotted names of the target layers.
         heads: keep the heads of the first attention apart: one target per head in place of each.
-        check: called once for every kind of pass with the position of a target layer and the activations of a
-            baseline; refuses a path that is another function there. None: nothing is checked.
+        check: called once for every kind of pass with the exact pass, the position of a target layer and the
+            activations of a baseline; refuses a path that is another function there. None: nothing is checked.
+        exact: the pass as it was recorded, if this is another one.
         checked: kinds of passes that were checked; new ones are added.
     """
 
     tape: Tape
     names: Sequence[str]
     heads: bool = False
-    check: Callable[[int, Tensor], None] | None = None
+    check: Callable[["ClosedFormPass", int, Tensor], None] | None = None
+    exact: "ClosedFormPass | None" = None
     checked: set[Any] = field(default_factory=set)
     activations: list[Tensor] = field(init=False)
     output: Any = field(init=False)
@@ -61,7 +63,7 @@ class ClosedFormPass(Pass):
         """Run the path from the activations of a baseline, with one row for all images or N."""
         values = self.tape.replay(self._root(target), activations)
         if self.check is not None and (self.tape.branches or self._is_new("baseline", target)):
-            self.check(target, activations)
+            self.check(self.exact or self, target, activations)
             self.checked.add(self._kind("baseline", target))
         return Baseline(values, self.tape.structured(self.tape.outputs_of(values)))
 

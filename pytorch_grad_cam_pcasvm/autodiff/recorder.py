@@ -148,11 +148,12 @@ class Recorder(Mode):
             by = self._overwritten.get(id(leaf), self._written.get(_storage(leaf)))
             if by is not None and id(leaf) not in self._index:
                 raise _unseen_write(by)
-        for index in (index for indices in self._storages.values() for index in indices):
+        for index in [index for indices in self._storages.values() for index in indices]:
             if index in self._smooth and self._changed(index):
                 raise _unseen_write("something that cannot be seen")
         self.tape.outputs = [self._current(leaf) for leaf in leaves]
         self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
+        self._tensors.clear()  # whose callbacks hold this recorder, and with it all that it kept
         return self.tape
 
     def stop(self) -> None:
@@ -293,7 +294,7 @@ class Recorder(Mode):
 
     def _preserve_switches(self, written: Tensor) -> None:
         """Keep copies of switches that a call is going to write over; other views of them are constants from now on."""
-        for index in self._storages.get(_storage(written), ()):
+        for index in list(self._storages.get(_storage(written), ())):
             tensor = self._tensors[index]()
             if index not in self._smooth:
                 self.tape.values[index] = self.tape.values[index].clone()
@@ -304,7 +305,7 @@ class Recorder(Mode):
         """Keep copies of what a call is going to write over, and know the tensors that will have changed."""
         self._written[_storage(written)] = by
         self._held.append(written.untyped_storage())
-        for index in self._storages.pop(_storage(written), ()):
+        for index in list(self._storages.pop(_storage(written), ())):
             if index in self._kept:
                 self.tape.values[index] = self.tape.values[index].clone()
             tensor = self._tensors[index]()
@@ -322,8 +323,8 @@ class Recorder(Mode):
         tensors = [result] if single else list(result) if isinstance(result, list | tuple) else []
         if written is None and single and id(result) in self._index:
             return  # dropout in evaluation mode, and whatever else gives its input back
-        if not any(isinstance(tensor, Tensor) for tensor in tensors):
-            self.tape.branches |= not of_shape(function)
+        if not inputs or not any(isinstance(tensor, Tensor) for tensor in tensors):
+            self.tape.branches |= not inputs or not of_shape(function)
             return
         smooth = not self._smooth.isdisjoint(inputs)
         outputs = tuple(

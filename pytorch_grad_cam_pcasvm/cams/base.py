@@ -365,7 +365,7 @@ class ClosedFormCAM(BaseCAM):
                 f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
                 "ContributionCAM"
             )
-        apart = replace(run, passed=run.passed.with_heads(), kept={})
+        apart = replace(run, passed=run.passed.with_heads(), kept={}, _last=None)
         return torch.stack([self.compute(apart, 0, [target]).maps for target in targets], 1)
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:

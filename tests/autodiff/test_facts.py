@@ -1,19 +1,27 @@
 """What rules say besides gradients: which numbers they read, where tokens lie, how relevance is shared out."""
 
+import gc
+
 import pytest
 import torch
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
     AutogradFallbackWarning,
     ClosedFormGradCAM,
+    ContributionCAM,
     NoClosedFormError,
     RelevanceCAM,
+    cams,
     register_jacobian,
 )
 from pytorch_grad_cam_pcasvm.autodiff import Path
+from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder
 from pytorch_grad_cam_pcasvm.autodiff.rules import registry
+from pytorch_grad_cam_pcasvm.autodiff.tape import Tape
+from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
 
 
 class Block(nn.Module):
@@ -223,3 +231,99 @@ def test_complex_numbers_are_refused():
     with pytest.warns(AutogradFallbackWarning):
         maps = ClosedFormGradCAM(net, ["0"], jacobian="auto").explain(x).maps
     assert relative(maps, ClosedFormGradCAM(net, ["0"], jacobian="autograd").explain(x).maps) < 1e-12
+
+
+# --- What a reviewer found ------------------------------------------------------------------------------------------
+
+
+class Selected(nn.Module):
+    """A network that goes on with a part of its target layer."""
+
+    def __init__(self, select):
+        super().__init__()
+        self.start, self.select = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Sigmoid()), select
+
+    def forward(self, x):
+        return self.select(self.start(x)).flatten(1)[:, :5]
+
+
+@pytest.mark.parametrize("kind", [k for k in map(cams.__dict__.get, cams.__all__) if not issubclass(k, WithBaseline)])
+@pytest.mark.parametrize("select", [lambda a: a[:, :4], lambda a: a[:, :, 0], lambda a: a.narrow(2, 1, 3).exp()])
+def test_a_part_of_the_target_layer_is_explained(select, kind):
+    net, x = Selected(select).double().eval(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    target = ClassifierOutputTarget(1)
+    by_autograd = kind(net, ["start"], jacobian="autograd") if "ShapleyCAM" not in kind.__name__ else None
+    maps = kind(net, ["start"]).explain(x, [target])
+    assert maps.maps.isfinite().all()
+    if by_autograd is not None:
+        assert relative(maps.maps, by_autograd.explain(x, [target]).maps) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [ClosedFormGradCAM, ContributionCAM])
+def test_a_call_leaves_nothing_to_the_garbage_collector(kind):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    cam, x = kind(net, ["0"]), torch.randn(2, 3, 8, 8)
+    cam.explain(x)
+    gc.collect()
+    gc.disable()
+    try:
+        cam.explain(x)
+        left = [each for each in gc.get_objects() if type(each) in (Tape, Recorder)]
+        before = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+        cam.explain(x)
+        assert not left
+        assert sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_attention_of_what_all_images_share(which):
+    shared = torch.randn(1, 2, 7, 6, dtype=torch.float64)
+
+    def attention(x):
+        heads = x.unflatten(1, (2, 7)).flatten(3)
+        given = {"query": heads, "key": heads * 1.5, "value": heads.sin()} | {which: shared}
+        return nn.functional.scaled_dot_product_attention(**given)
+
+    check(attention, torch.randn(3, 14, 2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.sum(dim=()), lambda x: x.mean(dim=[]), lambda x: torch.amax(x, ()), lambda x: x[:, :, 0].mean(dim=[])],
+)
+def test_a_reduction_over_no_dimension_is_one_over_all(function):
+    check(function, torch.randn(3, 4, 2, 3, dtype=torch.float64))
+
+
+def test_a_switch_that_is_written_into():
+    def masked(x):
+        mask = x > 0
+        torch.logical_not(mask, out=mask)
+        return x * mask.to(x.dtype)
+
+    check(masked, torch.randn(3, 4, 2, 3, dtype=torch.float64))
+
+
+def check(function, x):
+    """Compare a function's pullback with autograd."""
+    with torch.no_grad():
+        passed = Path(Start(function), None, ["start"], replays=False).record(x)
+        seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
+        actual = passed.pullback([seeds], 0)
+        sums, dense = passed.pullback([seeds], 0).sums(), actual.dense()
+    leaf = x.clone().requires_grad_()
+    y = function(1 * leaf)
+    expected = torch.stack([torch.autograd.grad(y, leaf, seed, retain_graph=True)[0] for seed in seeds])
+    assert relative(dense, expected) < 1e-12
+    assert relative(sums, expected.flatten(3).sum(-1)) < 1e-10
+
+
+class Start(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.start, self.function = nn.Identity(), function
+
+    def forward(self, x):
+        return self.function(self.start(1 * x))

@@ -69,7 +69,8 @@ def attention(
         return unbroadcast(pulled.unflatten(-3, (-1, shared)).sum(-3) if shared > 1 else pulled, argument)
 
     def outer(left: Tensor, right: Tensor, argument: Tensor) -> Any:
-        if argument.shape[:-2] == grad.shape[1:-2]:
+        shared_by_targets = min(left, right, key=Tensor.dim)
+        if argument.shape[:-2] == grad.shape[1:-2] == shared_by_targets.shape[:-2]:
             return Outer(left, right)
         return lambda: of_group(left.mT @ right, argument)
 

@@ -116,6 +116,15 @@ class Part(Cotangent):
         return cotangent(self._make())
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the derivatives."""
+        return self.inner.dtype
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Cotangent:
+        """Return a function of every number."""
+        return Cotangent(function(self.dense()))
+
+    @property
     def place(self) -> tuple[int, int, int]:
         """Dimension, first position and number of positions."""
         return self.dim, self.start, self.length

@@ -40,7 +40,7 @@ def _extreme(sign: int) -> Callable[..., Tensor]:
         input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Base | None = None
     ) -> Tensor:
         """Grad where the extreme is; several that are equal get even parts."""
-        dims = dims_of(input, None if dim == () else dim)
+        dims = dims_of(input, dim)
 
         def chosen(x: Tensor) -> tuple[Tensor, Tensor]:
             y = reduce(x, dims, keepdim=True)

@@ -211,8 +211,8 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def dims_of(input: Tensor, dim: Any) -> list[int]:
-    """Return the dimensions that a reduction names, in order and from the front; None: all."""
-    dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    """Return the dimensions that a reduction names, in order and from the front; None, or none: all."""
+    dims = range(input.dim()) if dim is None or dim in ((), []) else [dim] if isinstance(dim, int) else dim
     return sorted(d % input.dim() for d in dims)
 
 
