@@ -77,7 +77,7 @@ class Walk(Pullback):
         found = self._behind(keeps)
         if found.shape[:2] != (rows, channels):
             found = found.view((rows, channels, found.shape.numel() // max(1, rows * channels)))
-        return found.sum(range(2, len(found.shape))).reshape(-1, rows, channels)
+        return found.over_positions()
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x, summed over dimensions, which fall away: (K, ...)."""

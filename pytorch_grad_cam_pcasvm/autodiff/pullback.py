@@ -25,8 +25,7 @@ class Pullback:
 
     def sums(self) -> Tensor:
         """Return the sum over the positions of every channel, shape (K, N, T), for activations (N, T, ...)."""
-        found = self.whole.sum(range(2, len(self.whole.shape)))
-        return found.reshape(found.shape[:3])
+        return self.whole.over_positions()
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x, summed over dimensions, which fall away: (K, ...)."""

@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 class Run:
     """What a network did with N images.
 
-    Gradients are of shape (N, K, ...) here: those of K targets for every image.
+    What is computed for K targets has the shape (N, K, ...) here; only cotangents have (K, N, ...), as on the path.
 
     Attributes:
         model: the network.
@@ -105,7 +105,7 @@ class Run:
                 return pullback.sums().transpose(0, 1)
             if isinstance(transform, Layout) and transform.tokens is not None:
                 return pullback.token_sums(*transform.tokens).squeeze(transform.tokens[0] + 1).transpose(0, 1)
-        return self.gradients(seeds, layer, baseline).dense().flatten(3).sum(-1).transpose(0, 1)
+        return self.gradients(seeds, layer, baseline).over_positions().transpose(0, 1)
 
     def products(self, seeds: Seeds, layer: int, x: Tensor, over: str, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback times x (N, T, H, W), summed over one kind of dimension.

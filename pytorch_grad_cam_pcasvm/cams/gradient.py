@@ -96,7 +96,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
                 rising = (sign * grad).relu()
                 return rising / (rising * size).mul_(total).add_(2)
 
-            return _over_positions(gradients.map(share))
+            return gradients.map(share).over_positions().transpose(0, 1)
 
         of_target, of_opposite = weights(1), weights(-1)
         maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
@@ -113,7 +113,7 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
         activations, seeds = run.activations(layer), run.seeds(targets)
         rising, falling = _signs(run.gradients(seeds, layer))
         maps, opposite = (part.times(activations, [1]).transpose(0, 1) for part in (rising, falling))
-        return Explained(maps, _over_positions(rising), seeds.values, seeds.log_scale, opposite)
+        return Explained(maps, rising.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
 
     def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         return run.gradients(run.seeds([target]), layer).dense()[0].relu() * run.activations(layer)
@@ -132,7 +132,7 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
             (one.times(plus, [1]) + other.times(minus, [1])).transpose(0, 1)
             for one, other in ((rising, falling), (falling, rising))
         )
-        return Explained(maps, _over_positions(gradients), seeds.values, seeds.log_scale, opposite)
+        return Explained(maps, gradients.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
 
     def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         return (run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)).relu()
@@ -141,11 +141,6 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
 def _signs(gradients: Cotangent) -> tuple[Cotangent, Cotangent]:
     """Return ``relu(d)`` and ``relu(-d)``."""
     return gradients.map(torch.relu), gradients.map(lambda grad: (-grad).relu())
-
-
-def _over_positions(gradients: Cotangent) -> Tensor:
-    """Return the sums over positions, shape (N, K, T)."""
-    return gradients.sum(range(2, len(gradients.shape))).flatten(2).transpose(0, 1)
 
 
 class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):

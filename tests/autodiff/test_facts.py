@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
+from test_rules import pulled
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
@@ -308,22 +309,6 @@ def test_a_switch_that_is_written_into():
 
 def check(function, x):
     """Compare a function's pullback with autograd."""
-    with torch.no_grad():
-        passed = Path(Start(function), None, ["start"], replays=False).record(x)
-        seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
-        actual = passed.pullback([seeds], 0)
-        sums, dense = passed.pullback([seeds], 0).sums(), actual.dense()
-    leaf = x.clone().requires_grad_()
-    y = function(1 * leaf)
-    expected = torch.stack([torch.autograd.grad(y, leaf, seed, retain_graph=True)[0] for seed in seeds])
-    assert relative(dense, expected) < 1e-12
-    assert relative(sums, expected.flatten(3).sum(-1)) < 1e-10
-
-
-class Start(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.start, self.function = nn.Identity(), function
-
-    def forward(self, x):
-        return self.function(self.start(1 * x))
+    actual, weights, expected = pulled(function, x)
+    assert relative(actual, expected) < 1e-12
+    assert relative(weights, expected.flatten(3).sum(-1)) < 1e-10

@@ -15,22 +15,14 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
 def _queries(
-    dim: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    y: Tensor,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    dim: int, query: Tensor, key: Any, value: Any, mask: Tensor | None = None, *rest: Any, y: Tensor, **named: Any
 ) -> list[int | None] | None:
-    if is_causal or enable_gqa or dim != y.dim() - 2 or query.dim() != y.dim():
+    special = any(rest[1:]) or named.get("is_causal") or named.get("enable_gqa")  # rest: dropout, is_causal
+    if special or dim != y.dim() - 2 or query.dim() != y.dim():
         return None
-    shared = attn_mask is None or attn_mask.dim() < 2 or attn_mask.shape[-2] == 1
-    return [dim, None, None, None if attn_mask is None or shared else attn_mask.dim() - 2]
+    mask = named.get("attn_mask", mask)
+    own = mask is not None and mask.dim() > 1 and mask.shape[-2] > 1
+    return [dim, None, None, mask.dim() - 2 if mask is not None and own else None]
 
 
 @register_jacobian(

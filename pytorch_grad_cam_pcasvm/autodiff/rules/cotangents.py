@@ -71,6 +71,11 @@ class Cotangent:
         found = found if repeated == 1 else found * repeated
         return found.expand(-1, *(1 if dim in dims else size for dim, size in enumerate(self.shape)))
 
+    def over_positions(self) -> Tensor:
+        """Return the sum over all dimensions but the first two, (K, N, T) for a value (N, T, ...)."""
+        found = self.sum(range(2, len(self.shape)))
+        return found.reshape(found.shape[:3])
+
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x (S), summed over dimensions, which fall away: (K, ...)."""
         x = x.to(self.base.dtype)
