@@ -62,6 +62,7 @@ TESTS = {
     "head/decisions.py": "secants_head head estimators",
     "head/head.py": "secants_head output_gradients targets head",
     "head/kernels.py": "secants_head kernels head",
+    "head/stage.py": "secants_head output_gradients head estimators",
     "head/stages.py": "secants_head output_gradients head estimators",
     "head/multiclass.py": "targets head estimators",
     "autodiff/forward_ad.py": "forward_ad",

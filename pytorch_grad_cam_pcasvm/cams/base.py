@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.docstrings import completed
+from pytorch_grad_cam_pcasvm.cams.host import one_per_image, smoothed_by_svd
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, is_closed_form, seeds_of
 from pytorch_grad_cam_pcasvm.cams.recombine import combined
 from pytorch_grad_cam_pcasvm.cams.reshape import transform_of
@@ -22,8 +23,6 @@ from pytorch_grad_cam_pcasvm.maps import (
     SignedMaps,
     check_finite,
     largest,
-    one_per_image,
-    smoothed_by_svd,
     warn_of_blanks,
 )
 from pytorch_grad_cam_pcasvm.model.features import checked_images, flatten

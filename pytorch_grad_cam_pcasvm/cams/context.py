@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.autodiff import Baseline, Cotangent, Pass, Pullback
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds, seeds_of
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.head.stages import full_precision
 from pytorch_grad_cam_pcasvm.model.features import flatten
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 
 
 @dataclass

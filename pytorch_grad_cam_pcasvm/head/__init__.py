@@ -3,6 +3,7 @@
 from pytorch_grad_cam_pcasvm.head.convert import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.head import Head, HeadTrace
+from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Chain,
     FourierFeatures,
@@ -11,7 +12,6 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
     Select,
-    Stage,
 )
 
 __all__ = [

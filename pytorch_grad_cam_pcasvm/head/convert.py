@@ -28,6 +28,7 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import kernels, multiclass
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision
+from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Chain,
     FourierFeatures,
@@ -36,7 +37,6 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
     Select,
-    Stage,
 )
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.head.guarded import run
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.multiclass import Voting, WithConstants, pairs
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Scaled, Stage, ends, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, ends, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stages import Chain
 
 _DENSE = 1 << 22  # coefficients of all machines, beyond which each class's are kept apart
 

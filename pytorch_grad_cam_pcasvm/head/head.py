@@ -19,18 +19,9 @@ from pytorch_grad_cam_pcasvm.head.fit import Fit
 from pytorch_grad_cam_pcasvm.head.guarded import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Regression, Voting
-from pytorch_grad_cam_pcasvm.head.stages import (
-    Projection,
-    Scale,
-    Scaled,
-    Stage,
-    errors_after,
-    full_precision,
-    identity,
-    precision,
-    pulled_through,
-    scaled_sum,
-)
+from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, multiclass, stages
+from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
@@ -87,24 +88,24 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
     return metadata, tensors
 
 
-def save(parts: list[stages.Stage], path: str | PathLike[str]) -> None:
+def save(parts: list[Stage], path: str | PathLike[str]) -> None:
     """Write the stages of a head to a file: see ``Head.save``."""
     tensors: dict[str, Tensor] = {}
     write(path, tensors, {"format": FORMAT, "head": json.dumps(_encode(parts, tensors))})
 
 
-def digest_of(parts: list[stages.Stage]) -> str:
+def digest_of(parts: list[Stage]) -> str:
     """Return the digest of the stages of a head, which is also stored in its file."""
     tensors: dict[str, Tensor] = {}
     return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
-def load(path: str | PathLike[str]) -> list[stages.Stage]:
+def load(path: str | PathLike[str]) -> list[Stage]:
     """Read the stages of a head, on the CPU, from a file: see ``Head.load``."""
     metadata, tensors = read(path, "net.head.save(path)", [FORMAT])
     try:
         parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
-        if not all(isinstance(part, stages.Stage) for part in parts):
+        if not all(isinstance(part, Stage) for part in parts):
             raise ValueError("its parts are not stages")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(
@@ -113,7 +114,7 @@ def load(path: str | PathLike[str]) -> list[stages.Stage]:
     return parts
 
 
-def constants(parts: list[stages.Stage]) -> str:
+def constants(parts: list[Stage]) -> str:
     """Return the parts of a state dict that are not tensors as JSON; "" if a stage is not of this package."""
     try:
         return json.dumps(_encode(parts, {}))

@@ -68,7 +68,8 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, seeds_of
 from pytorch_grad_cam_pcasvm.head.convert import transformer_for
-from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale, Stage
+from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 
 TARGETS = [ResidualTarget(), HotellingTarget(), ResidualTarget(sign="-"), HotellingTarget(sign="-")]

@@ -30,8 +30,10 @@ from sklearn.svm import SVC, LinearSVC, NuSVC, OneClassSVM
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, PCATarget, SVMTarget, stage_for
 from pytorch_grad_cam_pcasvm.head import HeadTrace, decisions
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.head.stages import Chain, KernelMap, Projection, Scale, Stage, full_precision
+from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.stages import Chain, KernelMap, Projection, Scale
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 
 RNG = np.random.default_rng(0)
 WIDTH = 12

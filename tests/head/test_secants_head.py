@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.head import HeadTrace
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
 from pytorch_grad_cam_pcasvm.head.multiclass import OneVsRest, Regression
+from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.head.stages import (
     Chain,
     FourierFeatures,
@@ -30,8 +31,6 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
     Select,
-    Stage,
-    pulled_through,
 )
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.head.stages import Stage
+from pytorch_grad_cam_pcasvm.head.stage import Stage
 
 HEADS = {
     **{name: (name, None) for name in test_estimators.HEADS},

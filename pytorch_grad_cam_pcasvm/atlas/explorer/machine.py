@@ -18,7 +18,8 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Stage
+from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.stages import Chain
 
 # C (C - 1) / 2 seeds: more than these would be longer than the data.
 MOST_CLASSES_IN_PAIRS = 100

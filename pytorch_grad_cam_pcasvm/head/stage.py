@@ -1,0 +1,148 @@
+"""The protocol of a stage of a head: what it computes, and its pullback (the vector-Jacobian product in closed form).
+
+A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, the derivative of K targets with respect
+to the stage's output, of shape (N, K, out), or (1, K, out) if it is the same for every image, and returns the
+derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
+
+A *secant* of a stage f between a baseline x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly; a chain of
+secants is again a secant. With ``saved0``, what was saved at a baseline, the pullback returns ``grad @ J``, whose parts
+add up to the difference that is explained. That of an affine stage, whose J is its derivative, need not take it.
+
+A gradient may come divided by a factor that is too small for its dtype, together with the factor's logarithm, of shape
+(N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.head.guarded import Hookable, intact
+from pytorch_grad_cam_pcasvm.runtime.numerics import precision
+
+Scaled = tuple[Tensor, Tensor | None]
+
+
+class Stage(Hookable):
+    """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad, saved0=None)``.
+
+    A pullback without ``saved0`` gives gradients only, unless the stage is linear or defines ``secant``.
+
+    Attributes:
+        n_inputs: length of an input row, or None if any length will do.
+        n_outputs: length of an output row, or None if it equals that of the input.
+        reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
+        linear: whether the stage is affine, so that its secants are its derivative.
+
+    Example:
+        >>> class Double(Stage):
+        ...     linear = True
+        ...     evaluate = lambda self, x: (2 * x, None)
+        ...     pullback = lambda self, saved, grad: (2 * grad, None)
+        >>> head = Head([Double(), stage_for(PCA(2).fit(2 * features))])
+    """
+
+    n_inputs: int | None = None
+    n_outputs: int | None = None
+    reduces: bool = False
+    linear: bool = False
+
+    def pullback(self, saved: Any, grad: Tensor) -> Scaled:
+        """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module docstring for shapes)."""
+        raise NotImplementedError(
+            f"{type(self).__name__} defines no pullback(saved, grad) that returns (grad, log_scale)"
+        )
+
+    def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
+        """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a baseline x0.
+
+        The baseline has N rows, or one for all of them. Where x and x0 are equal, J is the derivative. Unless a
+        subclass defines it, this is the pullback, if that takes ``saved0`` or the stage is linear.
+
+        Raises:
+            NoClosedFormError: the stage defines no secant and is not linear.
+        """
+        if _takes_baseline(type(self).pullback):
+            return self.pullback(saved, grad, saved0=saved0)  # type: ignore[call-arg]
+        if self.linear:
+            return self.pullback(saved, grad)
+        raise NoClosedFormError(
+            f"{type(self).__name__} has no secant, so contributions through it cannot add up",
+            "define secant(saved, saved0, grad)",
+            "set linear = True if it is affine",
+            "use a method that needs only the gradient",
+        )
+
+    def errors(self, errors: Tensor) -> Tensor | None:
+        """Return how large errors of the input, (N, in), are at most in the output, (N, out); None: not known."""
+        return None
+
+    def jacobian(self, saved: Any, y: Tensor) -> Scaled:
+        """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for the output y and what ``evaluate`` saved."""
+        return self.pullback(saved, identity(y))
+
+    def keep(self, **tensors: Tensor | None) -> None:
+        """Register buffers in one memory layout: in another, products differ in the last bit, also after loading."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, None if tensor is None else tensor.contiguous())
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        """Move to another device, but keep the precision of a head whatever its backbone is cast to."""
+
+        def move(tensor: Tensor) -> Tensor:
+            device = fn(torch.empty(0, device=tensor.device)).device
+            return tensor.to(device, precision(device)) if tensor.is_floating_point() else tensor.to(device)
+
+        return super()._apply(move, recurse)
+
+
+@lru_cache
+def _takes_baseline(pullback: Callable[..., Scaled]) -> bool:
+    return "saved0" in signature(pullback).parameters
+
+
+def identity(y: Tensor) -> Tensor:
+    """Return one seed for each output, shape (1, out, out), for outputs y of shape (N, out)."""
+    return torch.eye(y.shape[-1], dtype=y.dtype, device=y.device).unsqueeze(0)
+
+
+def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
+    """Return the pullback of a gradient that may already be divided by a factor, and the logarithm of both factors.
+
+    ``saved`` is what ``evaluate`` saved; if followed by what it saved at a baseline, the secant is used instead.
+    """
+    grad, before = scaled
+    rule: Any = stage.pullback if len(saved) == 1 else stage.secant
+    grad, log_scale = rule(*map(intact, saved), grad)
+    return grad, before if log_scale is None else log_scale if before is None else before + log_scale
+
+
+def ends(saved: Any, saved0: Any) -> list[Any]:
+    """Return what was saved at x and, if there is one, at a baseline."""
+    return [saved] if saved0 is None else [saved, saved0]
+
+
+def errors_after(stages: Iterable[Any], errors: Tensor | None) -> Tensor | None:
+    """Return the errors of what stages make of numbers with errors, (N, in); None where a stage does not know."""
+    for stage in stages:
+        errors = None if errors is None else stage.errors(errors)
+    return errors
+
+
+def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
+    """Return the sum of gradients of different sizes, with the largest factor taken out, and its logarithm."""
+    # A term that takes no part must not set the scale of the others.
+    logarithms = [
+        torch.where(grad.any(-1), 0.0 if log_scale is None else log_scale, -torch.inf).to(grad.dtype)
+        for grad, log_scale in terms
+    ]
+    largest = torch.stack(torch.broadcast_tensors(*logarithms)).amax(0)
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    grads = [
+        grad * (log_scale - largest).exp().unsqueeze(-1) for (grad, _), log_scale in zip(terms, logarithms, strict=True)
+    ]
+    return torch.stack(torch.broadcast_tensors(*grads)).sum(0), largest
