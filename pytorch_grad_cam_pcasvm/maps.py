@@ -63,6 +63,8 @@ class SignedMaps:
         heads: with ``explain(heads=True)``, a map for each head of the first attention after the target layer, shape
             (N, K, heads, H, W), which add up to ``maps``; else None.
         linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
+        neutral: whether :func:`recombined`, too, lets every decision start where its value is 0: features are means
+            over positions, so that another baseline takes the same from all of them.
 
     Example:
         >>> maps = cam.explain(images)
@@ -83,6 +85,7 @@ class SignedMaps:
     standard_errors: Tensor | None = None
     heads: Tensor | None = None
     linear: bool = False
+    neutral: bool = False
 
     def __repr__(self) -> str:
         return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
@@ -126,7 +129,7 @@ class SignedMaps:
                     f"maps of different targets cannot be joined, {first.targets} and {part.targets}: give every "
                     "call of explain the same list of targets"
                 )
-            if part._tensors().keys() != first._tensors().keys() or part.linear != first.linear:
+            if part._tensors().keys() != first._tensors().keys() or part._kind != first._kind:
                 raise ValueError("maps of different methods cannot be joined: make them all with one method")
             _check_shapes("maps", first.maps, part.maps)
             _check_shapes("weights", first.weights, part.weights)
@@ -185,6 +188,7 @@ class SignedMaps:
                 "format": FORMATS[-1],
                 "targets": json.dumps([encoded(t) for t in self.targets]),
                 "linear": json.dumps(self.linear),
+                "neutral": json.dumps(self.neutral),
             },
         )
 
@@ -204,11 +208,15 @@ class SignedMaps:
             targets = [decoded(target) for target in json.loads(metadata["targets"])]
             numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
             output = tensors.get("output.scores", numbered)
-            named = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
-            linear = json.loads(metadata.get("linear", "false"))
-            return SignedMaps(**named, targets=targets, output=output, linear=linear)
+            named: Any = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
+            kind: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
+            return SignedMaps(**named, targets=targets, output=output, **kind)
         except Exception as error:  # whatever a damaged file without a checksum leads to
             raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
+
+    @property
+    def _kind(self) -> tuple[bool, bool]:
+        return self.linear, self.neutral
 
     def _tensors(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in (*_TENSORS, *_OF_SOME_METHODS)}

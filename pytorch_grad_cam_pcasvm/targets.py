@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, OfHead
 
@@ -32,6 +33,18 @@ class ClosedFormTarget(ABC):
 
         Its shape is (N, .), or (1, .) if it is the same for all images.
         """
+
+    def boundaries(self, head: Any) -> int:
+        """Return how many boundaries, where its value is 0, it has for a head, of which an image has one."""
+        return 0
+
+    def boundary_of(self, output: Any) -> Tensor:
+        """Return the number of each image's boundary, shape (N,)."""
+        raise NotImplementedError
+
+    def at_boundary(self, head: Any, number: int) -> "ClosedFormTarget":
+        """Return the target of a boundary, the same for all images."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -286,6 +299,35 @@ class SVMTarget(ClosedFormTarget):
         named = self.category is not None and not self._means("runner-up", output.head)
         return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
 
+    def boundaries(self, head: Any) -> int:
+        """Return 1 if the classes are named, one for each class or pair that images may have; 0 for a regressor."""
+        if head.decision_position is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
+            return 0
+        free = (self.category is None and head.classes_ is not None) + self._means("runner-up", head)
+        return int(head.voting.n_classes**free)
+
+    def boundary_of(self, output: Any) -> Tensor:
+        """Return the number of each image's class, or pair, among those that it may have, shape (N,)."""
+        category, second = self._classes(output.head, self.decision(output))
+        if second is None or not self._means("runner-up", output.head):
+            return category
+        return second if self.category is not None else category * output.head.voting.n_classes + second
+
+    def at_boundary(self, head: Any, number: int) -> "SVMTarget":
+        """Return the target with its classes by name; that of a class and itself is the class's margin."""
+        if head.classes_ is None:
+            return replace(self, sign="+")
+        labels, versus, strength = head.classes_.tolist(), self.versus, self.strength
+        if self._means("runner-up", head):
+            number, second = divmod(number, len(labels)) if self.category is None else (0, number)
+            versus = labels[second]
+        category = labels[number] if self.category is None else self.category
+        if isinstance(versus, tuple):
+            versus = tuple(label for label in versus if label != category)
+        if versus in ((), category):
+            versus, strength = None, 1.0
+        return SVMTarget(category, versus, strength=strength)
+
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return why the map of a row of the output is blank, if that is known; else None."""
         if self.category is None and not isinstance(self.versus, tuple | None) and self.versus == output.labels():
@@ -309,18 +351,27 @@ class SVMTarget(ClosedFormTarget):
         if head.classes_ is None and self.versus is not None:
             raise ValueError(f"{self}: the head has no classes to compare")
 
+        category, second = self._classes(head, decision)
+        if isinstance(self.versus, tuple) or self._means("others", head):
+            seed = self._against_several(head, category)
+        else:
+            seed = voting.seed(category, second)
+        return seed if self.sign == "+" else -seed
+
+    def _classes(self, head: Any, decision: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the indices of the class and of the one it is against, each of shape (...); None without one."""
+        voting = head.voting
+
         def indices(label: Any) -> Tensor:
             return torch.full(decision.shape[:-1], head.class_index(label), device=decision.device)
 
         category = voting.predicted(decision) if self.category is None else indices(self.category)
-        if isinstance(self.versus, tuple) or self._means("others", head):
-            seed = self._against_several(head, category)
-        elif self._means("runner-up", head):
-            second = voting.ranking(decision).scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
-            seed = voting.seed(category, second)
-        else:
-            seed = voting.seed(category, None if self.versus is None else indices(self.versus))
-        return seed if self.sign == "+" else -seed
+        if self.versus is None or isinstance(self.versus, tuple) or self._means("others", head):
+            return category, None
+        if self._means("runner-up", head):
+            ranking = voting.ranking(decision)
+            return category, ranking.scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
+        return category, indices(self.versus)
 
     def _against_several(self, head: Any, category: Tensor) -> Tensor:
         """Return the rows of classes minus ``strength`` times the mean of those of their rivals."""

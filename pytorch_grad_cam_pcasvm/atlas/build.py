@@ -238,6 +238,7 @@ def _entries(
         "options": _options(method, explainer.options),
         "targets": [encoded(target) for target in explainer.targets[explainer.components :]],
         "linear": method.linear,
+        "neutral": explainer.neutral,
         "adds_up": "baseline_values" in probe,
         "images": len(images),
         "ids": images.digest(),

@@ -33,6 +33,9 @@ class Explainer:
         targets: targets to keep besides the components.
         components: number of components.
         block: number of images.
+
+    Attributes:
+        neutral: whether decisions can start on their boundaries, as the last maps told.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Explainer:
         self.net, self.method, self.target_layer, self.options = net, method, target_layer, dict(options)
         self.targets: list[Any] = [*map(PCATarget, range(components)), *targets]
         self.components, self.block = components, block
+        self.neutral = False
         self._cam: ClosedFormCAM | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,6 +73,7 @@ class Explainer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the atlas tells by nu
             maps = self.cam.explain(images, self.targets)
+        self.neutral = maps.neutral
         return maps[:count]
 
     def __call__(self, batch: Batch) -> dict[str, Any]:

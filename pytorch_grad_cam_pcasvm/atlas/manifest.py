@@ -22,7 +22,7 @@ NAME = "manifest.json"
 _OF_THE_RUN = ("versions", "complete", "rows", "bad", "first")
 
 
-_FOLLOWING = ("adds_up", "columns", "input", "kinds", "linear")
+_FOLLOWING = ("adds_up", "columns", "input", "kinds", "linear", "neutral")
 
 # What is kept as a digest, which says nothing to a reader.
 _DIGESTS = {

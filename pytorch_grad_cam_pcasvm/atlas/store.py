@@ -402,6 +402,7 @@ class Atlas:
             targets=targets,
             output=self._output(torch.from_numpy(read["components"])),
             linear=self.manifest["linear"],
+            neutral=self.manifest.get("neutral", False) and not prefix,
         )
 
     def _output(self, components: Tensor) -> HeadOutput:

@@ -50,6 +50,14 @@ class AffineBeginning:
         following = self.tape.following(self.end, switches=True)[0]
         return self.end in self.tape.outputs and all(self.end not in step.inputs for step in following)
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether the whole path is the mean over all positions of the activations, and nothing else."""
+        calls = self._calls(self.root)
+        counting = [call for _, call in calls if not call.keeps_numbers(self.tape)]
+        reached = bool(calls) and calls[-1][1].step.output == self.end
+        return reached and self.is_output and len(counting) == 1 and self._averages(counting[0])
+
     def _mixes_images(self) -> bool:
         """Return whether another first image changes the rows of others."""
         activations = self.tape.values[self.root].clone()

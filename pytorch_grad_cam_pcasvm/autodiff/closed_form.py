@@ -91,6 +91,15 @@ class ClosedFormPass(Pass):
             self.checked.add(kind)
         return found
 
+    def averages(self, target: int) -> bool:
+        """Return whether the output is the mean over all positions of a target layer, by the steps between them."""
+        kinds = {found: self._kind(("averages", found), target) for found in (True, False)}
+        known = next((found for found, kind in kinds.items() if kind in self.checked), None)
+        if known is None:
+            known = AffineBeginning(self.tape, self._root(target), checked=True).is_mean
+            self.checked.add(kinds[known])
+        return known
+
     def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
         pairs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)

@@ -56,6 +56,10 @@ class Pass:
         """Return the affine beginning of what follows a target layer."""
         self._refuse("players")
 
+    def averages(self, target: int) -> bool:
+        """Return whether the output is the mean over all positions of a target layer, whatever its numbers."""
+        return False
+
     def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
         """Return the relevance of activations, what the output contributes shared out, (K, *activations.shape)."""
         self._refuse("relevance")

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.docstrings import completed
 from pytorch_grad_cam_pcasvm.cams.host import one_per_image, smoothed_by_svd
-from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, is_closed_form, seeds_of
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, Seeds, in_order, is_closed_form
 from pytorch_grad_cam_pcasvm.cams.recombine import combined
 from pytorch_grad_cam_pcasvm.cams.reshape import transform_of
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
@@ -69,6 +69,15 @@ class Explained:
     remainder: Tensor | None = None
     standard_errors: Tensor | None = None
     heads: Tensor | None = None
+
+
+def joined(parts: Sequence[Explained], members: Sequence[int]) -> Explained:
+    """Return what was made for some targets each, which bear these numbers, in the order of the numbers."""
+    if len(parts) == 1:
+        return parts[0]
+    columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
+    whole: Any = {name: None if each[0] is None else in_order(each, members) for name, each in columns.items()}
+    return Explained(**whole)
 
 
 class ClosedFormCAM(BaseCAM):
@@ -243,7 +252,8 @@ class ClosedFormCAM(BaseCAM):
             nu = largest(made.maps, made.opposite)
             told = self._tell_blind_tokens(run, 0, nu)
             output = run.public_output
-        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, linear=self.linear)
+        kind: Any = {"linear": self.linear, "neutral": self._is_neutral(run)}
+        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, **kind)
         if may_look(nu):
             check_finite(nu)
             if not told and not bool(nu.all()):
@@ -338,24 +348,23 @@ class ClosedFormCAM(BaseCAM):
         basis = every_component(run.output) if self.linear and isinstance(run.output, HeadRun) else []
         if 0 < len(basis) < sum(map(_is_behind_components, targets)) == len(targets):
             made = self._explained(run, layer, basis)
-            at, position = self._output_at_baseline(run, layer), run.output.head.component_position
-            seeds = seeds_of(run.output, len(run), targets, made.values.dtype, at, until=position)
+            seeds = self._seeds(run, layer, targets, run.output.head.component_position)
             (grad,) = seeds.grads
             assert grad is not None
-            maps, weights, remainder, log_scale = combined(made, grad.transpose(0, 1))
+            maps, weights, remainder, log_scale = combined(made, grad.transpose(0, 1), seeds.excess)
             return Explained(
                 maps, weights, seeds.values, seeds.log_scale + log_scale, None, seeds.baseline_values, remainder
             )
         parts = [self.compute(run, layer, chunk) for chunk in self._chunks(targets, run.passed, len(run))]
-        if len(parts) == 1:
-            return parts[0]
-        columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
-        joined: Any = {name: None if c[0] is None else torch.cat(c, 1) for name, c in columns.items()}
-        return Explained(**joined)
+        return joined(parts, range(len(targets)))
 
-    def _output_at_baseline(self, run: Run, layer: int) -> Any:
-        """Return the network's output at the baseline of secants; None: maps are made of gradients."""
-        return None
+    def _is_neutral(self, run: Run) -> bool:
+        """Return whether maps can be moved to another baseline afterwards, and decisions want one of their own."""
+        return False
+
+    def _seeds(self, run: Run, layer: int, targets: Sequence[Any], until: int = 0) -> Seeds:
+        """Return the gradients of K targets, or secants, with respect to the head's value at a position."""
+        return run.seeds(targets, until=until)
 
     def _of_heads(self, run: Run, targets: Sequence[Any]) -> Tensor:
         """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
@@ -365,7 +374,7 @@ class ClosedFormCAM(BaseCAM):
                 "ContributionCAM"
             )
         apart = replace(run, passed=run.passed.with_heads(), kept={}, _last=None)
-        return torch.stack([self.compute(apart, 0, [target]).maps for target in targets], 1)
+        return torch.stack([self._explained(apart, 0, [target]).maps for target in targets], 1)
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         """Return the maps of K targets that fit into memory together: this is the method.
@@ -393,7 +402,7 @@ class ClosedFormCAM(BaseCAM):
         passed: Pass | None = None
         if not self._by_autograd:
             try:
-                passed = Path(*layers, self._checked, modules, self.attention, self.in_single, self.replays).run(x)
+                passed = self._path(layers, modules).run(x)
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form":
                     raise
@@ -410,6 +419,9 @@ class ClosedFormCAM(BaseCAM):
             self._checked_head = self.model.head
         run.output = run.output_of(passed.output)
         return run
+
+    def _path(self, layers: tuple[nn.Module, Any, list[str]], modules: Sequence[nn.Module]) -> Path:
+        return Path(*layers, self._checked, modules, self.attention, self.in_single, self.replays)
 
     def _tell_blind_tokens(self, run: Run, layer: int, nu: Tensor) -> bool:
         """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""

@@ -1,7 +1,8 @@
 """Baselines: the activations that contributions start from, and that replace what is left out."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,13 +10,19 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.autodiff import Baseline
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained, joined
+from pytorch_grad_cam_pcasvm.cams.boundary import Boundary, grouped
 from pytorch_grad_cam_pcasvm.cams.context import Run
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds
 from pytorch_grad_cam_pcasvm.data import image_and_label
-from pytorch_grad_cam_pcasvm.model.features import checked_images, flatten, output_of
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, uncompiled
+from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.model.features import checked_images, output_of
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, every_component
+
+_STEPS = 30  # of Newton's at most
 
 
 @dataclass
@@ -23,32 +30,40 @@ class AtBaseline:
     """A run at its baseline.
 
     Attributes:
-        path: the path's values at the baseline.
-        output: the network's output at the baseline, with N rows.
-        difference: activations minus those of the baseline, in the network's own layout.
+        path: the path's values at the baseline; None: its secants are its derivative.
+        output: the network's output at the baseline, with N rows or one for all.
+        start: the activations of the baseline, of one row or N, in the network's own layout.
+        difference: activations minus those of the baseline.
+        boundary: where each target starts, if not all start at the baseline, whose activations are the mean.
     """
 
-    path: Baseline
+    path: Baseline | None
     output: Any
+    start: Tensor
     difference: Tensor
+    boundary: Boundary | None = None
 
 
 class WithBaseline(ClosedFormCAM):
     """A method with a baseline.
 
     Args:
-        baseline: F0, where contributions start, or what replaces a channel or position that is left out. ``"zero"``:
-            no activation at all; ``"mean"``: the mean of the training set, which the head knows if the features are
-            means over positions (the maps of a component then sum to its value, and red means positive); activations
-            as the layer returns them, shape (T,), (T, H, W) or (N, T, H, W), for tokens (L, D) or (N, L, D), for
-            example from :func:`.mean_activations`; or an image of the same shape as the explained ones, which is run
-            through the network. With ``attention="frozen"`` the baseline, and so ``baseline_values``, is evaluated
-            with the image's own attention weights.
+        baseline: F0, where contributions start, or what replaces a channel or position that is left out.
+            ``"neutral"``: where the target is undecided, so that a map adds up to the value above it: for a component
+            the mean of the training set, for a margin or a decision between classes a point on the boundary near that
+            mean, the same for all images; a regressor starts at the mean. ``"zero"``: no activation at all;
+            ``"mean"``: the mean of the training set, whatever the target's value is there; activations as the layer
+            returns them, shape (T,), (T, H, W) or (N, T, H, W), for tokens (L, D) or (N, L, D); or an image of the
+            same shape as the explained ones, which is run through the network. With ``attention="frozen"`` the
+            baseline, and so ``baseline_values``, is evaluated with the image's own attention weights.
+        mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
+            ``"mean"``. None: as the head knows it, if the features are means over positions of the target layer;
+            elsewhere ``"neutral"`` takes zeros, with a warning.
 
     Raises:
-        TypeError: the baseline is neither one of these names nor a tensor.
-        ValueError: the baseline is another name, or has NaN or infinite values; on computing a map: it has another
-            shape, or the mean is not known.
+        TypeError: the baseline is neither one of these names nor a tensor, or the mean is no tensor.
+        ValueError: the baseline is another name, or it or the mean has NaN or infinite values; on computing a map: it
+            has another shape, the mean is not known, or no decision boundary is within reach of it.
     """
 
     _predicted = SVMTarget()
@@ -62,6 +77,7 @@ class WithBaseline(ClosedFormCAM):
         reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         baseline: str | Tensor = "zero",
+        mean: Tensor | None = None,
         jacobian: str = "closed_form",
         attention: str = "exact",
         max_bytes: int | None = None,
@@ -69,7 +85,13 @@ class WithBaseline(ClosedFormCAM):
         super().__init__(
             model, target_layers, reshape_transform, jacobian=jacobian, attention=attention, max_bytes=max_bytes
         )
-        self.baseline = baseline
+        if not isinstance(mean, Tensor | None):
+            raise TypeError(f"mean must be a tensor from mean_activations, got {type(mean).__name__}")
+        if mean is not None and not bool(mean.isfinite().all()):
+            raise ValueError("the mean has NaN or infinite values")
+        self.baseline, self.mean = baseline, mean
+        self._boundary: Boundary | None = None
+        self._told = False
 
     @property
     def baseline(self) -> str | Tensor:
@@ -78,63 +100,232 @@ class WithBaseline(ClosedFormCAM):
 
     @baseline.setter
     def baseline(self, given: str | Tensor) -> None:
-        if isinstance(given, str) and given not in ("zero", "mean"):
-            raise ValueError(f"baseline must be 'zero', 'mean', activations or an image, got {given!r}")
+        if isinstance(given, str) and given not in ("neutral", "zero", "mean"):
+            raise ValueError(f"baseline must be 'neutral', 'zero', 'mean', activations or an image, got {given!r}")
         if not isinstance(given, str | Tensor):
-            raise TypeError(f"baseline must be 'zero', 'mean' or a tensor, got {type(given).__name__}")
+            raise TypeError(f"baseline must be 'neutral', 'zero', 'mean' or a tensor, got {type(given).__name__}")
         if isinstance(given, Tensor) and not bool(given.isfinite().all()):
             raise ValueError("the baseline has NaN or infinite values")
         self._baseline = given
         # What the network does there has to be looked at anew.
         self._checked -= {kind for kind in self._checked if kind[0] in ("baseline", "secant")}
 
-    def _difference(self, run: Run, layer: int) -> Tensor:
-        """Return activations minus those of the baseline, in the shape of maps; the network is checked there."""
-        start = self._start(run, layer)
-        run.passed.baseline(start, layer)
-        return run.activations(layer) - run.shaped(start, layer)
+    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        if not isinstance(self.baseline, str) or self.baseline != "neutral":
+            return self._from_one(run, layer, targets)
+        boundary = self._boundary_of(run, layer)
+        if boundary is not None and self.moves:
+            run.kept[layer] = self._at_mean(run, layer, boundary)
+            return self._from_one(run, layer, targets)
+        starts = self._starts(run, layer, targets, boundary)
+        parts = [
+            self._from_one(replace(run, kept={layer: self._at(run, layer, start)}, _last=None), layer, chosen)
+            for start, chosen in ((start, [targets[k] for k in members]) for members, start in starts)
+        ]
+        return joined(parts, [k for members, _ in starts for k in members])
+
+    def _from_one(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        """Return the maps of K targets that share a baseline."""
+        return super()._explained(run, layer, targets)
+
+    def _seeds(self, run: Run, layer: int, targets: Sequence[Any], until: int = 0) -> Seeds:
+        """Return the secants of K targets from the baseline, or from each one's own."""
+        at = self._at_baseline(run, layer)
+        if at.boundary is None:
+            return run.seeds(targets, at.output, until)
+        return at.boundary.seeds(run.output, targets, run.dtype, until)
+
+    def _is_neutral(self, run: Run) -> bool:
+        """Return whether each target starts on its boundary, and components are affine in the features."""
+        at, head = run.kept.get(0), getattr(run.output, "head", None)
+        if at is None or at.boundary is None or head is None or head.component_position is None:
+            return False
+        return all(stage.linear for stage in head.stages[: head.component_position])
 
     def _at_baseline(self, run: Run, layer: int) -> AtBaseline:
         """Run the path from the baseline, once for all chunks of targets."""
         if layer not in run.kept:
             run.activations(layer)  # refuses those that no map can be made of
-            start = self._start(run, layer)
-            path = run.passed.baseline(start, layer)
-            run.kept[layer] = AtBaseline(path, run.output_of(path.output), run.passed.activations[layer] - start)
+            run.kept[layer] = self._at(run, layer, self._start(run, layer))
         return run.kept[layer]
 
-    def _output_at_baseline(self, run: Run, layer: int) -> Any:
-        """Return the network's output at the baseline."""
-        return self._at_baseline(run, layer).output
+    def _at(self, run: Run, layer: int, start: Tensor) -> AtBaseline:
+        """Run the path from activations."""
+        path = run.passed.baseline(start, layer)
+        return AtBaseline(path, run.output_of(path.output), start, run.passed.activations[layer] - start)
+
+    def _difference(self, run: Run, layer: int) -> Tensor:
+        """Return activations minus those of the baseline, in the shape of maps; the network is checked there."""
+        return run.activations(layer) - run.shaped(self._at_baseline(run, layer).start, layer)
+
+    # Whether maps are moved to another baseline by the same at all positions, where features are means over these.
+    moves = False
+
+    def _boundary_of(self, run: Run, layer: int) -> Boundary | None:
+        """Return the boundary of targets among features that are means over positions; None for other features."""
+        head = run.output.head if isinstance(run.output, HeadRun) else None
+        mean = None if head is None else head.feature_mean
+        if head is None or mean is None or run.transforms[layer] is not None or not run.passed.averages(layer):
+            return None
+        if self._boundary is None or not self._boundary.holds_for(head, mean):
+            self._boundary = Boundary(head, mean)
+        return self._boundary
+
+    def _at_mean(self, run: Run, layer: int, boundary: Boundary) -> AtBaseline:
+        """Return the run at the training mean, from where each target's maps are moved to its own baseline."""
+        activations = run.activations(layer)
+        start = run.uniform(boundary.start.features, layer).to(activations)
+        return AtBaseline(None, boundary.start, start, activations - start, boundary)
+
+    def _starts(
+        self, run: Run, layer: int, targets: Sequence[Any], boundary: Boundary | None
+    ) -> list[tuple[list[int], Tensor]]:
+        """Return the baselines of K targets, activations of one row or N, and the numbers of those that share them."""
+        run.activations(layer)  # refuses those that no map can be made of
+        like, head = run.passed.activations[layer], run.output.head if isinstance(run.output, HeadRun) else None
+        mean = self._mean(run, layer) if boundary is None else None
+        if boundary is None and mean is None:
+            if head is not None:
+                self._tell_of_zeros(run.layers[layer])
+            return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
+        single = cache(lambda: self._of_single(run))
+
+        @cache
+        def start(name: Any) -> Tensor:
+            if boundary is not None:
+                return run.uniform(boundary.point(name).unsqueeze(0), layer).to(like)
+            assert mean is not None
+            if name is None:
+                components = every_component(run.output)
+                found = _undecided(single(), layer, mean, components) if components else None
+                return mean if found is None else found
+            found = _undecided(single(), layer, start(None), [name])
+            if found is None:
+                raise ValueError(
+                    f"{name}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
+                    "value is 0: start at the mean instead, baseline='mean'"
+                )
+            return found
+
+        starts = []
+        for members, names, which in grouped(targets, head, run.output):
+            rows = torch.cat([start(name) for name in names])
+            starts.append((members, rows if which is None else rows[which]))
+        return starts
+
+    def _of_single(self, run: Run) -> Run:
+        """Return the run of one black image: what follows a target layer's activations is the same for all."""
+        black = torch.zeros_like(run.images[:1])
+        passed = self._path(self._layers(self.model, black), modules_of(self.model)).run(black)
+        return Run(self.model, black, passed, run.output_of(passed.output), run.layers, run.transforms)
+
+    def _tell_of_zeros(self, name: str) -> None:
+        if not self._told:
+            self._told = True
+            warn(
+                f"the training set's mean at {name!r} is unknown, so maps start at zero activations and add up to the "
+                f"value minus that at zeros (baseline_values): pass mean=mean_activations(net, loader, {name!r}), or "
+                "baseline='zero' if that is meant",
+                UserWarning,
+            )
 
     def _start(self, run: Run, layer: int) -> Tensor:
         """Return the baseline as activations of the target layer, as the network has them, of one row or N."""
         activations, given = run.passed.activations[layer], self.baseline
         if isinstance(given, str):
-            zeros = torch.zeros_like(activations[:1])
-            return zeros if given == "zero" else _mean(run, layer, zeros)
-        given = given.to(activations.device)
-        shape, image = activations.shape, run.images.shape
-        as_image = given.shape in (image, image[1:], (1, *image[1:]))
-        of_channels = given.dim() == 1 and run.transforms[layer] is None and len(given) == shape[1]
-        as_activations = of_channels or given.shape in (shape, shape[1:], (1, *shape[1:]))
-        if as_image:
-            images = given.reshape(-1, *image[1:]).to(run.images.dtype)
-            start = output_of(_backbone(run.model), run.layers[layer], images)
-            if as_activations and not torch.equal(start.flatten(), given.to(start).flatten()):
+            start = torch.zeros_like(activations[:1]) if given == "zero" else self._mean(run, layer)
+            if start is None:
                 raise ValueError(
-                    f"a baseline of shape {tuple(given.shape)} could be an image or activations, which have the same "
-                    "shape here; give activations with one number per channel, (T,), or choose another layer"
+                    "baseline='mean' needs the training set's mean at the target layer, which the head knows only if "
+                    "the features are means over the positions of this layer, without a norm in between or a "
+                    "reshape_transform, and it starts with a StandardScaler or PCA: pass "
+                    f"mean=mean_activations(net, loader, {run.layers[layer]!r})"
                 )
             return start
-        if not as_activations:
+        shape, image = activations.shape, run.images.shape
+        if given.shape not in (image, image[1:], (1, *image[1:])):
+            return self._as_activations(given, run, layer)
+        images = given.to(activations.device).reshape(-1, *image[1:]).to(run.images.dtype)
+        start = output_of(_backbone(run.model), run.layers[layer], images)
+        if given.shape in (shape, shape[1:], (1, *shape[1:])) and not torch.equal(
+            start.flatten(), given.to(start).flatten()
+        ):
+            raise ValueError(
+                f"a baseline of shape {tuple(given.shape)} could be an image or activations, which have the same "
+                "shape here; give activations with one number per channel, (T,), or choose another layer"
+            )
+        return start
+
+    def _as_activations(self, given: Tensor, run: Run, layer: int) -> Tensor:
+        """Return given activations as the network has them, of one row or N."""
+        activations = run.passed.activations[layer]
+        shape, image = activations.shape, run.images.shape
+        if given.dim() == 1 and run.transforms[layer] is None and len(given) == shape[1]:
+            given = given.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
+        if given.shape not in (shape, shape[1:], (1, *shape[1:])):
             raise ValueError(
                 f"the baseline has shape {tuple(given.shape)}: expected activations, ({shape[1]},), {tuple(shape[1:])} "
                 f"or {tuple(shape)}, or an image, {tuple(image[1:])}"
             )
-        if of_channels:
-            given = given.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
-        return given.reshape(-1, *shape[1:]).to(activations.dtype)
+        return given.reshape(-1, *shape[1:]).to(activations)
+
+    def _mean(self, run: Run, layer: int) -> Tensor | None:
+        """Return the mean of the training set, the same at all positions, of one row; None if it is not known."""
+        if self.mean is not None:
+            given = self._as_activations(self.mean, run, layer)
+            return run.uniform(run.shaped(given, layer).flatten(2).mean(-1), layer, given)
+        head = run.output.head if isinstance(run.output, HeadRun) else None
+        if head is None or head.feature_mean is None or run.transforms[layer] is not None:
+            return None
+        if not (run.passed.averages(layer) or self._are_means(run, layer)):
+            return None
+        return run.uniform(head.feature_mean.unsqueeze(0), layer).to(run.passed.activations[layer])
+
+    def _are_means(self, run: Run, layer: int) -> bool:
+        """Return whether the features are means of these activations, as where a norm in between changes nothing."""
+        features, activations = run.output.features, run.passed.activations[layer]
+        means = activations.flatten(2).to(features.dtype).mean(-1)
+        if features.shape != means.shape or not may_look(features):
+            return False
+        return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
+
+
+def _undecided(run: Run, layer: int, start: Tensor, targets: Sequence[Any]) -> Tensor | None:
+    """Return activations at which the values of targets are 0: others plus the same change at all positions.
+
+    Damped Gauss-Newton steps, the shortest ones, by the gradients summed over positions. A step that does not help is
+    not taken, and the next one is shorter; nothing has to be looked at to know that.
+
+    Args:
+        run: of one image.
+        layer: position of the target layer.
+        start: activations to start from, of one row.
+        targets: K targets.
+
+    Returns:
+        The activations, of one row; None if the steps lead to none.
+    """
+
+    def at(x: Tensor) -> tuple[Tensor, Tensor]:
+        passed = run.passed.moved(x, layer)
+        here = replace(run, passed=passed, output=run.output_of(passed.output), _last=None)
+        seeds = here.seeds(targets)
+        slopes = here.sums(seeds, layer)[0].to(seeds.values.dtype)
+        step = -torch.linalg.pinv(slopes) @ (seeds.values[0] * (-seeds.log_scale[0]).exp())
+        return seeds.values.norm(), run.uniform(step.unsqueeze(0).to(x), layer)
+
+    x, (size, step) = start, at(start)
+    damping, scale, eps = torch.ones_like(size), size, max(1e-10, 64 * torch.finfo(start.dtype).eps)
+    looks = may_look(start)
+    for _ in range(_STEPS):
+        if looks and float(size) <= eps * float(scale):
+            break
+        trial = x + damping.to(x) * step
+        found, next_step = at(trial)
+        better = found <= (1 - damping / 4) * size  # of what a straight line promises, a quarter at least
+        x, step, size = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (found, size)))
+        damping = torch.where(better, (4 * damping).clamp(max=1), damping / 4)
+    return x if not looks or float(size) <= 16 * eps * float(scale) else None
 
 
 def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | str, *, progress: bool = True) -> Tensor:
@@ -198,21 +389,3 @@ def _counts_images(backbone: nn.Module, name: str | None, activations: Tensor, i
 
 def _backbone(net: nn.Module) -> nn.Module:
     return net.feature_source()[0] if isinstance(net, PCASVMNet) else uncompiled(net)
-
-
-def _mean(run: Run, layer: int, zeros: Tensor) -> Tensor:
-    """Return the mean activations of the training set where the head knows them: features are means over positions."""
-    mean = run.output.head.feature_mean if isinstance(run.output, HeadRun) else None
-    if mean is not None and len(mean) == zeros.shape[1]:
-        features = flatten(run.passed.output).to(mean)
-        means = run.passed.activations[layer].flatten(2).to(mean.dtype).mean(-1)
-        if features.shape == means.shape and torch.allclose(
-            features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max())
-        ):
-            return mean.to(zeros).reshape(1, -1, *[1] * (zeros.dim() - 2)).expand_as(zeros)
-    raise ValueError(
-        "baseline='mean' needs the training set's mean at the target layer, which the head knows only if the features "
-        "are means over the positions of this layer, without a norm in between or a reshape_transform, and it starts "
-        "with a StandardScaler or PCA: pass "
-        f"baseline=mean_activations(net, loader, {run.layers[layer]!r})"
-    )

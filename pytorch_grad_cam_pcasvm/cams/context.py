@@ -68,9 +68,13 @@ class Run:
         leaves = tree_leaves(self.passed.output)
         return torch.float64 if any(getattr(leaf, "dtype", None) == torch.float64 for leaf in leaves) else torch.float32
 
-    def seeds(self, targets: Sequence[Any], baseline: Any = None) -> Seeds:
-        """Return the gradients of K targets with respect to the features, or their secants from a baseline's output."""
-        return seeds_of(self.output, len(self), targets, self.dtype, baseline)
+    def seeds(self, targets: Sequence[Any], baseline: Any = None, until: int = 0) -> Seeds:
+        """Return the gradients of K targets, or their secants from a baseline's output.
+
+        They are with respect to the features, in the precision of maps, or to another of the head's values, in its own.
+        """
+        dtype = self.output.head_trace.values[until].dtype if until else self.dtype
+        return seeds_of(self.output, len(self), targets, dtype, baseline, until=until)
 
     @property
     def public_output(self) -> Any:
@@ -107,6 +111,35 @@ class Run:
                 return pullback.token_sums(*transform.tokens).squeeze(transform.tokens[0] + 1).transpose(0, 1)
         return self.gradients(seeds, layer, baseline).over_positions().transpose(0, 1)
 
+    def uniform(self, numbers: Tensor, layer: int, beside: Tensor | None = None) -> Tensor:
+        """Return activations with the same numbers at all positions of maps, of R rows, as the network has them.
+
+        Args:
+            numbers: one for each channel, shape (R, T).
+            layer: position of the target layer.
+            beside: activations that tell what is not on the maps, such as a class token; None: zeros.
+
+        Returns:
+            The activations, shape (R, ...).
+
+        Raises:
+            ValueError: it is unknown where positions lie.
+        """
+        sizes, layout = self.passed.activations[layer].shape, self.transforms[layer]
+        if layout is not None and not (isinstance(layout, Layout) and layout.batch == 0):
+            raise ValueError(
+                f"where the positions of {self.layers[layer]!r} lie is unknown, so they cannot all get the same "
+                "activations: pass reshape_transform='tokens', or a baseline"
+            )
+        channels = 1 if layout is None else layout.channels
+        shape = [len(numbers) if dim == 0 else -1 if dim == channels else 1 for dim in range(len(sizes))]
+        everywhere = numbers.reshape(shape).expand(-1, *sizes[1:])
+        if layout is None or layout.tokens is None:
+            return everywhere
+        placed = torch.zeros_like(everywhere) if beside is None else beside.expand_as(everywhere).clone()
+        placed.narrow(*layout.tokens).copy_(everywhere.narrow(*layout.tokens))
+        return placed
+
     def products(self, seeds: Seeds, layer: int, x: Tensor, over: str, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
 
@@ -126,7 +159,7 @@ class Run:
         with full_precision(seeds.values.device):
             return pullback.times(x, dims).transpose(0, 1)
 
-    def contributions(self, seeds: Seeds, layer: int, x: Tensor, baseline: Baseline) -> tuple[Tensor, Tensor]:
+    def contributions(self, seeds: Seeds, layer: int, x: Tensor, baseline: Baseline | None) -> tuple[Tensor, Tensor]:
         """Return secants times x, summed over channels, and what is not on the map.
 
         Args:

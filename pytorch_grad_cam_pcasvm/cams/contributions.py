@@ -1,14 +1,15 @@
 """Methods of contributions: where the change from a baseline to the image comes from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.cams.recombine import moved
 from pytorch_grad_cam_pcasvm.maps import signed_maps
 
 
@@ -31,10 +32,28 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     linear = True
     heads_add_up = True
 
+    moves = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target_layers: Sequence[nn.Module | str],
+        reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
+        *,
+        baseline: str | Tensor = "neutral",
+        mean: Tensor | None = None,
+        jacobian: str = "closed_form",
+        attention: str = "exact",
+        max_bytes: int | None = None,
+    ) -> None:
+        options: Any = {"jacobian": jacobian, "attention": attention, "max_bytes": max_bytes}
+        super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
+
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        at = self._at_baseline(run, layer)
-        seeds = run.seeds(targets, at.output)
+        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
         maps, remainder = run.contributions(seeds, layer, at.difference, at.path)
+        if seeds.excess is not None:
+            maps = moved(maps, seeds.excess)
         weights = run.sums(seeds, layer, at.path)
         return Explained(
             maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
@@ -42,7 +61,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
 
     def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)
-        gradients = run.gradients(run.seeds([target], at.output), layer, at.path)
+        gradients = run.gradients(self._seeds(run, layer, [target]), layer, at.path)
         return gradients.dense()[0] * run.shaped(at.difference, layer)
 
 
@@ -53,8 +72,7 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        at = self._at_baseline(run, layer)
-        seeds = run.seeds(targets, at.output)
+        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
         weights = run.products(seeds, layer, run.shaped(at.difference, layer), "positions", at.path)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
@@ -68,7 +86,7 @@ class RelevanceCAM(WithBaseline, ClosedFormCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        at = self._at_baseline(run, layer)
-        seeds = run.seeds(targets, at.output)
+        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
+        assert at.path is not None
         weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)

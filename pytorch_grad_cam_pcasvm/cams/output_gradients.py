@@ -25,12 +25,39 @@ class Seeds:
         log_scale: natural logarithm of the factor taken out, shape (N, K).
         values: values of the targets, shape (N, K).
         baseline_values: values of the same targets at the baseline, shape (N, K); None without one.
+        excess: by how much maps from the training mean add up to more than those from each target's own baseline,
+            divided by ``exp(log_scale)``, shape (N, K); None where all start at one baseline.
     """
 
     grads: list[Tensor | None]
     log_scale: Tensor
     values: Tensor
     baseline_values: Tensor | None = None
+    excess: Tensor | None = None
+
+    @staticmethod
+    def joined(parts: Sequence[tuple[Sequence[int], "Seeds"]]) -> "Seeds":
+        """Return the seeds of K targets from those of some of them each, with their numbers."""
+        if len(parts) == 1:
+            return parts[0][1]
+        members = [k for numbers, _ in parts for k in numbers]
+
+        def column(name: str) -> Any:
+            tensors = [getattr(part, name) for _, part in parts]
+            return None if tensors[0] is None else in_order(tensors, members)
+
+        grads: Any = [in_order(each, members, 0) for each in zip(*(part.grads for _, part in parts), strict=True)]
+        return Seeds(grads, column("log_scale"), column("values"), column("baseline_values"), column("excess"))
+
+
+def in_order(tensors: Sequence[Any], members: Sequence[int], dim: int = 1) -> Tensor:
+    """Return tensors joined along a dimension whose places bear these numbers, in the order of the numbers."""
+    whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
+    if list(members) == sorted(members):
+        return whole
+    # Not by an index, which a device would have to be sent, and wait for.
+    places = whole.unbind(dim)
+    return torch.stack([places[place] for place in sorted(range(len(members)), key=members.__getitem__)], dim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +80,7 @@ def seeds_of(
         count: number of images N.
         targets: K targets, each for all images or a :class:`Rowwise`.
         dtype: dtype of the gradients.
-        baseline: the output at the baseline, of N rows.
+        baseline: the output at the baseline, of N rows, or one for all.
         until: position of the head's value that the gradients are with respect to, in place of the features.
 
     Returns:
@@ -129,7 +156,8 @@ def _per_image(output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: t
     for target, rows in groups.items():
         part, base = output, baseline
         if len(groups) > 1:
-            part, base = output.rows(rows), None if base is None else base.rows(rows)
+            part = output.rows(rows)
+            base = base if base is None or len(base) == 1 else base.rows(rows)
         shared = Rowwise([targets[row] for row in rows]) if target is None else target
         parts.append((rows, _of_head(part, [shared], dtype, base)))
     if len(parts) == 1:
@@ -157,15 +185,9 @@ def _of_head(
             tensors.append(_at_baseline([targets[k] for k in members], seeds, values, output, baseline))
         parts.append((members, tensors))
     if len(parts) == 1:
-        joined = parts[0][1]
-        joined[2] = joined[2].clone()  # values that may be the output's own
-    else:
-        joined = [torch.cat(tensors, 1) for tensors in zip(*(tensors for _, tensors in parts), strict=True)]
+        parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
     order = [k for members, _ in parts for k in members]
-    if order != sorted(order):
-        back = sorted(range(len(order)), key=order.__getitem__)
-        joined = [torch.stack([columns[k] for k in back], 1) for columns in (t.unbind(1) for t in joined)]
-    grad, *others = joined
+    grad, *others = (in_order(each, order) for each in zip(*(tensors for _, tensors in parts), strict=True))
     return Seeds([grad.to(dtype).transpose(0, 1)], *others)
 
 
@@ -180,12 +202,15 @@ def _at_baseline(
     now, then = output.head_trace.values, baseline.head_trace.values
     at = values
     for position, seed in seeds.items():
-        change = now[position] - then[position]
-        at = at - (change if seed is None else (change.unsqueeze(1) * seed).sum(-1))
+        if seed is None:  # each number of that value itself
+            return then[position].expand_as(values).clone()
+        at = at - ((now[position] - then[position]).unsqueeze(1) * seed).sum(-1)
     for k, target in enumerate(targets):
         first = target.targets[0] if isinstance(target, Rowwise) else target
         if not isinstance(first, ClosedFormTarget):
-            at[:, k] = _called_at_baseline(target, _head_rows(baseline), values[:, k], at[:, k])
+            rows = _head_rows(baseline)
+            rows = rows * len(values) if len(rows) == 1 else rows
+            at[:, k] = _called_at_baseline(target, rows, values[:, k], at[:, k])
     return at
 
 

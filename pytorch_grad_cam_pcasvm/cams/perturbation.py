@@ -29,7 +29,7 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
     Desai and Ramaswamy, WACV 2020.
     """
 
-    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def _from_one(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations = run.activations(layer)
         players = Players(run, layer, self._difference(run, layer), "channels", targets, self.max_bytes)
         values, weights = [], []
@@ -146,7 +146,8 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         *,
         samples: int = 64,
         seed: int = 0,
-        baseline: Any = "zero",
+        baseline: Any = "neutral",
+        mean: Tensor | None = None,
         jacobian: str = "closed_form",
         attention: str = "exact",
         max_bytes: int | None = None,
@@ -160,13 +161,14 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
             target_layers,
             reshape_transform,
             baseline=baseline,
+            mean=mean,
             jacobian=jacobian,
             attention=attention,
             max_bytes=max_bytes,
         )
         self.samples, self.seed = samples, seed
 
-    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def _from_one(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         shape = run.activations(layer).shape[2:]
         players = Players(run, layer, self._difference(run, layer), "positions", targets, self.max_bytes)
         # The same orders for every image: its map does not depend on the others.

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.cams.output_gradients import seeds_of
+from pytorch_grad_cam_pcasvm.cams.boundary import Boundary, grouped
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds, seeds_of
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
@@ -64,11 +65,33 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
 
 
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
+    seeds = _seeds(components, reduction, tail, targets)
+    (grads,) = seeds.grads
+    assert grads is not None
+    output = _output(tail, 0, components.values)
+    maps, weights, remainder, of_components = combined(components, grads, seeds.excess)
+    return SignedMaps(
+        maps=maps,
+        weights=weights,
+        values=seeds.values,
+        nu=largest(maps),
+        log_scale=seeds.log_scale + of_components,
+        targets=targets,
+        output=components.output if output is None else output,
+        baseline_values=seeds.baseline_values,
+        remainder=remainder,
+        linear=True,
+        neutral=components.neutral,
+    )
+
+
+def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> Seeds:
+    """Return the gradients, or secants, of K targets with respect to the components, (N, K, B)."""
     values, count = components.values, len(components.targets)
     at_baseline = components.baseline_values
     grads = values.new_zeros(len(values), len(targets), count)
     of_targets = values.new_zeros(len(values), len(targets))
-    log_scale, of_baseline = of_targets.clone(), of_targets.clone()
+    log_scale, of_baseline, excess = (of_targets.clone() for _ in range(3))
     for k, target in enumerate(targets):
         if isinstance(target, PCATarget):
             if target.component >= count:
@@ -92,35 +115,64 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     for chosen, part, position in ((of_all, reduction, 1), (behind, tail, 0)):
         if chosen:
             now, then = (_output(part, position, p) for p in (values, at_baseline))
-            seeds = seeds_of(now, len(values), [targets[k] for k in chosen], values.dtype, then)
+            asked = [targets[k] for k in chosen]
+            if components.neutral and part is not None and position == 0:
+                seeds = boundary_of(components, part).seeds(now, asked, values.dtype)
+            else:
+                seeds = seeds_of(now, len(values), asked, values.dtype, then)
             (grad,) = seeds.grads
             assert grad is not None
             grads[:, chosen], of_targets[:, chosen] = grad.transpose(0, 1), seeds.values
             log_scale[:, chosen] = seeds.log_scale
             if seeds.baseline_values is not None:
                 of_baseline[:, chosen] = seeds.baseline_values
-    output = _output(tail, 0, values)
-    maps, weights, remainder, of_components = combined(components, grads)
-    return SignedMaps(
-        maps=maps,
-        weights=weights,
-        values=of_targets,
-        nu=largest(maps),
-        log_scale=log_scale + of_components,
-        targets=targets,
-        output=components.output if output is None else output,
-        baseline_values=None if at_baseline is None else of_baseline,
-        remainder=remainder,
-        linear=True,
-    )
+            if seeds.excess is not None:
+                excess[:, chosen] = seeds.excess
+    moves = excess if components.neutral else None
+    return Seeds([grads], log_scale, of_targets, None if at_baseline is None else of_baseline, moves)
 
 
-def combined(components: Any, grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+def boundary_of(components: SignedMaps, tail: Head) -> Boundary:
+    """Return where targets of the part of a head behind components are undecided, near those of the baseline."""
+    assert components.baseline_values is not None
+    return Boundary(tail, components.baseline_values[0])
+
+
+def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how a decision is composed of components, ``value = value at p0 + exp(log_scale) sum_b g_b (p_b - p0_b)``.
+
+    Args:
+        components: maps that add up, of all components.
+        head: as for :func:`recombined`.
+        target: the decision.
+
+    Returns:
+        The secants g, shape (N, B), the baseline's components p0, (N, B), and log_scale, (N,).
+    """
+    reduction, tail = _parts(Head.of(head), len(components.targets), components.output)
+    if tail is not None:
+        tail = copy.deepcopy(tail).to(components.values.device)
+    with torch.no_grad():
+        seeds = _seeds(components, reduction, tail, [target])
+        (grads,) = seeds.grads
+        origin = components.baseline_values
+        if components.neutral and tail is not None and not isinstance(target, PCATarget | HotellingTarget):
+            (group,) = grouped([target], tail, _output(tail, 0, components.values))
+            origin = boundary_of(components, tail).at(*group[1:]).features
+    assert grads is not None
+    assert origin is not None
+    return grads[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
+
+
+def combined(
+    components: Any, grads: Tensor, excess: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return maps, weights and remainders of K targets by their gradients (N, K, B) at B components, and their scale.
 
     Args:
         components: the SignedMaps of all components, or what a method made of them.
         grads: secants, if the maps are made of these.
+        excess: by how much the maps would add up to too much, (N, K), as the components' baseline is another one.
     """
     # Factors that were taken out of single components, as behind a KernelPCA.
     size = torch.where(grads == 0, -torch.inf, components.log_scale.unsqueeze(1))
@@ -133,7 +185,15 @@ def combined(components: Any, grads: Tensor) -> tuple[Tensor, Tensor, Tensor | N
 
     remainder = components.remainder
     remainder = None if remainder is None else sums(remainder.unsqueeze(-1))[..., 0]
-    return sums(components.maps), sums(components.weights), remainder, largest_size
+    maps = sums(components.maps)
+    if excess is not None:
+        maps = moved(maps, excess * (-largest_size).exp())
+    return maps, sums(components.weights), remainder, largest_size
+
+
+def moved(maps: Tensor, excess: Tensor) -> Tensor:
+    """Return maps (N, K, ...) whose baseline is moved by the same at all positions: each gives its share, (N, K)."""
+    return maps - (excess / maps[0, 0].numel()).to(maps).reshape(*excess.shape, *[1] * (maps.dim() - 2))
 
 
 def _output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.cams import ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams.recombine import steps_of
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.figures.decision import weights_of
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
@@ -212,12 +212,13 @@ def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target:
     if start.baseline_values is None or not start.linear:
         return None
     none = p.new_zeros(len(p), p.shape[1], 0)
+    numbers: Any = {"maps": none.unsqueeze(-1), "weights": none, "values": p, "nu": torch.zeros_like(p)}
     at_baseline = start.baseline_values.to(p).expand_as(p)
-    zero = torch.zeros_like(p)
-    without_maps = SignedMaps(none.unsqueeze(-1), none, p, zero, zero, targets, None, None, at_baseline, linear=True)
+    known: Any = {"log_scale": torch.zeros_like(p), "baseline_values": at_baseline, "targets": targets, "output": None}
+    without_maps = SignedMaps(**numbers, **known, linear=True, neutral=start.neutral)
     decided = SVMTarget() if target is None else target
-    g, log_scale = weights_of(without_maps, cam.model.head, decided, [component])
-    return (g[:, 0] * log_scale.exp() * (p - at_baseline)[:, component]).cpu().numpy()
+    g, p0, log_scale = steps_of(without_maps, cam.model.head, decided)
+    return ((g * (p - p0))[:, component] * log_scale.exp()).cpu().numpy()
 
 
 def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | None) -> Figure:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.cams.recombine import recombined
+from pytorch_grad_cam_pcasvm.cams.recombine import moved, recombined, steps_of
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_maps
 from pytorch_grad_cam_pcasvm.figures.style import (
@@ -107,24 +107,18 @@ def plot_decision(
     return _drawn(pictures[row], [*steps, last], start, words, float(whole.log_scale), size)
 
 
-def weights_of(components: SignedMaps, head: Any, target: Any, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return g_b of some components divided by ``exp(log_scale)``, shape (N, len(chosen)), and log_scale, (N,)."""
-    # What recombined does to maps it does to rows of the identity, too.
-    count = components.values.shape[1]
-    rows = torch.eye(count, dtype=components.values.dtype, device=components.maps.device)[:, list(chosen)]
-    maps = rows.reshape(1, count, 1, -1).expand(len(components), -1, -1, -1)
-    made = recombined(replace(components, maps=maps), head, target)
-    return made.maps[:, 0, 0], made.log_scale[:, 0]
-
-
 def _steps(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, count: int) -> list[Step]:
     """Return the strongest components of one image, and the others as one step."""
     known = takewhile(lambda pair: pair[1] == PCATarget(pair[0]), enumerate(components.targets))
     of_components = components[:, [b for b, _ in known]]
-    g, _ = weights_of(of_components, head, target, range(len(of_components.targets)))
-    maps = g[0].reshape(-1, 1, 1) * of_components.maps[0].to(g.dtype)
+    g, p0, log_scale = steps_of(of_components, head, target)
+    factors = g * (of_components.log_scale + (log_scale - whole.log_scale[:, 0]).unsqueeze(1)).exp()
+    maps = factors.unsqueeze(-1).unsqueeze(-1) * of_components.maps
+    if components.neutral and of_components.baseline_values is not None:
+        maps = moved(maps, factors * (p0 - of_components.baseline_values))
+    maps = maps[0]
     factor, remainder = whole.log_scale[0, 0].exp(), of_components.remainder
-    tokens = (torch.zeros_like(g[0]) if remainder is None else g[0] * remainder[0].to(g.dtype)) * factor
+    tokens = (torch.zeros_like(g[0]) if remainder is None else factors[0] * remainder[0].to(g.dtype)) * factor
     rises = maps.sum((1, 2)) * factor + tokens
     order = rises.abs().argsort(descending=True).tolist()
     shown = order if len(order) == count + 1 else order[:count]  # nothing is gained by calling a single one "others"

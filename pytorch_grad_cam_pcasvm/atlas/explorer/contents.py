@@ -98,7 +98,10 @@ class Contents:
             },
         )
         for number, (tail, _, values) in enumerate(self.heads):
-            yield f"head-{number}", {**values, "machine": machine_data(tail, np.asarray(store.components))}
+            neutral = store.manifest.get("neutral") and baseline is not None
+            start = np.asarray(baseline[0], np.float64) if neutral else None
+            machine = machine_data(tail, np.asarray(store.components), start)
+            yield f"head-{number}", {**values, "machine": machine}
 
     def means(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the mean maps of all components by label, and by prediction."""

@@ -32,7 +32,7 @@
 
   /** Returns a table of the parts, strongest first, and of what they add up to. */
   function table(found) {
-    const { p, p0 } = atlas.data.pointOf(atlas.view.current.row);
+    const { p } = atlas.data.pointOf(atlas.view.current.row), { p0 } = found;
     const order = [...found.parts.keys()].sort((a, b) => Math.abs(found.parts[b]) - Math.abs(found.parts[a]));
     const shown = order.length > STRONGEST + 1 ? order.slice(0, STRONGEST) : order, others = order.slice(shown.length);
     const largest = Math.abs(found.parts[order[0]]);

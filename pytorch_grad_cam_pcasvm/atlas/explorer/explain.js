@@ -26,7 +26,8 @@
     if (head.reason) return { ...target, reason: head.reason };
     const seed = atlas.machine.seedOf(head.machine, target.category, target.versus);
     if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: choose a single class." };
-    const { p, p0 } = atlas.data.pointOf(row);
+    const { p, p0: mean } = atlas.data.pointOf(row);
+    const p0 = (mean && atlas.machine.startOf(head.machine, target.category, target.versus)) || mean;
     const sum = (values) => values.reduce((total, value, d) => total + seed[d] * value, 0);
     const found = atlas.machine.gradient(head.machine, seed, p, p0);
     const factor = Math.exp(found.logScale);
@@ -35,6 +36,7 @@
       seed,
       value: sum(atlas.machine.decisions(head.machine, p)),
       baselineValue: p0 ? sum(atlas.machine.decisions(head.machine, p0)) : null,
+      p0,
       gradient: found.gradient,
       logScale: found.logScale,
       parts: found.gradient.map((g, b) => factor * g * (p0 ? p[b] - p0[b] : p[b])),
@@ -57,6 +59,12 @@
       for (let i = 0; i < size; i++) map[i] += factor * nu[b] * maps[b * size + i];
       if (remainder) outside += factor * remainder[row * count + b];
     });
+    // The component maps start at the mean; from another start every position has the same share less.
+    const { p0: mean } = atlas.data.pointOf(row);
+    if (decision.p0 !== mean) {
+      const excess = factors.reduce((total, factor, b) => total + factor * (decision.p0[b] - mean[b]), 0);
+      for (let i = 0; i < size; i++) map[i] -= excess / size;
+    }
     const total = decision.logScale + largest;
     return {
       ...decision, map, factors, nu: largestOf(map), logScale: total, remainder: outside * Math.exp(total),

@@ -131,7 +131,8 @@
         training: values(machine.training),
       };
     });
-    return { ...data, machines };
+    const { starts } = data, points = (array) => array && atlas.data.unpacked(array);
+    return { ...data, machines, starts: starts && { margins: points(starts.margins), pairs: points(starts.pairs) } };
   }
 
   /** Returns what a machine gets: the components, or these through its affine stages. */
@@ -186,6 +187,21 @@
     return found;
   }
 
+  /** Returns the position of a pair of classes, first < second, among all pairs of so many. */
+  const pairOf = (first, second, count) => first * count - (first * (first + 1)) / 2 + second - first - 1;
+
+  /** Returns the components where a class's margin, or its decision against another, is 0; null if unknown. */
+  function startOf(whole, category, versus) {
+    if (!whole.starts) return null;
+    const { margins, pairs } = whole.starts, alone = versus === null || versus === undefined || versus === category;
+    const points = alone ? margins : pairs;
+    if (!points) return null;
+    const count = points.shape[1], ends = [category, versus];
+    const at = alone ? category : pairOf(Math.min(...ends), Math.max(...ends), margins.shape[0]);
+    const found = points.values.subarray(at * count, (at + 1) * count);
+    return found.every(Number.isFinite) ? found : null;
+  }
+
   /** Returns the factors of all decision values in a class's margin, or in its decision against another; or null. */
   function seedOf(whole, category, versus) {
     const seed = new Float64Array(whole.outputs);
@@ -196,7 +212,7 @@
     if (category === versus) return seed;
     if (!whole.pairs) return null;
     const count = whole.margins.length, first = Math.min(category, versus), second = Math.max(category, versus);
-    const pair = whole.pairs[first * count - (first * (first + 1)) / 2 + second - first - 1];
+    const pair = whole.pairs[pairOf(first, second, count)];
     for (const [position, factor] of pair) seed[position] = category < versus ? factor : -factor;
     return seed;
   }
@@ -313,5 +329,5 @@
     return { parts, intercept };
   }
 
-  atlas.machine = { read, decisions, seedOf, gradient, vectorParts };
+  atlas.machine = { read, decisions, seedOf, startOf, gradient, vectorParts };
 })((window.atlas = window.atlas || {}));

@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
+from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 # C (C - 1) / 2 seeds: more than these would be longer than the data.
 MOST_CLASSES_IN_PAIRS = 100
+
+# More boundaries between two classes take too long to find; decisions between them start at the mean.
+_MOST_DUELS = 300
 
 # Two computations of the same features differ by rounding, in single precision and through another batch.
 _SAME = 1e-4
@@ -59,18 +64,20 @@ class _Affine:
         return _Affine(jacobian[0] @ self.matrix, y[0])
 
 
-def machine_data(tail: Head, components: np.ndarray) -> dict[str, Any]:
+def machine_data(tail: Head, components: np.ndarray, start: np.ndarray | None = None) -> dict[str, Any]:
     """Return the tail of a head as JSON.
 
     Args:
         tail: the part of the head after the components; it ends with a decision.
         components: components of the atlas's rows, shape (R, B): a support vector among them is shown with its picture.
+        start: the baseline's components, shape (B,), if decisions start on their boundaries near it; else None.
 
     Returns:
         ``machines``, a list, each with the position ``first`` of its decision values among all; ``outputs``, the number
         P of decision values; ``margins``, for every class the factors ``[[position, factor], ...]`` of the decision
         values in its margin; ``pairs``, the same for the decisions of every class against each later one, in the order
-        (0, 1), (0, 2), ..., or None if there are too many. If the page cannot compute the decision, only ``reason``.
+        (0, 1), (0, 2), ..., or None if there are too many; with a start, ``starts``, the points on the boundaries of
+        both (NaN: none within reach). If the page cannot compute the decision, only ``reason``.
     """
     try:
         with torch.no_grad():
@@ -78,7 +85,22 @@ def machine_data(tail: Head, components: np.ndarray) -> dict[str, Any]:
     except NotInPageError as error:
         return {"reason": str(error)}
     outputs = int(tail.stages[-1].n_outputs)
-    return {"machines": machines, "outputs": outputs, **_seeds(tail.voting)}
+    starts = None if start is None else _starts(Boundary(tail, torch.from_numpy(start)))
+    return {"machines": machines, "outputs": outputs, **_seeds(tail.voting), "starts": starts}
+
+
+def _starts(boundary: Boundary) -> dict[str, Any]:
+    head = boundary.head
+    labels = [None] if head.classes_ is None else head.classes_.tolist()
+    every = [SVMTarget(label) for label in labels]
+    first, second = pairs(len(labels)).tolist()
+    duels = [SVMTarget(labels[i], versus=labels[j]) for i, j in zip(first, second, strict=True)]
+
+    def points(targets: Sequence[SVMTarget]) -> Any:
+        known = [boundary.point(each if each.boundaries(head) else None, needed=False) for each in targets]
+        return packed(torch.stack(known).numpy())
+
+    return {"margins": points(every), "pairs": points(duels) if 0 < len(duels) <= _MOST_DUELS else None}
 
 
 def _seeds(voting: Voting) -> dict[str, Any]:

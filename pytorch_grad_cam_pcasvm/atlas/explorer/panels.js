@@ -83,7 +83,8 @@
     const strengths = Array.from(maps.nu, (nu, b) => (parts ? nu * parts[b] : strengthOf(row, b, nu)));
     const one = scale === "own" || (scale === "parts" && !parts) ? null : largestOf(strengths);
     const note = document.getElementById("components-note");
-    note.textContent = parts ? "Each map times its factor g, all on one scale: together they are the map of the decision."
+    const less = parts && found.p0 !== p0 ? ", which has the same number less at every position" : "";
+    note.textContent = parts ? "Each map times its factor g, all on one scale: together they are the map of the decision" + less + "."
       : one === null ? "Each map on its own scale, nu. Click one to see the two ends of its component."
         : "All on one scale, the largest nu of this image. Click one to see the two ends of its component.";
     const button = document.getElementById("every"), count = every ? about.components : Math.min(AT_FIRST, about.components);

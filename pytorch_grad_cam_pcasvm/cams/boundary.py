@@ -1,0 +1,237 @@
+"""The decision boundary: for every target a point where its value is 0, near the training mean."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, Seeds, seeds_of
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
+from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.model.net import HeadRun
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
+
+_CANDIDATES = 128  # support vectors on the other side, the nearest
+_PARTS = 8  # of the way to one, between which a crossing is looked for
+_BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
+_EXACT = 1e-12  # of the value's size
+_MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
+_BYTES = 1 << 26
+
+
+def grouped(targets: Sequence[Any], head: Head | None, output: Any) -> list[tuple[list[int], list[Any], Tensor | None]]:
+    """Return the targets that share their boundaries.
+
+    Args:
+        targets: K targets, each for all images or a :class:`.Rowwise`.
+        head: the head, if there is one.
+        output: what it computed for N images.
+
+    Returns:
+        For each group the numbers of its targets, a list of targets with one boundary each (None for the training mean,
+        where a target has none), and which of these each image has, shape (N,); None: all have the only one.
+    """
+    groups: dict[Any, tuple[list[int], list[Any], Tensor | None]] = {}
+    for k, target in enumerate(targets):
+        names, which = _alternatives(target, head, output)
+        key = tuple(names) if which is None else k
+        groups.setdefault(key, ([], names, which))[0].append(k)
+    return list(groups.values())
+
+
+def _alternatives(target: Any, head: Head | None, output: Any) -> tuple[list[Any], Tensor | None]:
+    """Return targets with one boundary each, and which of them is that of each image."""
+    if isinstance(target, Rowwise):
+        names: list[Any] = []
+        rows = []
+        for image, one in enumerate(target.targets):
+            found, which = _alternatives(one, head, output.rows([image]))
+            rows.append(torch.full((1,), len(names), device=output.device) + (0 if which is None else which))
+            names += found
+        return names, torch.cat(rows)
+    count = target.boundaries(head) if head is not None and isinstance(target, ClosedFormTarget) else 0
+    if count < 2:
+        return [target.at_boundary(head, 0) if count else None], None
+    which = target.boundary_of(output)
+    if may_look(which) or count > _MANY:
+        found, which = which.unique(return_inverse=True)
+        return [target.at_boundary(head, number) for number in found.tolist()], which
+    return [target.at_boundary(head, number) for number in range(count)], which
+
+
+class Boundary:
+    """Where targets of a head are undecided, near a starting point, the same for all images.
+
+    From the start the way leads straight to support vectors on the other side, and the nearest crossing counts; where
+    there are none, or stages before the decision bend the way, damped Newton steps follow the gradient. A linear
+    decision takes one step: the projection of the start onto the boundary. Targets without a boundary (components, a
+    regressor's value) stay at the start.
+
+    Args:
+        head: a head, or the part of one behind its components.
+        start: the training mean, what the head takes, shape (D,).
+    """
+
+    def __init__(self, head: Head, start: Tensor) -> None:
+        self.head, self._given, self._state = head, start, _state(head)
+        with torch.no_grad():
+            self.start = HeadRun(head, head(start.unsqueeze(0)))
+        self._points: dict[Any, Tensor] = {}
+        self._runs: dict[Any, HeadRun] = {}
+
+    def holds_for(self, head: Head, start: Tensor) -> bool:
+        """Return whether it was made for a head and a start as they are now."""
+        return head is self.head and start is self._given and _state(head) == self._state
+
+    def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
+        """Return what the head computes at the points of targets (see :func:`grouped`), of one row or N.
+
+        Raises:
+            ValueError: there is no boundary within reach.
+        """
+        key = tuple(names)
+        if key not in self._runs:
+            points = torch.stack([self.point(name, needed=which is None or may_look(which)) for name in names])
+            self._runs[key] = HeadRun(self.head, self.head(points))
+        return self._runs[key] if which is None else self._runs[key].rows(which)
+
+    def seeds(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> Seeds:
+        """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
+        parts = []
+        for members, names, which in grouped(targets, self.head, output):
+            there = self.at(names, which)
+            kind = there.head_trace.values[until].dtype if until else dtype
+            seeds = seeds_of(output, len(output), [targets[k] for k in members], kind, there, until=until)
+            (grad,) = seeds.grads
+            assert grad is not None
+            step = there.head_trace.values[until] - self.start.head_trace.values[until]
+            parts.append((members, replace(seeds, excess=(grad * step.to(grad)).sum(-1).T)))
+        return Seeds.joined(parts)
+
+    def point(self, target: ClosedFormTarget | None, *, needed: bool = True) -> Tensor:
+        """Return the point of a target with one boundary, or the start for None, shape (D,).
+
+        NaN where there is none and none is needed.
+
+        Raises:
+            ValueError: there is no boundary within reach.
+        """
+        if target is None:
+            return self.start.features[0]
+        if target not in self._points:
+            try:
+                with torch.no_grad(), full_precision(self._given.device):
+                    self._points[target] = self._found(target)
+            except ValueError:
+                if needed:
+                    raise
+                return torch.full_like(self.start.features[0], torch.nan)
+        return self._points[target]
+
+    def _found(self, target: ClosedFormTarget) -> Tensor:
+        head, values = self.head, self.start.head_trace.values
+        bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
+        position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
+        size = float(target(self.start))
+        found = _Search(head, target, position, abs(size)).nearest(values[position][0])
+        if not position:
+            return found
+        # The nearest features that lead there: those that stages leave out stay as they are.
+        jacobian, _ = head.pullback(self.start.head_trace, {position: None})
+        change = torch.linalg.lstsq(jacobian[0].cpu(), (found - values[position][0]).cpu().unsqueeze(1), driver="gelsd")
+        return _Search(head, target, 0, abs(size)).polished(values[0][0] + change.solution[:, 0].to(found))
+
+
+class _Search:
+    """A search for a target's zero among a head's values at a position; ``size`` is the value's at the start."""
+
+    def __init__(self, head: Head, target: ClosedFormTarget, position: int, size: float) -> None:
+        self._head, self._target, self._position, self._size = head, target, position, size
+
+    def _values(self, x: Tensor) -> Tensor:
+        """Return the target's values at points x (M, Q), shape (M,)."""
+        blocks = x.split(max(1, _BYTES // self._head.bytes_per_target(1)))
+        return torch.cat([self._target(self._run(block)) for block in blocks])
+
+    def _run(self, x: Tensor) -> HeadRun:
+        return HeadRun(self._head, self._head.resume(self._position, x))
+
+    def nearest(self, start: Tensor) -> Tensor:
+        """Return the nearest zero to a start, shape (Q,)."""
+        value = float(self._values(start.unsqueeze(0)))
+        candidates = self._candidates()
+        if len(candidates) and value:
+            across = self._values(candidates) * value < 0
+            for ends, reach in ((candidates[across], 1.0), (candidates, _BEYOND)):
+                crossed = self._crossed(start, ends, reach) if len(ends) else None
+                if crossed is not None:
+                    return crossed
+        return self.polished(start)
+
+    def _candidates(self) -> Tensor:
+        """Return the support vectors that are among the values at the position, shape (S, Q)."""
+        decision = self._head.stages[-1]
+        found: list[Tensor] = []
+        if self._position == len(self._head.stages) - 1:
+            for member in decision.members if isinstance(decision, Ensemble) else [decision]:
+                svm = member.stages[0] if isinstance(member, Chain) else member
+                if isinstance(svm, KernelSVM):
+                    found.append(svm.support_vectors)
+        return torch.cat(found).unique(dim=0) if found else torch.zeros(0, 0)
+
+    def _crossed(self, start: Tensor, ends: Tensor, reach: float) -> Tensor | None:
+        """Return the crossing nearest to the start on the ways to some of the ends, or beyond; None without one."""
+        length = (ends - start).norm(dim=1)
+        order = length.argsort()[:_CANDIDATES]
+        length, step = length[order], ends[order] - start
+        places = torch.linspace(0, reach, _PARTS + 1, dtype=start.dtype, device=start.device)
+        points = start + places.reshape(-1, 1, 1) * step
+        signs = self._values(points.flatten(0, 1)).reshape(len(places), -1).sign()
+        first = (signs[1:] == signs[:1]).cumprod(0).sum(0)  # parts of the way before the value changes its sign
+        distance = torch.where(first < _PARTS, places[first] * length, torch.inf)
+        best = int(distance.argmin())
+        if not bool(distance[best].isfinite()):
+            return None
+
+        def value(place: float) -> float:
+            return float(self._values((start + place * step[best]).unsqueeze(0)))
+
+        low, high = float(places[first[best]]), float(places[first[best] + 1])
+        return start + brentq(value, low, high, xtol=1e-300, rtol=4 * torch.finfo(torch.float64).eps) * step[best]
+
+    def polished(self, start: Tensor) -> Tensor:
+        """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
+        x = start
+        for _ in range(100):
+            seeds = seeds_of(self._run(x.unsqueeze(0)), 1, [self._target], start.dtype, until=self._position)
+            value, (grad,) = seeds.values[0, 0], seeds.grads
+            if float(value.abs()) <= _EXACT * self._size:
+                return x
+            assert grad is not None
+            step = -value * grad[0, 0] / grad.square().sum() / seeds.log_scale[0, 0].exp()
+            for _ in range(40):
+                if bool(self._values((x + step).unsqueeze(0))[0].abs() < value.abs()):
+                    break
+                step = step / 2
+            else:
+                if float(value.abs()) <= 100 * _EXACT * self._size:  # as near as its rounding lets it come
+                    return x
+                break
+            x = x + step
+        raise ValueError(
+            f"{self._target}: no decision boundary is within reach of the training mean, where its value is "
+            f"{self._size:.3g}: start at the mean instead, baseline='mean'"
+        )
+
+
+def _state(head: Head) -> Any:
+    """Return what changes where a head is changed in place: its tensors, and hooks that may do anything."""
+    if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
+        return object()
+    return [(id(tensor), tensor._version) for tensor in head.buffers()]
