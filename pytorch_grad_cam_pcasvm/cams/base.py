@@ -125,6 +125,8 @@ class ClosedFormCAM(BaseCAM):
     in_single = False
     # Whether the path is run again from other activations, for which all that it computes is kept.
     replays = False
+    # Whether maps of several target layers are one map of a call to explain.
+    combines = False
     # Whether the weights are sums over positions where the host takes means.
     weights_are_sums = False
 
@@ -242,17 +244,18 @@ class ClosedFormCAM(BaseCAM):
             (torch.Size([2, 2, 8, 8]), torch.Size([2, 2]))
         """
         x = self._checked_images(input_tensor)
-        self._only_layer()
+        if not self.combines or heads:
+            self._only_layer()
         with self._running(x) as modules:
             run = self._run(x, modules)
             targets = self._default_targets(run.output) if targets is None else _as_list(targets)
-            made = self._explained(run, 0, targets)
+            made = self._explained(run, 0, targets) if len(run.layers) == 1 else self._of_layers(run, targets)
             if heads:
                 made.heads = self._of_heads(run, targets)
             nu = largest(made.maps, made.opposite)
             told = self._tell_blind_tokens(run, 0, nu)
             output = run.public_output
-        kind: Any = {"linear": self.linear, "neutral": self._is_neutral(run)}
+        kind: Any = {"linear": self._is_linear(run), "neutral": self._is_neutral(run)}
         result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, **kind)
         if may_look(nu):
             check_finite(nu)
@@ -357,6 +360,14 @@ class ClosedFormCAM(BaseCAM):
             )
         parts = [self.compute(run, layer, chunk) for chunk in self._chunks(targets, run.passed, len(run))]
         return joined(parts, range(len(targets)))
+
+    def _is_linear(self, run: Run) -> bool:
+        """Return whether maps of decisions are sums of component maps."""
+        return self.linear
+
+    def _of_layers(self, run: Run, targets: Sequence[Any]) -> Explained:
+        """Return the maps of several target layers as one."""
+        raise NotImplementedError
 
     def _is_neutral(self, run: Run) -> bool:
         """Return whether maps can be moved to another baseline afterwards, and decisions want one of their own."""
@@ -511,7 +522,10 @@ class ClosedFormCAM(BaseCAM):
 
     def _only_layer(self) -> None:
         if len(self._given) > 1:
-            raise ValueError("explain and jacobians take one target layer: make one ClosedFormGradCAM for each")
+            raise ValueError(
+                f"{type(self).__name__} takes one target layer in explain and jacobians: make one for each layer, or "
+                "use ContributionCAM, whose maps of several layers are one"
+            )
 
     def _checked_images(self, x: Tensor) -> Tensor:
         return checked_images(x).to(device_of(self.model))

@@ -137,8 +137,8 @@ class WithBaseline(ClosedFormCAM):
 
     def _is_neutral(self, run: Run) -> bool:
         """Return whether each target starts on its boundary, and components are affine in the features."""
-        at, head = run.kept.get(0), getattr(run.output, "head", None)
-        if at is None or at.boundary is None or head is None or head.component_position is None:
+        at, head = run.kept.get(0), run.output.head if isinstance(run.output, HeadRun) else None
+        if head is None or at is None or at.boundary is None or len(run.layers) > 1 or head.component_position is None:
             return False
         return all(stage.linear for stage in head.stages[: head.component_position])
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
 from pytorch_grad_cam_pcasvm.cams.context import Run
+from pytorch_grad_cam_pcasvm.cams.levels import WAYS, as_one
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
 from pytorch_grad_cam_pcasvm.cams.recombine import moved
 from pytorch_grad_cam_pcasvm.maps import signed_maps
@@ -22,8 +23,19 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     1703.01365); through ReLU and max pooling it is the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685).
     Unlike the gradient it does not fade where a kernel machine is flat.
 
+    Of several target layers, ``explain`` makes one map on the finest grid, which adds up, too.
+
+    Args:
+        combine: how maps of several target layers become one. ``"shared"``: the coarsest says how much, finer ones
+            where: each coarse position's contribution is shared out among the finer positions around it, by their own
+            contributions of the same sign; ``"mean"``: their mean. Both keep sums, and layers on one grid count as
+            their mean.
+
+    Raises:
+        ValueError: ``combine`` is neither ``"shared"`` nor ``"mean"``.
+
     Example:
-        >>> maps = ContributionCAM(net, ["layer2"], baseline="mean").explain(images)
+        >>> maps = ContributionCAM(net, ["layer2"]).explain(images)
         >>> sums = maps.maps.sum((2, 3)) * maps.log_scale.exp() + maps.baseline_values
         >>> torch.allclose(sums, maps.values, atol=1e-4)
         True
@@ -33,6 +45,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     heads_add_up = True
 
     moves = True
+    combines = True
 
     def __init__(
         self,
@@ -42,10 +55,14 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         *,
         baseline: str | Tensor = "neutral",
         mean: Tensor | None = None,
+        combine: str = "shared",
         jacobian: str = "closed_form",
         attention: str = "exact",
         max_bytes: int | None = None,
     ) -> None:
+        if combine not in WAYS:
+            raise ValueError(f"combine must be 'shared' or 'mean', got {combine!r}")
+        self.combine = combine
         options: Any = {"jacobian": jacobian, "attention": attention, "max_bytes": max_bytes}
         super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
 
@@ -58,6 +75,12 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         return Explained(
             maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
         )
+
+    def _of_layers(self, run: Run, targets: Sequence[Any]) -> Explained:
+        return as_one([self._explained(run, layer, targets) for layer in range(len(run.layers))], self.combine)
+
+    def _is_linear(self, run: Run) -> bool:
+        return len(run.layers) == 1  # several have a baseline each
 
     def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)

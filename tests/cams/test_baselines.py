@@ -95,16 +95,16 @@ def test_another_baseline_is_looked_at_anew():
     cam.baseline = torch.full((6,), 0.01, dtype=torch.float64)
     with pytest.raises(NoClosedFormError, match="another function at the baseline"):
         cam.explain(x[:2])
-    with pytest.raises(ValueError, match="baseline must be 'zero'"):
+    with pytest.raises(ValueError, match="baseline must be 'neutral', 'zero'"):
         cam.baseline = "zeros"
 
 
 def test_the_mean_is_taken_from_the_head_only_where_features_are_means():
     net, x = explained("max")
-    with pytest.raises(ValueError, match="pass baseline=mean_activations"):
+    with pytest.raises(ValueError, match="pass mean=mean_activations"):
         ContributionCAM(net, ["b"], baseline="mean").explain(x[:2])
     plain = Net().double().eval()
-    with pytest.raises(ValueError, match="pass baseline=mean_activations"):  # in front of a ReLU
+    with pytest.raises(ValueError, match="pass mean=mean_activations"):  # in front of a ReLU
         ContributionCAM(PCASVMNet(plain, fitted(plain)[0]), ["b"], baseline="mean").explain(x[:2])
     pooled = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
     head, x = fitted(pooled)
@@ -116,7 +116,7 @@ def test_the_mean_is_taken_from_the_head_only_where_features_are_means():
     with torch.no_grad():
         labels = np.arange(len(x)) % 3
         head = [weighted.fit(pooled(x).numpy(), labels), SVC().fit(weighted.transform(pooled(x).numpy()), labels)]
-    with pytest.raises(ValueError, match="pass baseline=mean_activations"):
+    with pytest.raises(ValueError, match="pass mean=mean_activations"):
         ContributionCAM(PCASVMNet(pooled, head), ["1"], baseline="mean").explain(x[:2])
 
 

@@ -194,7 +194,7 @@ def all_subsets(p: Any, target: Any, n: int, start: torch.Tensor) -> torch.Tenso
 def test_up_to_twelve_positions_are_exact(path: str, head: str, classes: int, size: str) -> None:
     p = explained(path, head, classes, size=size, n=2)
     targets = [PCATarget(1), SVMTarget("bee"), PREDICTED]
-    maps = ShapCAM(p.net, [p.layer]).explain(p.x, targets)
+    maps = ShapCAM(p.net, [p.layer], baseline="zero").explain(p.x, targets)
     assert maps.maps[0, 0].numel() == (6 if size == "small" else 12)
     zeros = torch.zeros(1, dtype=torch.float64)
     for k, target in list(enumerate(targets))[1 if size == "small" else 2 :]:

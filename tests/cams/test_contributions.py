@@ -66,7 +66,7 @@ def named(p: Any, x: torch.Tensor, target: Any) -> list[Any]:
 def test_maps_add_up(case: Any, dtype: torch.dtype) -> None:
     path, head, classes, size = case
     p = explained(path, head, classes, dtype, size)
-    maps = ContributionCAM(p.net, [p.layer]).explain(p.x, p.targets)
+    maps = ContributionCAM(p.net, [p.layer], baseline="zero").explain(p.x, p.targets)
     assert gap(maps) < (1e-10 if dtype == torch.float64 else 1e-4)
     # And to what the whole network says, here and where its activations are zeros.
     output, zeros = p.net(p.x), torch.zeros_like(activations_of(p.net, p.layer, p.x))
@@ -313,7 +313,8 @@ def test_far_from_every_support_vector_they_keep_their_direction(gamma_d2: float
     there = head[:2].transform(np.zeros((1, T)))[0]
     for point in (here, there):
         assert machine._gamma * ((machine.support_vectors_ - point) ** 2).sum(1).min() > 0.5 * gamma_d2
-    maps = ContributionCAM(net, [p.layer]).explain(p.x, [*(PCATarget(b) for b in range(4)), SVMTarget(1), SVMTarget(0)])
+    targets = [*(PCATarget(b) for b in range(4)), SVMTarget(1), SVMTarget(0)]
+    maps = ContributionCAM(net, [p.layer], baseline="zero").explain(p.x, targets)
     expected = torch.einsum("b,bhw->hw", mean_direction(here, there, machine), maps.maps[0, :4])
     actual = maps.maps[0, 4]
     assert relative(actual / actual.norm(), expected / expected.norm()) < 1e-8

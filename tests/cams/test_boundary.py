@@ -1,0 +1,292 @@
+"""The neutral baseline: where a target is undecided, so that its map adds up to its value."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from problems import HEADS, explained
+from reference import gap, relative
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import (
+    LIFTCAM,
+    ContributionCAM,
+    HotellingTarget,
+    PCASVMNet,
+    PCATarget,
+    ShapCAM,
+    SignedMaps,
+    SVMTarget,
+    mean_activations,
+    recombined,
+)
+from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
+from pytorch_grad_cam_pcasvm.cams.levels import shared_out
+from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
+
+KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]
+MANY = SVMTarget(versus="others", strength=0.6)
+
+
+def is_decision(target):
+    return isinstance(target, SVMTarget)
+
+
+def sums(maps):
+    return maps.maps.sum((2, 3)) * maps.log_scale.exp() + (0 if maps.remainder is None else maps.remainder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("head", KNOWN)
+def test_maps_add_up_to_the_value_itself(head, classes, dtype):
+    p = explained("pooled", head, classes, dtype)
+    targets = [*p.targets, *([] if p.fitted[-1].__class__.__name__ in ("SVR", "OneClassSVM") else [MANY])]
+    maps = ContributionCAM(p.net, [p.layer]).explain(p.x, targets)
+    precision = 1e-8 if dtype == torch.float64 else 1e-4
+    assert gap(maps) < precision
+    decisions = [k for k, target in enumerate(targets) if is_decision(target)]
+    size = maps.maps.abs().sum((2, 3)) * maps.log_scale.exp()
+    if head != "regressor":
+        assert (maps.baseline_values[:, decisions].abs() <= 1e-10 * size[:, decisions]).all()
+        assert ((sums(maps) - maps.values).abs() <= precision * size)[:, decisions].all()
+    if head not in ("no reduction", "kernel pca"):
+        assert (maps.baseline_values[:, 0].abs() <= precision * size[:, 0]).all()  # a component's 0 is the mean
+
+
+@pytest.mark.parametrize("head", ["linear", "rbf", "one vs rest", "one class", "no reduction"])
+def test_they_are_contributions_from_one_point_on_the_boundary(head):
+    p = explained("pooled", head)
+    cam = ContributionCAM(p.net, [p.layer])
+    named = [SVMTarget()] if head == "one class" else [SVMTarget("ant"), SVMTarget("bee", versus="cat")]
+    maps = cam.explain(p.x, named)
+    boundary = Boundary(p.net.head, p.net.head.feature_mean)
+    for k, target in enumerate(named):
+        point = boundary.point(target)
+        # scikit-learn's own decision is 0 there.
+        value = target(p.net.of_features(point.unsqueeze(0)))
+        assert abs(float(value)) <= 1e-10 * float(target(p.net.of_features(boundary.start.features)).abs())
+        decision = torch.from_numpy(np.atleast_2d(p.fitted.decision_function(point.numpy()[None])))
+        assert relative(p.net.of_features(point.unsqueeze(0)).as_subclass(torch.Tensor), decision.reshape(1, -1)) < 1e-9
+        given = ContributionCAM(p.net, [p.layer], baseline=point).explain(p.x, [target])
+        assert relative(maps.maps[:, k], given.maps[:, 0]) < 1e-9
+
+
+def test_the_point_lies_between_the_mean_and_a_support_vector():
+    p = explained("pooled", "rbf")
+    scaler, pca, svm = p.fitted
+    boundary = Boundary(p.net.head, p.net.head.feature_mean)
+    for target in (SVMTarget("ant"), SVMTarget("bee", versus="cat")):
+        place = pca.transform(scaler.transform(boundary.point(target).numpy()[None]))[0]
+        sines = [1 - abs(v @ place) / np.linalg.norm(v) / np.linalg.norm(place) for v in svm.support_vectors_]
+        nearest = svm.support_vectors_[int(np.argmin(sines))]
+        assert min(sines) < 1e-12
+        assert 0 < nearest @ place / (nearest @ nearest) <= 1
+
+
+def test_a_linear_decision_takes_the_projection_of_the_mean():
+    p = explained("pooled", "one vs rest")
+    scaler, pca, svm = p.fitted
+    weight, bias = svm.coef_[0], svm.intercept_[0]
+    place = Boundary(p.net.head, p.net.head.feature_mean).point(SVMTarget("ant")).numpy()
+    assert np.allclose(pca.transform(scaler.transform(place[None]))[0], -bias * weight / (weight @ weight), atol=1e-12)
+
+
+def test_each_image_starts_on_its_own_boundary_the_same_for_all_of_its_class():
+    p = explained("pooled", "rbf", n=7)
+    cam = ContributionCAM(p.net, [p.layer])
+    maps = cam.explain(p.x, [SVMTarget(), SVMTarget(versus="runner-up")])
+    for image, label in enumerate(p.net.predict(p.x).tolist()):
+        alone = cam.explain(p.x[image : image + 1], [SVMTarget(label)])
+        assert relative(maps.maps[image, 0], alone.maps[0, 0]) < 1e-10
+    # One call with a target for each image.
+    targets = [SVMTarget("ant"), PCATarget(0), SVMTarget("bee", versus="ant"), SVMTarget(), *[PCATarget(1, "-")] * 3]
+    each = cam(p.x, targets)
+    for image, target in enumerate(targets):
+        assert np.abs(each[image] - cam(p.x[image : image + 1], [target])[0]).max() < 1e-5
+
+
+@pytest.mark.parametrize("head", ["rbf", "linear", "poly", "one vs rest", "one class", "whitened", "calibrated"])
+def test_recombined_starts_there_too(head, tmp_path):
+    p = explained("pooled", head)
+    cam = ContributionCAM(p.net, [p.layer])
+    components = cam.explain(p.x, [PCATarget(b) for b in range(4)])
+    components.save(tmp_path / "maps.safetensors")
+    assert components.neutral
+    targets = [target for target in p.targets if is_decision(target)] + [HotellingTarget(), PCATarget(2, "-")]
+    expected = cam.explain(p.x, targets)
+    for given in (
+        components,
+        SignedMaps.load(tmp_path / "maps.safetensors"),
+        SignedMaps.cat([components[:1], components[1:]]),
+    ):
+        actual = recombined(given, p.fitted, targets)
+        assert gap(actual) < 1e-8
+        size = expected.maps.abs().amax((2, 3))
+        assert ((actual.maps - expected.maps).abs().amax((2, 3)) <= 1e-6 * size).all()
+        assert actual.neutral
+
+
+def test_another_method_takes_it_as_well():
+    p = explained("pooled", "rbf", size="small", n=2)
+    targets = [PCATarget(0), SVMTarget("ant"), SVMTarget()]
+    shap = ShapCAM(p.net, [p.layer]).explain(p.x, targets)
+    assert gap(shap) < 1e-10
+    assert (shap.baseline_values[:, 1:].abs() <= 1e-9 * shap.maps.abs().sum((2, 3))[:, 1:]).all()
+    lift = LIFTCAM(p.net, [p.layer], baseline="neutral").explain(p.x, targets)
+    point = Boundary(p.net.head, p.net.head.feature_mean).point(SVMTarget("ant"))
+    given = LIFTCAM(p.net, [p.layer], baseline=point).explain(p.x, [SVMTarget("ant")])
+    assert relative(lift.maps[:, 1], given.maps[:, 0]) < 1e-9
+
+
+def test_a_head_that_is_changed_in_place_has_another_boundary():
+    p = explained("pooled", "rbf")
+    net = copy.deepcopy(p.net)
+    cam = ContributionCAM(net, [net.backbone.features])
+    before = cam.explain(p.x, [SVMTarget("ant")])
+    net.head.stages[-1].intercept.add_(0.3)
+    after = cam.explain(p.x, [SVMTarget("ant")])
+    assert relative(after.maps.sum((2, 3)), after.values) < 1e-9
+    assert relative(after.maps, before.maps) > 1e-3
+    handle = net.head.stages[-1].register_forward_hook(lambda module, args, output: None)
+    assert relative(cam.explain(p.x, [SVMTarget("ant")]).maps, after.maps) < 1e-12
+    handle.remove()
+
+
+@pytest.mark.parametrize("head", ["rbf", "linear", "calibrated", "no reduction"])
+@pytest.mark.parametrize("path", ["gelu", "squeeze-excite", "average pool", "layer norm"])
+def test_elsewhere_newton_leads_to_it_from_the_mean_activations(path, head):
+    p = explained(path, head, 2)
+    mean = mean_activations(p.net, [p.images(60, seed=4)], p.layer, progress=False)
+    cam = ContributionCAM(p.net, [p.layer], mean=mean)
+    components = [] if head == "no reduction" else [PCATarget(0), PCATarget(3)]
+    maps = cam.explain(p.x, [*components, SVMTarget(), SVMTarget("ant"), SVMTarget("bee", versus="ant")])
+    assert gap(maps) < 1e-10
+    size = maps.maps.abs().sum((2, 3))
+    # So narrow a gate leads to no activations at which all components are 0: these start at the mean.
+    undecided = slice(len(components), None) if path == "squeeze-excite" else slice(None)
+    assert (maps.baseline_values.abs() <= 1e-8 * size.amax(0))[:, undecided].all()
+    assert not maps.neutral
+    # The same at all positions, and what the whole network says there.
+    start = cam.explain(p.x, [SVMTarget("ant")])
+    again = cam.explain(p.x.flip(0), [SVMTarget("ant")])
+    assert relative(again.maps.flip(0), start.maps) < 1e-9
+    with no_looks():
+        unseen = cam.explain(p.x, [SVMTarget("ant")])
+    assert relative(unseen.maps, start.maps) < 1e-6
+
+
+def test_zeros_are_taken_with_a_warning_where_the_mean_is_unknown():
+    p = explained("gelu", "rbf")
+    cam = ContributionCAM(p.net, [p.layer])
+    with pytest.warns(UserWarning, match=r"pass mean=mean_activations\(net, loader, 'features'\)"):
+        maps = cam.explain(p.x)
+    zero = ContributionCAM(p.net, [p.layer], baseline="zero")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(cam.explain(p.x).maps, maps.maps)  # once
+        assert torch.equal(zero.explain(p.x).maps, maps.maps)
+        ordinary = nn.Sequential(p.backbone, nn.Linear(9, 3).double()).eval()
+        ContributionCAM(ordinary, [p.layer]).explain(p.x)  # which has no boundary that is known
+
+
+def test_no_boundary_within_reach_is_refused():
+    p = explained("pooled", "rbf", 2)
+    head = make_pipeline(StandardScaler(), PCA(4), SVC()).fit(
+        p.backbone(p.images(60, seed=4)).numpy(), np.arange(60) % 2
+    )
+    head[-1].intercept_ += 1e3
+    head[-1]._intercept_ += -1e3
+    net = PCASVMNet(p.backbone, head)
+    with pytest.raises(ValueError, match=r"no decision boundary is within reach of the training mean.*baseline='mean'"):
+        ContributionCAM(net, [p.layer]).explain(p.x, [SVMTarget(1)])
+    assert gap(ContributionCAM(net, [p.layer], baseline="mean").explain(p.x, [SVMTarget(1)])) < 1e-9
+
+
+def test_a_mean_for_it_must_be_a_finite_tensor():
+    p = explained("gelu", "rbf")
+    with pytest.raises(TypeError, match="mean must be a tensor from mean_activations, got str"):
+        ContributionCAM(p.net, [p.layer], mean="mean")
+    with pytest.raises(ValueError, match="the mean has NaN"):
+        ContributionCAM(p.net, [p.layer], mean=torch.full((5,), torch.nan))
+    with pytest.raises(ValueError, match="the baseline has shape"):
+        ContributionCAM(p.net, [p.layer], mean=torch.zeros(4)).explain(p.x)
+
+
+@pytest.mark.parametrize("classifier", [SVC(), SVC(kernel="linear"), SVC(gamma=1.0), LogisticRegression()])
+@pytest.mark.parametrize("weights", [None, "balanced"])
+@pytest.mark.parametrize("few", [0, 1])
+def test_on_imbalanced_data_no_map_contradicts_its_margin(classifier, weights, few):
+    p = explained("pooled", "rbf", 2)
+    images, index = p.images(220, seed=4), np.arange(220) % 2
+    chosen = np.flatnonzero((index != few) | (np.cumsum(index == few) <= 11))
+    with torch.no_grad():
+        features = p.backbone(images[chosen]).numpy()
+    head = make_pipeline(StandardScaler(), PCA(4), classifier.set_params(class_weight=weights)).fit(
+        features, index[chosen]
+    )
+    net = PCASVMNet(p.backbone, head).eval()
+    x = p.images(40, seed=9)
+    maps = ContributionCAM(net, [p.layer]).explain(x, [SVMTarget()])
+    assert relative(maps.maps.sum((2, 3)), maps.values) < 1e-8
+    assert (maps.maps.sum((2, 3)) > 0).all()
+
+
+# --- several target layers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("combine", ["shared", "mean"])
+@pytest.mark.parametrize("path", ["pooled", "gelu"])
+def test_maps_of_several_layers_are_one_that_adds_up(path, combine):
+    p = explained(path, "rbf", size="square")
+    layers = [p.backbone.features[1], p.backbone.features[2], p.layer]
+    targets = [PCATarget(0), SVMTarget(), SVMTarget("ant", versus="bee")]
+    cam = ContributionCAM(p.net, layers, combine=combine, baseline="zero")
+    maps = cam.explain(p.x, targets)
+    assert maps.maps.shape == (3, 3, 8, 8)
+    assert maps.weights.shape == (3, 3, 0)
+    assert gap(maps) < 1e-10
+    coarse = [ContributionCAM(p.net, [layer], baseline="zero").explain(p.x, targets) for layer in layers[1:]]
+    if combine == "shared":
+        # Every coarse position keeps what it has, of either sign; the two coarse layers count as their mean.
+        whole = (coarse[0].maps + coarse[1].maps) / 2
+        for sign in (1, -1):
+            parts, expected = ((sign * each).relu().sum((2, 3)) for each in (maps.maps, whole))
+            assert (parts <= expected * (1 + 1e-9)).all()
+        assert relative(maps.maps.sum((2, 3)), whole.sum((2, 3))) < 1e-9
+        assert relative(maps.baseline_values, (coarse[0].baseline_values + coarse[1].baseline_values) / 2) < 1e-12
+    with pytest.raises(ValueError, match="not sums of component maps"):  # each layer has a baseline of its own
+        recombined(cam.explain(p.x), p.fitted)
+    with pytest.raises(ValueError, match="takes one target layer"):
+        cam.jacobians(p.x)
+    with pytest.raises(ValueError, match="combine must be 'shared' or 'mean', got 'sum'"):
+        ContributionCAM(p.net, layers, combine="sum")
+
+
+def test_sharing_out_by_explicit_matrices():
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn(2, 1, 3, 2, generator=generator, dtype=torch.float64)
+    fine = torch.randn(2, 1, 7, 4, generator=generator, dtype=torch.float64)
+    actual = shared_out(coarse, fine)
+    one = torch.eye(6, dtype=torch.float64).reshape(1, 6, 3, 2)
+    spread = nn.functional.interpolate(one, (7, 4), mode="bilinear", align_corners=False)[0]  # of each coarse position
+    for image in range(2):
+        expected = torch.zeros(7, 4, dtype=torch.float64)
+        for sign in (1, -1):
+            evidence = (sign * fine[image, 0]).relu()
+            evidence = evidence + 1e-3 * evidence.mean()
+            for position, number in enumerate((sign * coarse[image, 0]).relu().flatten()):
+                share = spread[position] * evidence
+                expected += sign * number * share / share.sum()
+        assert relative(actual[image, 0], expected) < 1e-12
+    even = shared_out(coarse, torch.zeros_like(fine))
+    assert relative(even.sum((2, 3)), coarse.sum((2, 3))) < 1e-12
+    exact = nn.functional.interpolate(coarse, (6, 4), mode="bilinear", align_corners=False) / 4
+    assert relative(shared_out(coarse, torch.zeros(2, 1, 6, 4, dtype=torch.float64)), exact) < 1e-12
