@@ -34,6 +34,7 @@ from pytorch_grad_cam_pcasvm import (
     PCASVMNet,
     SignedMaps,
     extract_features,
+    mean_activations,
 )
 from pytorch_grad_cam_pcasvm.figures import plot_component, plot_decision, plot_maps
 
@@ -121,7 +122,7 @@ def on_paper(images: Tensor) -> Tensor:
     return 1 - F.interpolate(images, SHOWN, mode="bilinear", align_corners=False)
 
 
-def explained(cnn: DigitCNN, nets: dict[str, PCASVMNet], images: Tensor) -> dict[str, SignedMaps]:
+def explained(cnn: DigitCNN, nets: dict[str, PCASVMNet], images: Tensor, mean: Tensor) -> dict[str, SignedMaps]:
     """Return the maps of the CNN, of the components, and of both SVMs by the gradient and by contributions."""
     # The ReLU before the last pooling: the weights of the maps are the same behind it, the maps coarser.
     before, behind = [cnn.features[4]], [cnn.features[2]]
@@ -129,7 +130,10 @@ def explained(cnn: DigitCNN, nets: dict[str, PCASVMNet], images: Tensor) -> dict
     of_svms = {
         f"{name}, {method}": made[:, COMPONENTS:]
         for name, net in nets.items()
-        for method, made in (("Grad-CAM", maps[name]), ("contributions", ContributionCAM(net, behind).explain(images)))
+        for method, made in (
+            ("Grad-CAM", maps[name]),
+            ("contributions", ContributionCAM(net, behind, mean=mean).explain(images)),
+        )
     }
     components = maps["linear SVM"][:, :COMPONENTS]  # the same for both SVMs
     return {"CNN, Grad-CAM": ClosedFormGradCAM(cnn, before).explain(images), "PCA, Grad-CAM": components, **of_svms}
@@ -168,17 +172,18 @@ def main() -> None:
     images = sets[1].tensors[0][chosen].to(args.device)
 
     nets = {name: PCASVMNet(cnn, head, FEATURE_LAYER) for name, head in (("linear SVM", linear), ("RBF SVM", rbf))}
+    mean = mean_activations(cnn, DataLoader(sets[0], 256), cnn.features[2], progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlankMapWarning)  # the figure says which maps are blank, and why
         before_maps = time.perf_counter()
-        maps = explained(cnn, nets, images)
+        maps = explained(cnn, nets, images, mean)
         if images.is_cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - before_maps
     pictures = on_paper(images)
     plot_maps(pictures, maps, rows=range(10), classes=range(10), signed=True, size=(18, 17.7)).savefig(args.out)
     if args.more:
-        cam = ContributionCAM(nets["RBF SVM"], [cnn.features[2]])
+        cam = ContributionCAM(nets["RBF SVM"], [cnn.features[2]], mean=mean)
         decision = plot_decision(pictures, cam.explain(images), rbf, row=2)
         decision.savefig(args.out.with_stem(f"{args.out.stem}-decision"))
         test, truth = sets[1].tensors

@@ -177,8 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     net = PCASVMNet(cnn, head, FEATURE_LAYER)
     # What an average volume gives: red is what this one has more of.
-    baseline = mean_activations(net, loaders[0], TARGET_LAYER)
-    with ContributionCAM(net, [TARGET_LAYER], baseline=baseline) as cam:
+    mean = mean_activations(net, loaders[0], TARGET_LAYER)
+    with ContributionCAM(net, [TARGET_LAYER], mean=mean) as cam:
         share = on_object(cam.explain(test.images, SVMTarget()), test.masks)
         maps = cam.explain(test.images[[args.row]], [SVMTarget(), *map(PCATarget, range(COMPONENTS))])
     fills = test.masks.float().mean().item()

@@ -123,8 +123,8 @@ def _parser() -> argparse.ArgumentParser:
 def _of_maps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="from 'fit', Head.save or skops")
     parser.add_argument("--tokens", action="store_true", help="for a transformer: find the grid of its patches")
-    begin = "the mean of the training images (default), if the head knows it, or zeros"
-    parser.add_argument("--baseline", default="mean", choices=["mean", "zero"], help=f"for contributions: {begin}")
+    begin = "where a decision is open (neutral, the default), the training images' mean, or zeros"
+    parser.add_argument("--baseline", default="neutral", choices=["neutral", "mean", "zero"], help=f"start: {begin}")
 
 
 def _of_network(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,7 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Ablation-CAM": (ClosedFormAblationCAM, {}),
     "Relevance-CAM": (RelevanceCAM, {}),
     "LIFT-CAM": (LIFTCAM, {}),
-    "ShapCAM": (ShapCAM, {"samples": 32}),
+    "ShapCAM": (ShapCAM, {"samples": 32, "baseline": "zero"}),
     "Contributions, zero": (ContributionCAM, {"baseline": "zero"}),
     "Contributions, mean": (ContributionCAM, {"baseline": "mean"}),
 }

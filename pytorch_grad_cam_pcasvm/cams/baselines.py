@@ -174,7 +174,7 @@ class WithBaseline(ClosedFormCAM):
     def _at_mean(self, run: Run, layer: int, boundary: Boundary) -> AtBaseline:
         """Return the run at the training mean, from where each target's maps are moved to its own baseline."""
         activations = run.activations(layer)
-        start = run.uniform(boundary.start.features, layer).to(activations)
+        start = _everywhere(boundary.start.features, activations)
         return AtBaseline(None, boundary.start, start, activations - start, boundary)
 
     def _starts(
@@ -193,7 +193,7 @@ class WithBaseline(ClosedFormCAM):
         @cache
         def start(name: Any) -> Tensor:
             if boundary is not None:
-                return run.uniform(boundary.point(name).unsqueeze(0), layer).to(like)
+                return _everywhere(boundary.point(name).unsqueeze(0), like)
             assert mean is not None
             if name is None:
                 components = every_component(run.output)
@@ -270,16 +270,15 @@ class WithBaseline(ClosedFormCAM):
         return given.reshape(-1, *shape[1:]).to(activations)
 
     def _mean(self, run: Run, layer: int) -> Tensor | None:
-        """Return the mean of the training set, the same at all positions, of one row; None if it is not known."""
+        """Return the mean of the training set, of one row; None if it is not known."""
         if self.mean is not None:
-            given = self._as_activations(self.mean, run, layer)
-            return run.uniform(run.shaped(given, layer).flatten(2).mean(-1), layer, given)
+            return self._as_activations(self.mean, run, layer)
         head = run.output.head if isinstance(run.output, HeadRun) else None
         if head is None or head.feature_mean is None or run.transforms[layer] is not None:
             return None
         if not (run.passed.averages(layer) or self._are_means(run, layer)):
             return None
-        return run.uniform(head.feature_mean.unsqueeze(0), layer).to(run.passed.activations[layer])
+        return _everywhere(head.feature_mean.unsqueeze(0), run.passed.activations[layer])
 
     def _are_means(self, run: Run, layer: int) -> bool:
         """Return whether the features are means of these activations, as where a norm in between changes nothing."""
@@ -290,11 +289,16 @@ class WithBaseline(ClosedFormCAM):
         return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
 
 
-def _undecided(run: Run, layer: int, start: Tensor, targets: Sequence[Any]) -> Tensor | None:
-    """Return activations at which the values of targets are 0: others plus the same change at all positions.
+def _everywhere(means: Tensor, like: Tensor) -> Tensor:
+    """Return activations (R, T, ...) with the means of channels (R, T) at all positions."""
+    return means.to(like).reshape(*means.shape, *[1] * (like.dim() - 2)).expand(-1, -1, *like.shape[2:])
 
-    Damped Gauss-Newton steps, the shortest ones, by the gradients summed over positions. A step that does not help is
-    not taken, and the next one is shorter; nothing has to be looked at to know that.
+
+def _undecided(run: Run, layer: int, start: Tensor, targets: Sequence[Any]) -> Tensor | None:
+    """Return the activations near others at which the values of targets are 0.
+
+    Damped Gauss-Newton steps, the shortest ones. A step that does not help is not taken, and the next one is shorter;
+    nothing has to be looked at to know that.
 
     Args:
         run: of one image.
@@ -303,16 +307,17 @@ def _undecided(run: Run, layer: int, start: Tensor, targets: Sequence[Any]) -> T
         targets: K targets.
 
     Returns:
-        The activations, of one row; None if the steps lead to none.
+        The activations, of one row; if the steps lead to none, None, or the start where nothing may be looked at.
     """
 
     def at(x: Tensor) -> tuple[Tensor, Tensor]:
         passed = run.passed.moved(x, layer)
         here = replace(run, passed=passed, output=run.output_of(passed.output), _last=None)
         seeds = here.seeds(targets)
-        slopes = here.sums(seeds, layer)[0].to(seeds.values.dtype)
-        step = -torch.linalg.pinv(slopes) @ (seeds.values[0] * (-seeds.log_scale[0]).exp())
-        return seeds.values.norm(), run.uniform(step.unsqueeze(0).to(x), layer)
+        slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
+        values = (seeds.values * (-seeds.log_scale).exp())[0]
+        step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
+        return seeds.values.norm(), step.to(x).reshape(x.shape)
 
     x, (size, step) = start, at(start)
     damping, scale, eps = torch.ones_like(size), size, max(1e-10, 64 * torch.finfo(start.dtype).eps)
@@ -325,7 +330,8 @@ def _undecided(run: Run, layer: int, start: Tensor, targets: Sequence[Any]) -> T
         better = found <= (1 - damping / 4) * size  # of what a straight line promises, a quarter at least
         x, step, size = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (found, size)))
         damping = torch.where(better, (4 * damping).clamp(max=1), damping / 4)
-    return x if not looks or float(size) <= 16 * eps * float(scale) else None
+    reached = size <= 16 * eps * scale
+    return None if looks and not bool(reached) else torch.where(reached, x, start)
 
 
 def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | str, *, progress: bool = True) -> Tensor:

@@ -85,7 +85,7 @@ class Boundary:
         self._points: dict[Any, Tensor] = {}
         self._runs: dict[Any, HeadRun] = {}
 
-    def holds_for(self, head: Head, start: Tensor) -> bool:
+    def holds_for(self, head: Head, start: Tensor | None) -> bool:
         """Return whether it was made for a head and a start as they are now."""
         return head is self.head and start is self._given and _state(head) == self._state
 

@@ -111,35 +111,6 @@ class Run:
                 return pullback.token_sums(*transform.tokens).squeeze(transform.tokens[0] + 1).transpose(0, 1)
         return self.gradients(seeds, layer, baseline).over_positions().transpose(0, 1)
 
-    def uniform(self, numbers: Tensor, layer: int, beside: Tensor | None = None) -> Tensor:
-        """Return activations with the same numbers at all positions of maps, of R rows, as the network has them.
-
-        Args:
-            numbers: one for each channel, shape (R, T).
-            layer: position of the target layer.
-            beside: activations that tell what is not on the maps, such as a class token; None: zeros.
-
-        Returns:
-            The activations, shape (R, ...).
-
-        Raises:
-            ValueError: it is unknown where positions lie.
-        """
-        sizes, layout = self.passed.activations[layer].shape, self.transforms[layer]
-        if layout is not None and not (isinstance(layout, Layout) and layout.batch == 0):
-            raise ValueError(
-                f"where the positions of {self.layers[layer]!r} lie is unknown, so they cannot all get the same "
-                "activations: pass reshape_transform='tokens', or a baseline"
-            )
-        channels = 1 if layout is None else layout.channels
-        shape = [len(numbers) if dim == 0 else -1 if dim == channels else 1 for dim in range(len(sizes))]
-        everywhere = numbers.reshape(shape).expand(-1, *sizes[1:])
-        if layout is None or layout.tokens is None:
-            return everywhere
-        placed = torch.zeros_like(everywhere) if beside is None else beside.expand_as(everywhere).clone()
-        placed.narrow(*layout.tokens).copy_(everywhere.narrow(*layout.tokens))
-        return placed
-
     def products(self, seeds: Seeds, layer: int, x: Tensor, over: str, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
 
