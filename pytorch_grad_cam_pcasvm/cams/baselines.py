@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -188,30 +187,32 @@ class WithBaseline(ClosedFormCAM):
             if head is not None:
                 self._tell_of_zeros(run.layers[layer])
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
-        single = cache(lambda: self._of_single(run))
-
-        @cache
-        def start(name: Any) -> Tensor:
-            if boundary is not None:
-                return _everywhere(boundary.point(name).unsqueeze(0), like)
-            assert mean is not None
-            if name is None:
-                components = every_component(run.output)
-                found = _undecided(single(), layer, mean, components) if components else None
-                return mean if found is None else found
-            found = _undecided(single(), layer, start(None), [name])
-            if found is None:
-                raise ValueError(
-                    f"{name}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
-                    "value is 0: start at the mean instead, baseline='mean'"
-                )
-            return found
-
+        found: dict[Any, Tensor] = {}
+        single = None if boundary is not None else self._of_single(run)
         starts = []
         for members, names, which in grouped(targets, head, run.output):
-            rows = torch.cat([start(name) for name in names])
+            for name in names:
+                if name not in found and boundary is not None:
+                    found[name] = _everywhere(boundary.point(name).unsqueeze(0), like)
+                elif name not in found and mean is not None and single is not None:
+                    found[name] = self._near(single, layer, mean, name, found)
+            rows = torch.cat([found[name] for name in names])
             starts.append((members, rows if which is None else rows[which]))
         return starts
+
+    def _near(self, single: Run, layer: int, mean: Tensor, name: Any, found: dict[Any, Tensor]) -> Tensor:
+        """Return activations near the mean at which a target is undecided, or for None the components."""
+        if None not in found:
+            components = every_component(single.output)
+            centre = _undecided(single, layer, mean, components) if components else None
+            found[None] = mean if centre is None else centre
+        start = found[None] if name is None else _undecided(single, layer, found[None], [name])
+        if start is None:
+            raise ValueError(
+                f"{name}: near the training mean there are no activations of {single.layers[layer]!r} at which its "
+                "value is 0: start at the mean instead, baseline='mean'"
+            )
+        return start
 
     def _of_single(self, run: Run) -> Run:
         """Return the run of one black image: what follows a target layer's activations is the same for all."""
