@@ -65,6 +65,7 @@ class SignedMaps:
         linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
         neutral: whether :func:`recombined`, too, lets every decision start where its value is 0: features are means
             over positions, so that another baseline takes the same from all of them.
+        layers: dotted names of the target layers.
 
     Example:
         >>> maps = cam.explain(images)
@@ -86,6 +87,7 @@ class SignedMaps:
     heads: Tensor | None = None
     linear: bool = False
     neutral: bool = False
+    layers: Sequence[str] = ()
 
     def __repr__(self) -> str:
         return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
@@ -189,6 +191,7 @@ class SignedMaps:
                 "targets": json.dumps([encoded(t) for t in self.targets]),
                 "linear": json.dumps(self.linear),
                 "neutral": json.dumps(self.neutral),
+                "layers": json.dumps(list(self.layers)),
             },
         )
 
@@ -210,13 +213,14 @@ class SignedMaps:
             output = tensors.get("output.scores", numbered)
             named: Any = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
             kind: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
-            return SignedMaps(**named, targets=targets, output=output, **kind)
+            layers = tuple(json.loads(metadata.get("layers", "[]")))
+            return SignedMaps(**named, targets=targets, output=output, layers=layers, **kind)
         except Exception as error:  # whatever a damaged file without a checksum leads to
             raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
 
     @property
-    def _kind(self) -> tuple[bool, bool]:
-        return self.linear, self.neutral
+    def _kind(self) -> tuple[Any, ...]:
+        return self.linear, self.neutral, tuple(self.layers)
 
     def _tensors(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in (*_TENSORS, *_OF_SOME_METHODS)}

@@ -403,6 +403,7 @@ class Atlas:
             output=self._output(torch.from_numpy(read["components"])),
             linear=self.manifest["linear"],
             neutral=self.manifest.get("neutral", False) and not prefix,
+            layers=(self.manifest["target_layer"],),
         )
 
     def _output(self, components: Tensor) -> HeadOutput:

@@ -25,12 +25,11 @@ from pytorch_grad_cam_pcasvm.maps import (
     largest,
     warn_of_blanks,
 )
-from pytorch_grad_cam_pcasvm.model.features import checked_images, flatten
+from pytorch_grad_cam_pcasvm.model.features import FeatureSource, checked_images, flatten
 from pytorch_grad_cam_pcasvm.model.modules import (
     device_of,
     eager,
     evaluating,
-    last_norm,
     layer_name,
     modules_of,
     refuse_parallel,
@@ -38,6 +37,7 @@ from pytorch_grad_cam_pcasvm.model.modules import (
 )
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
+from pytorch_grad_cam_pcasvm.model.trunk import last_blocks, norms_before_attention
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.targets import (
@@ -92,7 +92,9 @@ class ClosedFormCAM(BaseCAM):
         model: a :class:`.PCASVMNet`, or any network with a differentiable end, which gets pytorch-grad-cam's maps. For
             a compiled model, the module that was compiled is used, since maps need the modules themselves.
         target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
-            (N, T, D, H, W), if need be after ``reshape_transform``.
+            (N, T, D, H, W), if need be after ``reshape_transform``. ``"auto"``: the last block of the coarsest maps, or
+            for :class:`ContributionCAM` those of the two coarsest sizes, which ``SignedMaps.layers`` tells; of a
+            transformer the norms before its last attentions.
         reshape_transform: brings activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid, and
             the tokens that belong to no patch (class, registers), by running the network on a few noise images; also
             for channels-last activations.
@@ -137,7 +139,7 @@ class ClosedFormCAM(BaseCAM):
     def __init__(
         self,
         model: nn.Module,
-        target_layers: Sequence[nn.Module | str],
+        target_layers: Sequence[nn.Module | str] | str,
         reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         jacobian: str = "closed_form",
@@ -156,11 +158,15 @@ class ClosedFormCAM(BaseCAM):
             raise ValueError(f"reshape_transform must be 'tokens', a function or None, got {reshape_transform!r:.80}")
         if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes <= 0):
             raise ValueError(f"max_bytes must be a positive integer or None, got {max_bytes!r}")
-        if not isinstance(target_layers, list | tuple) or not all(
-            isinstance(layer, nn.Module | str) for layer in target_layers
+        auto = isinstance(target_layers, str) and target_layers == "auto"
+        if not auto and not (
+            isinstance(target_layers, list | tuple)
+            and all(isinstance(layer, nn.Module | str) for layer in target_layers)
         ):
             kind = type(target_layers).__name__
-            raise TypeError(f"target_layers must be a list of modules or their names, got a {kind}: use [layer]")
+            raise TypeError(
+                f"target_layers must be a list of modules or their names, or 'auto', got a {kind}: use [layer]"
+            )
         if not target_layers:
             raise ValueError("target_layers is empty: name the layer whose activations become the map")
         model = uncompiled(model)
@@ -169,7 +175,8 @@ class ClosedFormCAM(BaseCAM):
         self.jacobian = jacobian
         self.attention = attention
         self.max_bytes = max_bytes
-        self._given = list(target_layers)
+        self._given: list[Any] = [] if auto else list(target_layers)
+        self._found_for: Any = () if auto else None  # the shape of images whose layers were looked for
         self._names: list[str | None] = [None] * len(self._given)
         self._by_autograd = jacobian == "autograd"
         self._checked: set[Any] = set()
@@ -255,7 +262,7 @@ class ClosedFormCAM(BaseCAM):
             nu = largest(made.maps, made.opposite)
             told = self._tell_blind_tokens(run, 0, nu)
             output = run.public_output
-        kind: Any = {"linear": self._is_linear(run), "neutral": self._is_neutral(run)}
+        kind: Any = {"linear": self._is_linear(run), "neutral": self._is_neutral(run), "layers": tuple(run.layers)}
         result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, **kind)
         if may_look(nu):
             check_finite(nu)
@@ -339,6 +346,12 @@ class ClosedFormCAM(BaseCAM):
     def _layers(self, model: nn.Module, x: Tensor | None = None) -> tuple[nn.Module, Any, list[str]]:
         """Return the backbone, where its features come from, and the names of the target layers, as they are now."""
         backbone, source = model.feature_source(x) if isinstance(model, PCASVMNet) else (model, None)
+        if x is not None and self._found_for not in (None, x.shape[1:]):
+            blocks = last_blocks(backbone, source or FeatureSource.of(backbone, None), x)
+            self._given = blocks[-2:] if self.combines else blocks[-1:]
+            self._names = list(self._given)
+            self._found_for = x.shape[1:]
+            self.target_layers = [backbone.get_submodule(name) for name in self._given]
         pairs = zip(self._names, self._given, strict=True)
         if any(name is None or not _is_at(backbone, name, given) for name, given in pairs):
             self._names = [layer_name(backbone, given) for given in self._given]
@@ -440,7 +453,7 @@ class ClosedFormCAM(BaseCAM):
         others = isinstance(layout, Layout) and layout.before + layout.after > 0
         if not others or not may_look(nu) or bool(nu.any()):
             return False
-        norm = last_norm(self._layers(self.model)[0])
+        norm = next(reversed(norms_before_attention(self._layers(self.model)[0])), None)
         fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
         warn(
             f"no map of {run.layers[layer]!r} has a gradient: after it the features look at other tokens only, such as "

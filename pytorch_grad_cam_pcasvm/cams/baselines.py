@@ -72,7 +72,7 @@ class WithBaseline(ClosedFormCAM):
     def __init__(
         self,
         model: nn.Module,
-        target_layers: Sequence[nn.Module | str],
+        target_layers: Sequence[nn.Module | str] | str,
         reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         baseline: str | Tensor = "zero",

@@ -50,7 +50,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     def __init__(
         self,
         model: nn.Module,
-        target_layers: Sequence[nn.Module | str],
+        target_layers: Sequence[nn.Module | str] | str,
         reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         baseline: str | Tensor = "neutral",

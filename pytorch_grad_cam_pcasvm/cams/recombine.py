@@ -82,6 +82,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
         remainder=remainder,
         linear=True,
         neutral=components.neutral,
+        layers=components.layers,
     )
 
 

@@ -1,6 +1,5 @@
 """Modules: a network's device, the names of its layers, its evaluation mode, and how to leave no traces in it."""
 
-import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -52,22 +51,6 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
         hint = f"did you mean {near[0]!r}? Its" if near else "its"
         last = ", ".join([name for name in names.values() if name][-8:])
         raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; {hint} last layers are: {last}") from None
-
-
-def last_norm(backbone: nn.Module) -> str | None:
-    """Return the name of the last norm before an attention, or None."""
-    found = None
-    for name, module in backbone.named_modules():
-        children = [child for child, inner in module.named_children() if next(inner.parameters(), None) is not None]
-        attention = next((place for place, child in enumerate(children) if "att" in child), None)
-        norm = next((place for place, child in enumerate(children) if re.search("norm|ln", child)), None)
-        if attention is None or norm is None:
-            continue
-        # Declared behind it, it is in front of it all the same if it is the first of two, but for torch's own layer.
-        behind = isinstance(module, nn.TransformerEncoderLayer) and not module.norm_first
-        if norm < attention or (children[norm].endswith("1") and not behind):
-            found = f"{name}.{children[norm]}".lstrip(".")
-    return found
 
 
 def device_of(module: nn.Module) -> torch.device:
