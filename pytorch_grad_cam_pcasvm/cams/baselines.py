@@ -56,8 +56,8 @@ class WithBaseline(ClosedFormCAM):
             same shape as the explained ones, which is run through the network. With ``attention="frozen"`` the
             baseline, and so ``baseline_values``, is evaluated with the image's own attention weights.
         mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
-            ``"mean"``. None: as the head knows it, if the features are means over positions of the target layer;
-            elsewhere ``"neutral"`` takes zeros, with a warning.
+            ``"mean"``; for several target layers a list of these. None: as the head knows it, if the features are means
+            over positions of the target layer; elsewhere ``"neutral"`` takes zeros, with a warning.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor, or the mean is no tensor.
@@ -76,7 +76,7 @@ class WithBaseline(ClosedFormCAM):
         reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         baseline: str | Tensor = "zero",
-        mean: Tensor | None = None,
+        mean: Tensor | Sequence[Tensor] | None = None,
         jacobian: str = "closed_form",
         attention: str = "exact",
         max_bytes: int | None = None,
@@ -84,11 +84,12 @@ class WithBaseline(ClosedFormCAM):
         super().__init__(
             model, target_layers, reshape_transform, jacobian=jacobian, attention=attention, max_bytes=max_bytes
         )
-        if not isinstance(mean, Tensor | None):
+        means = [mean] if isinstance(mean, Tensor) else mean
+        if not (means is None or (isinstance(means, list | tuple) and all(isinstance(one, Tensor) for one in means))):
             raise TypeError(f"mean must be a tensor from mean_activations, got {type(mean).__name__}")
-        if mean is not None and not bool(mean.isfinite().all()):
+        if means is not None and not all(bool(one.isfinite().all()) for one in means):
             raise ValueError("the mean has NaN or infinite values")
-        self.baseline, self.mean = baseline, mean
+        self.baseline, self.mean = baseline, means
         self._boundary: Boundary | None = None
         self._told = False
 
@@ -273,7 +274,9 @@ class WithBaseline(ClosedFormCAM):
     def _mean(self, run: Run, layer: int) -> Tensor | None:
         """Return the mean of the training set, of one row; None if it is not known."""
         if self.mean is not None:
-            return self._as_activations(self.mean, run, layer)
+            if len(self.mean) != len(run.layers):
+                raise ValueError(f"{len(self.mean)} means for {len(run.layers)} target layers: give one for each")
+            return self._as_activations(self.mean[layer], run, layer)
         head = run.output.head if isinstance(run.output, HeadRun) else None
         if head is None or head.feature_mean is None or run.transforms[layer] is not None:
             return None

@@ -54,7 +54,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
         *,
         baseline: str | Tensor = "neutral",
-        mean: Tensor | None = None,
+        mean: Tensor | Sequence[Tensor] | None = None,
         combine: str = "shared",
         jacobian: str = "closed_form",
         attention: str = "exact",

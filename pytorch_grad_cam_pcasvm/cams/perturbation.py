@@ -147,7 +147,7 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         samples: int = 64,
         seed: int = 0,
         baseline: Any = "neutral",
-        mean: Tensor | None = None,
+        mean: Tensor | Sequence[Tensor] | None = None,
         jacobian: str = "closed_form",
         attention: str = "exact",
         max_bytes: int | None = None,

@@ -1,5 +1,6 @@
 """Evaluation: can these maps be believed? Measured on your own network and images, against uninformed maps."""
 
+from pytorch_grad_cam_pcasvm.evaluation.layers import layers
 from pytorch_grad_cam_pcasvm.evaluation.quantus import quantus_explainer
 from pytorch_grad_cam_pcasvm.evaluation.report import page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
@@ -21,6 +22,7 @@ __all__ = [
     "Study",
     "completeness",
     "faithfulness",
+    "layers",
     "localisation",
     "page",
     "quantus_explainer",

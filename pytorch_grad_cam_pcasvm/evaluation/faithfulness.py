@@ -25,6 +25,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     *,
     fractions: Sequence[float] = (0.25, 0.5, 0.75),
     fill: str = "blur",
+    patches: int | None = None,
     arcc: bool = False,
     rivals: Sequence[str] = RIVALS,
 ) -> Result:
@@ -39,6 +40,8 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         fractions: fractions of the pixels, between 0 and 1.
         fill: what replaces removed pixels: ``"blur"``, the image blurred over a tenth of its side; ``"mean"``, the mean
             of the image; ``"road"``, ROAD's noisy linear imputation (from pytorch-grad-cam).
+        patches: rank square patches, so many on the longer side, by the mean of the map, in place of pixels: maps of
+            different resolutions then remove pieces of one size. None: pixels.
         arcc: also compute ARCC, pytorch-grad-cam's mean of coherency, simplicity and ROAD, from 0 to 1 (grad-cam 1.5.7
             or newer; slow). It is meant for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
         rivals: the maps to compare with, some of ``"random maps"``, ``"another image's map"``, ``"the blind map"``,
@@ -63,6 +66,8 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     """
     if fill not in FILLS:
         raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
+    if patches is not None and (not isinstance(patches, int) or patches < 2):
+        raise ValueError(f"patches must be an integer from 2, or None, got {patches!r}")
     if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
     subject = study.fresh()
@@ -79,6 +84,8 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         found = {method: against.of(method) for method in subject.named}
         for method, maps in found.items():
             ranked |= {(method, name): heat(each, size) for name, each in maps.items()}
+        if patches is not None:
+            ranked = {source: in_patches(each, patches) for source, each in ranked.items()}
         filled = FILLS[fill](x)
         for source, each in ranked.items():
             order = ranks(each, shared[RANDOM])
@@ -120,6 +127,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         {"fractions": list(fractions), **curves},
         fill=fill,
         fractions=list(fractions),
+        patches=patches,
     )
 
 
@@ -143,6 +151,15 @@ def ranks(maps: np.ndarray, ties: np.ndarray) -> np.ndarray:
     found = np.empty_like(order)
     np.put_along_axis(found, order, np.arange(flat.shape[1])[None], 1)
     return found.reshape(maps.shape)
+
+
+def in_patches(maps: np.ndarray, count: int) -> np.ndarray:
+    """Return maps (N, ...) with their means over patches, of which ``count`` lie along the longer side."""
+    side = max(maps.shape[1:]) / count
+    grid = [max(1, round(size / side)) for size in maps.shape[1:]]
+    whole = torch.from_numpy(maps).unsqueeze(1)
+    pool: Any = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[len(grid)]
+    return F.interpolate(pool(whole, grid), maps.shape[1:], mode="nearest-exact")[:, 0].numpy()
 
 
 Filled = Callable[[Tensor], Tensor]  # from what is kept, boolean (N, ...), to images

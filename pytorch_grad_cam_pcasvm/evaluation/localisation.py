@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 SHARE, POINT = "share of positive evidence", "pointing game"
 NONE, NOWHERE = "maps without positive evidence", "maps that point nowhere"
+_PASTED = 0.36  # of the side: 13 % of the area
 _OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
 
 
@@ -25,6 +26,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     study: Subject,
     *,
     tiles: int = 2,
+    pasted: bool = False,
     masks: Any = None,
     rivals: Sequence[str] = RIVALS,
 ) -> Result:
@@ -32,12 +34,15 @@ def localisation(  # noqa: D417 - of the study its class tells
 
     Without masks, images of different classes, each classified correctly on its own, are put side by side: two of them
     (an input twice as wide, for networks whose features are pooled), or four, each at half its size (the input keeps
-    its size). The class of one tile is explained: what share of the positive evidence lies on that tile, and does the
-    largest value (the pointing game, in which equal ones share the point)? Chance is a half, or a quarter. With masks,
-    the predicted class of each image is explained, and chance is the mask's share of the image.
+    its size); or, ``pasted``, a small one is put somewhere into a larger one. The class of one tile is explained: what
+    share of the positive evidence lies on that tile, and does the largest value (the pointing game, in which equal ones
+    share the point)? Chance is a half, a quarter, or about an eighth, the share of the small image. With masks, the
+    predicted class of each image is explained, and chance is the mask's share of the image.
 
     Args:
         tiles: 2 or 4.
+        pasted: paste an image of the explained class, at 0.36 of its size, into one of another class, in place of
+            tiles.
         masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
             (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
         rivals: the maps to compare with, as for :func:`faithfulness`.
@@ -48,8 +53,8 @@ def localisation(  # noqa: D417 - of the study its class tells
         pointing game those that are flat, too.
 
     Raises:
-        ValueError: no labels, only one class, too few correctly classified images, tiles that the network does not
-            take, masks of another size, or boxes that are not in pixels.
+        ValueError: no labels, ``pasted`` with masks, only one class, too few correctly classified images, tiles that
+            the network does not take, masks of another size, or boxes that are not in pixels.
 
     Example:
         >>> found = evaluation.localisation(
@@ -58,6 +63,8 @@ def localisation(  # noqa: D417 - of the study its class tells
         >>> found.check
         'localisation'
     """
+    if pasted and masks is not None:
+        raise ValueError("pasted makes its own masks: leave masks out")
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
     if study.net.head.classes_ is None:
@@ -66,7 +73,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     against = Rivals(subject, rivals)
     found = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
     chances = []
-    scenes = _tiled(subject, tiles) if masks is None else _masked(subject, masks)
+    scenes = _tiled(subject, 0 if pasted else tiles) if masks is None else _masked(subject, masks)
     for x, labels, where, rows_of in scenes:
         targets = [SVMTarget(label) for label in labels]
         size = x.shape[2:]
@@ -98,13 +105,14 @@ def localisation(  # noqa: D417 - of the study its class tells
         + ("?" if masks is None else ", inside its mask?"),
         rows,
         scenes=len(chance),
-        tiles=tiles if masks is None else None,
+        tiles=tiles if masks is None and not pasted else None,
+        pasted=pasted,
         chance=float(chance.mean()),
     )
 
 
 def _tiled(subject: Subject, tiles: int) -> Any:
-    """Yield scenes: images (N, ...), the class explained in each, where it is, (N, H, W), and its row."""
+    """Yield scenes (N, ...), the class explained in each, where it is, (N, H, W), and its row; 0 tiles: pasted."""
     classes = subject.net.head.classes_
     assert classes is not None
     waiting: dict[Any, list[int]] = {label: [] for label in classes.tolist()}
@@ -122,13 +130,18 @@ def _tiled(subject: Subject, tiles: int) -> Any:
     random = generator(subject.seed, 2, 0)
     scenes = []
     found = {label: rows for label, rows in waiting.items() if rows}
-    while chosen := _chosen({label: len(rows) for label, rows in found.items()}, tiles, random):
-        places = random.permutation(tiles)  # which of the chosen is in each tile
+    while chosen := _chosen({label: len(rows) for label, rows in found.items()}, tiles or 2, random):
+        places = random.permutation(tiles) if tiles else random.random(2)  # which is in each tile, or where it is
         scenes.append(([found[label].pop() for label in chosen], chosen[0], places))
     if not scenes:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
     for number, part in enumerate(subject.parts(scenes, "localisation", "scene")):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
+        if not tiles:
+            made = [_pasted(x[0], x[1], places) for x, (_, _, places) in zip(pictures, part, strict=True)]
+            stacked, where = torch.stack([scene for scene, _ in made]), np.stack([mask for _, mask in made])
+            yield stacked, [label for _, label, _ in part], where, [rows[0] for rows, _, _ in part]
+            continue
         stacked = torch.stack([
             _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
         ])
@@ -184,6 +197,17 @@ def _scene(pictures: list[Tensor], tiles: int) -> Tensor:
         for picture, size in zip(pictures, halves, strict=True)
     ]
     return torch.cat([torch.cat(small[:2], -1), torch.cat(small[2:], -1)], -2)
+
+
+def _pasted(small: Tensor, large: Tensor, place: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """Return an image with a small version of another one in it, and where that is, (H, W)."""
+    size = [max(1, round(_PASTED * side)) for side in large.shape[1:]]
+    top, left = (int(at * (side - less)) for at, side, less in zip(place, large.shape[1:], size, strict=True))
+    scene, mask = large.clone(), np.zeros(large.shape[1:], bool)
+    here = (slice(top, top + size[0]), slice(left, left + size[1]))
+    scene[(slice(None), *here)] = F.interpolate(small[None], size, mode="bilinear", antialias=True)[0]
+    mask[here] = True
+    return scene, mask
 
 
 def _tile_masks(size: Sequence[int], tiles: int, places: Sequence[int]) -> np.ndarray:

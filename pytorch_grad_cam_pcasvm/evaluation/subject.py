@@ -180,7 +180,9 @@ class Subject:
         net = net or self.net
         if (method, net) not in self._cams:
             kind, options = self.named[method]
-            self._cams[method, net] = kind(net, [self.layer], **options)
+            layers = options.get("target_layers", [self.layer])
+            others = {name: option for name, option in options.items() if name != "target_layers"}
+            self._cams[method, net] = kind(net, layers, **others)
         return self._cams[method, net]
 
 

@@ -1,0 +1,131 @@
+"""Layers: which target layer, or which several, should maps come from?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from pytorch_grad_cam_pcasvm.cams import ContributionCAM
+from pytorch_grad_cam_pcasvm.cams.baselines import mean_activations
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
+from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
+from pytorch_grad_cam_pcasvm.evaluation.result import Result
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.model.modules import evaluating, layer_name
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
+
+PATCHES = 14  # on the longer side of an image
+_AMONG = 4  # of the coarsest map sizes, unless candidates are given
+
+
+def layers(
+    net: PCASVMNet,
+    data: Any,
+    candidates: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    reshape_transform: Any = None,
+    images: int | None = 200,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+    transform: Any = None,
+) -> Result:
+    """Compare target layers for contributions, and recommend one, or several.
+
+    All are measured on the same images, by deletion and insertion of patches of one size, a fourteenth of the image's
+    longer side, and if there are labels by two images side by side, and by a small image of another class pasted into
+    an image. That with the largest sum of both gains over random maps is recommended, unless the last layer is within
+    one standard error of it. Measure on images that the head was not fitted on.
+
+    Args:
+        net: the network.
+        data: as for :class:`Study`.
+        candidates: layers, lists of layers whose maps become one, or a dict of these by name; None: the last block of
+            each of the four coarsest map sizes (of a transformer the norms before its last attentions), and the two
+            coarsest together, shared out and as their mean.
+        reshape_transform: as for the methods.
+        images: how many, chosen at random; None: all.
+        batch_size: number of images at a time.
+        seed: random seed of everything random.
+        progress: show progress bars.
+        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+
+    Returns:
+        The numbers of every candidate; ``settings["recommended"]`` is a list of layers, and ``question`` says in a
+        sentence why.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: too few images, an unknown layer, or a head that has nothing to explain.
+
+    Example:
+        >>> found = evaluation.layers(net, (training_images, labels), images=6, progress=False)
+        >>> found.settings["recommended"]
+        ['layer2']
+    """
+    common = {"images": images, "batch_size": batch_size, "seed": seed, "progress": progress, "transform": transform}
+    subject = Subject(net, data, [next(iter(net.backbone.children()))], **common)
+    x = subject.read(subject.rows[:2].tolist())[0]
+    backbone, source = net.feature_source(x)
+    if candidates is None:
+        with evaluating(net):
+            found = last_blocks(backbone, source, x)[-_AMONG:]
+        candidates = [*found, *([found[-2:]] if len(found) > 1 else [])]
+    named = _named(backbone, candidates)
+    loader = (subject.read(rows)[0] for rows in subject.parts(subject.rows.tolist(), "mean activations", "image"))
+    batches = list(loader) if len(subject.rows) * x[0].numel() < 1 << 27 else None
+    means = {}
+    for name in dict.fromkeys(layer for each in named.values() for layer in each):
+        of_layer = batches or (subject.read(rows)[0] for rows in subject.parts(subject.rows.tolist(), name, "image"))
+        means[name] = mean_activations(net, of_layer, name, progress=False)
+    methods: dict[str, Any] = {}
+    for title, each in named.items():
+        options: dict[str, Any] = {"target_layers": each, "mean": [means[name] for name in each]}
+        options["reshape_transform"] = reshape_transform
+        methods[title] = ContributionCAM, options
+        if len(each) > 1:
+            methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
+    last = next(reversed([title for title, each in named.items() if len(each) == 1]), next(iter(named)))
+    study = Subject(net, data, named[last][-1:], methods, **common)
+    result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND))
+    for kind in ("side by side", "pasted"):
+        try:
+            more = localisation(study, pasted=kind == "pasted", rivals=(RANDOM,))
+        except ValueError as error:
+            result.settings[f"not {kind}"] = str(error)
+            continue
+        result.rows += [replace(row, measure=f"{kind}: {row.measure}") for row in more.rows if row.method in methods]
+    gains = {title: [result[title, kind, RANDOM] for kind in KINDS] for title in methods}
+    totals = {title: sum(each.mean for each in found) for title, found in gains.items()}
+    best = max(totals, key=lambda title: totals[title])
+    spread = math.hypot(*(each.standard_error for each in gains[best]))
+    if totals[best] - totals[last] <= spread:
+        chosen = last
+        why = f"no other gains a standard error more than {last} in deletion and insertion together"
+    else:
+        chosen, more_than = (
+            best,
+            f"{totals[best]:+.2f} ± {spread:.2f} sd over random maps ({last}: {totals[last]:+.2f})",
+        )
+        why = f"it gains most in deletion and insertion together, {more_than}"
+    result.check, result.question = "layers", f"Recommended: {chosen}. Of {len(study.rows)} images, {why}."
+    result.settings |= {"recommended": methods[chosen][1]["target_layers"]}
+    return result
+
+
+def _named(backbone: nn.Module, candidates: Any) -> dict[str, list[str]]:
+    """Return the names of the layers of every candidate, by title."""
+    given = list(candidates.items()) if isinstance(candidates, Mapping) else [(None, each) for each in candidates]
+    found: dict[str, list[str]] = {}
+    for title, each in given:
+        names = [layer_name(backbone, layer) for layer in (each if isinstance(each, list | tuple) else [each])]
+        if None in names or not names:
+            raise ValueError(f"a candidate must be a layer or a list of layers of the backbone, got {each!r:.80}")
+        found[title or " + ".join(map(str, names))] = [str(name) for name in names]
+    if not found:
+        raise ValueError("candidates is empty: name at least one layer, or pass None")
+    return found
