@@ -61,6 +61,7 @@ TESTS = {
     "head/calibration.py": "estimators head",
     "head/decisions.py": "secants_head head estimators",
     "head/head.py": "secants_head output_gradients targets head",
+    "head/log_ratio.py": "log_ratio",
     "head/kernels.py": "secants_head kernels head",
     "head/stage.py": "secants_head output_gradients head estimators",
     "head/stages.py": "secants_head output_gradients head estimators",
@@ -75,7 +76,7 @@ TESTS = {
     "maps.py": "maps",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "cams/output_gradients.py": "output_gradients targets outputs base coalitions anomalies",
-    "targets.py": "targets anomalies output_gradients head outputs base",
+    "targets.py": "targets log_ratio anomalies output_gradients head outputs base",
 }
 # Of some files only these functions are mathematics.
 ONLY = {
