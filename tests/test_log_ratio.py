@@ -9,7 +9,7 @@ import torch
 from problems import explained
 from reference import activations_of, gap, relative, with_activations
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.decomposition import PCA
+from sklearn.decomposition import PCA, KernelPCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
-from pytorch_grad_cam_pcasvm.head.log_ratio import LogRatio
+from pytorch_grad_cam_pcasvm.head.log_ratio import Line, LogRatio
 from pytorch_grad_cam_pcasvm.head.multiclass import Binary, OneClass, OneVsOne
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import fixed
@@ -202,12 +202,43 @@ def test_the_secant_of_nothing_is_the_gradient():
             assert relative(secant, gradient) < tolerance
 
 
+@pytest.mark.parametrize("intercept", [0.0, 0.4])
+def test_the_secant_of_a_short_line_is_the_gradient_in_its_middle(intercept):
+    decision, x, one = svm(0.3, intercept), inputs(5), torch.ones(1, 1, 1).double()
+    step = 1e-6 * inputs(5, seed=3)
+    secant = LogRatio(decision).pullback(x + step, one, x)[0]
+    middle = LogRatio(decision).pullback(x + step / 2, one)[0]
+    assert ((secant - middle).abs() < 1e-10 * middle.abs().amax(-1, keepdim=True)).all()
+
+
+def test_the_secant_adds_up_where_the_line_is_not_integrated_well(monkeypatch):
+    for number in ("_INTERVALS", "_HALVED", "_ROUNDS"):
+        monkeypatch.setattr(f"pytorch_grad_cam_pcasvm.head.log_ratio.{number}", 1)
+    decision, x, x0 = svm(10.0, 0.4), inputs(20), inputs(1, seed=3)
+    secant = LogRatio(decision).pullback(x, torch.ones(1, 1, 1).double(), x0)[0][:, 0]
+    expected = integral(decision, x, x0, 500)[:, 0]
+    assert ((secant - expected).abs() > 1e-4 * expected.abs().max()).any()
+    value, value0 = (LogRatio(decision).evaluate(each)[0][:, 0] for each in (x, x0))
+    rise = (secant * (x - x0)).sum(-1)
+    assert ((rise - (value - value0)).abs() <= 1e-12 * (value.abs() + value0.abs())).all()
+
+
 def test_many_terms_are_taken_in_blocks(monkeypatch):
-    decision, x, x0 = svm(3.0, 0.2, classes=3), inputs(4), inputs(1, seed=3)
-    every = torch.eye(3).double().unsqueeze(0)
-    whole = LogRatio(decision).pullback(x, every, x0)[0]
-    monkeypatch.setattr("pytorch_grad_cam_pcasvm.head.log_ratio._AT_ONCE", 200)
-    assert relative(LogRatio(decision).pullback(x, every, x0)[0], whole) < 1e-12
+    decision, x = svm(0.3, 0.4, classes=3), inputs(4)
+    every, starts = torch.eye(3).double().unsqueeze(0), (inputs(1, seed=3), x + 1e-6)
+    whole = [LogRatio(decision).pullback(x, every, x0)[0] for x0 in starts]
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.head.log_ratio._AT_ONCE", 2000)
+    for x0, expected in zip(starts, whole, strict=True):
+        assert relative(LogRatio(decision).pullback(x, every, x0)[0], expected) < 1e-12
+
+
+def test_the_errors_of_an_integral_are_known():
+    start, slope = torch.tensor([[[0.0, -1.0]], [[-torch.inf, 0.5]]]).double(), torch.tensor([[3.0, 8.0]]).double()
+    line = Line(start, slope, torch.tensor([[[0.3]], [[1.0]]]).double(), torch.tensor([[2.0]]).double())
+    lows, widths = torch.tensor([0.0, 0.25, 0.5]).double().expand(2, 1, 3), torch.tensor([0.25, 0.25, 0.5]).double()
+    assert (line._errors(lows, widths) < 1e-9).all()
+    steep = Line(start, 1e3 * slope, line.intercept, line.bend)
+    assert (steep._errors(lows, widths)[..., 0] > 0.1).all()
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------
@@ -275,10 +306,10 @@ def test_of_one_class_the_evidence_is_compared_with_rho():
 def test_on_a_support_vector_that_is_all_the_evidence_there_is_no_gradient():
     estimator = OneClassSVM(gamma=1e3, nu=0.2).fit(FEATURES)
     head = Head.of(estimator)
-    x = torch.tensor(estimator.support_vectors_[:2])
+    x = torch.tensor(estimator.support_vectors_[[0, 1, 0]] + [[0.0], [0.0], [1.0]])
     output = HeadOutput.of(head, head(x.float()))  # known to single precision
     assert not torch.equal(output.features, x)
-    assert not LogRatioTarget().seeds(output)[0].any()
+    assert LogRatioTarget().seeds(output)[0].any(1).tolist() == [False, False, True]
     assert "it lies on a support vector" in LogRatioTarget().why_blank(output[0])
 
 
@@ -315,6 +346,18 @@ def test_of_ensembles(name):
     if name == "one vs one":  # of (ant, bee), (ant, cat), (bee, cat), each positive for the second
         ratios = [evidence(each[-1], each[:-1].transform(x.detach().numpy())) for each in estimator.estimators_]
         assert relative(LogRatioTarget("bee")(output).detach(), ratios[0] - ratios[2]) < 1e-10
+
+
+def test_of_ensembles_whose_gradients_are_too_small_for_a_float():
+    estimator = OneVsRestClassifier(make_pipeline(KernelPCA(3, kernel="rbf", gamma=0.5), SVC())).fit(FEATURES, LABELS)
+    head, x = Head.of(estimator), (15 * torch.nn.functional.normalize(inputs(4))).requires_grad_()
+    output = HeadOutput.of(head, head(x))
+    target = LogRatioTarget("bee")
+    (expected,) = torch.autograd.grad(target(output).sum(), x)
+    found = target.seeds(output)[0].detach()
+    assert (expected.abs().amax(1) < 1e-20).all()
+    for one, other in zip(found, expected, strict=True):
+        assert relative(1e30 * one, 1e30 * other) < 1e-8
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
