@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, signed_maps
     from pytorch_grad_cam_pcasvm.model.features import extract_features
     from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
-    from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ProbabilityTarget, ResidualTarget, SVMTarget
+    from pytorch_grad_cam_pcasvm.targets import (
+        HotellingTarget,
+        LogRatioTarget,
+        PCATarget,
+        ProbabilityTarget,
+        ResidualTarget,
+        SVMTarget,
+    )
 
 # Where public names are: what they need, such as torch, is imported when one is asked for, and not for --help.
 _NAMES = {
@@ -49,7 +56,7 @@ _NAMES = {
     "maps": "Jacobians SignedMaps signed_maps",
     "model.features": "extract_features",
     "model.net": "HeadOutput PCASVMNet",
-    "targets": "HotellingTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
+    "targets": "HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names.split()}
 
@@ -73,6 +80,7 @@ __all__ = [
     "HeadOutput",
     "HotellingTarget",
     "Jacobians",
+    "LogRatioTarget",
     "NoClosedFormError",
     "PCASVMNet",
     "PCATarget",

@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
+    LogRatioTarget,
     PCATarget,
     PredictedScore,
     ProbabilityTarget,
@@ -378,7 +379,16 @@ def decoded(target: Any) -> Any:
 
 _TARGETS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (PCATarget, SVMTarget, ProbabilityTarget, ScoreTarget, PredictedScore, HotellingTarget, ResidualTarget)
+    for kind in (
+        PCATarget,
+        SVMTarget,
+        LogRatioTarget,
+        ProbabilityTarget,
+        ScoreTarget,
+        PredictedScore,
+        HotellingTarget,
+        ResidualTarget,
+    )
 }
 
 

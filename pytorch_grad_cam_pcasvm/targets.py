@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.kernels import known_to
+from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
+from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, OfHead
@@ -18,7 +21,7 @@ Target = Callable[[Any], Any]
 
 
 class ClosedFormTarget(ABC):
-    """A target that knows its gradient: linear in one of the head's values, unless it is a :class:`QuadraticTarget`."""
+    """A target that knows its gradient: linear in one of the head's values, unless it says how it is evaluated."""
 
     # Whether the components, or what follows them, are all that it reads.
     behind_reduction = True
@@ -46,6 +49,18 @@ class ClosedFormTarget(ABC):
         """Return the target of a boundary, the same for all images."""
         raise NotImplementedError
 
+    def of_changed(self, changed: Any, output: Any) -> Tensor | None:
+        """Return the value for M changed versions of an image, (M,), keeping the classes that are meant for it.
+
+        Args:
+            changed: the output for the changed versions.
+            output: the output for the image, of one row.
+
+        Returns:
+            The value; None: the product of the image's gradient with what the gradient is with respect to.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class QuadraticTarget(ClosedFormTarget):
@@ -70,6 +85,10 @@ class QuadraticTarget(ClosedFormTarget):
             return here
         there = self._gradient(baseline)
         return {position: (seed + there[position]) / 2 for position, seed in here.items()}
+
+    def of_changed(self, changed: Any, output: Any) -> Tensor:
+        """Return the value for M changed versions of an image, (M,)."""
+        return self(changed)
 
     @abstractmethod
     def _gradient(self, output: Any) -> dict[int, Tensor]:
@@ -336,10 +355,12 @@ class SVMTarget(ClosedFormTarget):
 
     def decision(self, output: Any) -> Tensor:
         """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""
-        head = _head_of(output, self)
-        if head.decision_position is None:
-            raise ValueError(f"{self} needs a head with an SVM, but this one has none: use PCATarget")
-        return output.head_trace.values[head.decision_position]
+        position = _decision_position(output, self)
+        return output.head_trace.values[position]
+
+    def seed(self, output: Any) -> Tensor:
+        """Return the derivative with respect to the decision values, shape (N, P), or (P,) for a row."""
+        return self._seed(output, self.decision(output).detach())
 
     def _means(self, word: str, head: Any) -> bool:
         """Return whether ``versus`` is a word, and not a class of that name."""
@@ -384,6 +405,96 @@ class SVMTarget(ClosedFormTarget):
         rivals = rivals.to(matrix)
         mean = rivals @ matrix / rivals.sum(-1, keepdim=True).clamp(min=1)
         return matrix[category] - self.strength * mean
+
+
+@dataclass(frozen=True)
+class LogRatioTarget(ClosedFormTarget):
+    """The log-ratio of the evidence of an RBF SVM: what speaks for a class, divided by what speaks against it.
+
+    Of a decision value ``a(p) = sum_i c_i K(p_i, p) + g``, with ``c_i = alpha_i y_i``, it is
+    ``L(p) = log sum_(c_i > 0) c_i K(p_i, p) - log sum_(c_i < 0) |c_i| K(p_i, p)``, with ``|g|`` among the terms of its
+    sign. It always has the sign of a, but where the kernels fade it grows with the squared distances instead of coming
+    to rest at g: take it if gamma is large. With s the shares of the terms in their sums its gradient is
+    ``2 gamma sum_i (s_i^+ - s_i^-) (p_i - p)``; its secant from a baseline, the mean of the gradient along the straight
+    line to p, is integrated numerically. Bley et al., arXiv 2508.03913.
+
+    Of one-vs-one SVMs, the margin of a class is the sum of the log-ratios of its pairs; of one-vs-rest ones, the
+    decision between two classes is the difference of their log-ratios; of calibrated ones, the mean of the members' is
+    taken. Sums and differences need not have the sign of the margin. For SVC, NuSVC and OneClassSVM with an RBF kernel,
+    also in ensembles; raises a ValueError for a head with another kernel or decision, or whose evidence has one sign.
+
+    Args:
+        category: a label from ``classes_``; None: the class predicted for each image (also for one-class SVMs, where it
+            means that the image is an inlier).
+        versus: another label, or ``"runner-up"``: the pairwise decision, as of :class:`SVMTarget`; likewise a list of
+            labels, or ``"others"``: the log-ratio minus the mean of theirs.
+        sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
+
+    Raises:
+        TypeError: a label is an array, or the category a list.
+        ValueError: ``versus`` is the category itself or no class at all, or the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, [LogRatioTarget(), LogRatioTarget("cat", versus="dog")])
+    """
+
+    category: Any = None
+    versus: Any = None
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versus", self._margin.versus)  # which refuses what is none; a list has no hash
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return the log-ratio: a number for a row, shape (N,) for a batch."""
+        return self._value(output, output)
+
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient by position: rows over the input of the SVM, shape (N, B)."""
+        stage, position = self._stage(output)
+        traces = [each.head_trace for each in (output, baseline) if each is not None]
+        saved = [stage.evaluate(trace.values[position])[1] for trace in traces]
+        with known_to(traces[0].eps, partial(output.head.errors, traces[0], position)):
+            grad, log_scale = pulled_through(stage, (self._margin.seed(output).unsqueeze(1), None), *saved)
+        return {position: (grad if log_scale is None else grad * log_scale.exp().unsqueeze(-1)).squeeze(1)}
+
+    def of_changed(self, changed: Any, output: Any) -> Tensor:
+        """Return the value for M changed versions of an image, (M,), keeping its predicted class and runner-up."""
+        return self._value(changed, output)
+
+    def boundaries(self, head: Any) -> int:
+        """Return how many boundaries it has: as many as the margin."""
+        return self._margin.boundaries(head)
+
+    def boundary_of(self, output: Any) -> Tensor:
+        """Return the number of each image's boundary, shape (N,)."""
+        return self._margin.boundary_of(output)
+
+    def at_boundary(self, head: Any, number: int) -> "LogRatioTarget":
+        """Return the target with its classes by name."""
+        named = self._margin.at_boundary(head, number)
+        return LogRatioTarget(named.category, named.versus)
+
+    def why_blank(self, output: HeadOutput) -> str | None:
+        """Return why the map of a row of the output is blank, if that is known; else None."""
+        return self._margin.why_blank(output)
+
+    @property
+    def _margin(self) -> SVMTarget:
+        """The same question to the margin."""
+        return SVMTarget(self.category, self.versus, self.sign)
+
+    def _stage(self, output: Any) -> tuple[Stage, int]:
+        """Return the stage of the log-ratios, in place of the decision, and the position of its input."""
+        position = _decision_position(output, self)
+        return log_ratios(output.head.stages[position - 1]), position - 1
+
+    def _value(self, output: Any, of_classes: Any) -> Tensor:
+        """Return the value, for the classes that are meant where the output is another."""
+        stage, position = self._stage(output)
+        x = output.head_trace.values[position]
+        ratios, _ = stage.evaluate(x.reshape(-1, x.shape[-1]))
+        return (ratios.reshape(*x.shape[:-1], -1) * self._margin.seed(of_classes)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -463,6 +574,14 @@ def _head_of(output: Any, target: ClosedFormTarget) -> Any:
     return head
 
 
+def _decision_position(output: Any, target: ClosedFormTarget) -> int:
+    """Return the position of the decision values; a ValueError without an SVM."""
+    head = _head_of(output, target)
+    if head.decision_position is None:
+        raise ValueError(f"{target} needs a head with an SVM, but this one has none: use PCATarget")
+    return head.decision_position
+
+
 def _components_of(output: Any, target: ClosedFormTarget) -> Tensor:
     """Return the components, shape (N, B), or (B,) of a row; a ValueError without a PCA."""
     head = _head_of(output, target)
@@ -533,7 +652,11 @@ def fixed(target: Any, output: Any) -> Any:
         return ScoreTarget(int(output.reshape(-1).argmax()))
     if isinstance(target, ProbabilityTarget) and target.category is None:
         return replace(target, category=output.labels()[0].item())
-    if not isinstance(target, SVMTarget) or not isinstance(output, OfHead) or output.head.classes_ is None:
+    if (
+        not isinstance(target, SVMTarget | LogRatioTarget)
+        or not isinstance(output, OfHead)
+        or output.head.classes_ is None
+    ):
         return target
     labels, voting = output.head.classes_.tolist(), output.head.voting
     decision: Any = output.decision

@@ -61,6 +61,7 @@ TESTS = {
     "head/calibration.py": "estimators head",
     "head/decisions.py": "secants_head head estimators",
     "head/head.py": "secants_head output_gradients targets head",
+    "head/log_ratio.py": "log_ratio",
     "head/kernels.py": "secants_head kernels head",
     "head/stage.py": "secants_head output_gradients head estimators",
     "head/stages.py": "secants_head output_gradients head estimators",
@@ -75,7 +76,7 @@ TESTS = {
     "maps.py": "maps",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "cams/output_gradients.py": "output_gradients targets outputs base coalitions anomalies",
-    "targets.py": "targets anomalies output_gradients head outputs base",
+    "targets.py": "targets log_ratio anomalies output_gradients head outputs base",
 }
 # Of some files only these functions are mathematics.
 ONLY = {
@@ -154,6 +155,22 @@ EQUIVALENT: dict[str, str] = {
     "targets.py ResidualTarget._parts: z.norm(dim=-1) + restored.norm(dim=-1) -> z.norm(dim=-1)": BOUND,
     "targets.py ResidualTarget._parts: z.shape[-1] ** 0.5 -> z.shape[-1]": BOUND,
     # The same numbers by another way.
+    "head/log_ratio.py Evidence.gradient: grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * "
+    "rounding_errors(x) -> grad.abs() < 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * rounding_errors(x)": BOUND,
+    "head/log_ratio.py Evidence.gradient: 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) -> 2 * self.gamma": BOUND,
+    "head/log_ratio.py Evidence.gradient: 2 * self.gamma -> self.gamma": BOUND,
+    "head/log_ratio.py Evidence.secant: self.log_intercept.unsqueeze(-1) -> self.log_intercept.unsqueeze(-2)": (
+        "both are (2, 1, 1)"
+    ),
+    "head/log_ratio.py Evidence.secant: 64 * torch.finfo(x.dtype).eps * (here.abs() + there.abs()).sum(0) -> "
+    "64 * torch.finfo(x.dtype).eps": BOUND,
+    "head/log_ratio.py Evidence.secant: 64 * torch.finfo(x.dtype).eps -> torch.finfo(x.dtype).eps": BOUND,
+    "head/log_ratio.py Evidence.secant: (here.abs() + there.abs()).sum(0) -> (here.abs() + there.abs()).mean(0)": BOUND,
+    "head/log_ratio.py Evidence.secant: here.abs() + there.abs() -> here.abs()": BOUND,
+    "head/log_ratio.py Evidence.secant: here.abs() + there.abs() -> there.abs()": BOUND,
+    "head/log_ratio.py Line._at_once: _AT_ONCE // self.start.numel() -> _AT_ONCE": BLOCKS,
+    "targets.py LogRatioTarget.seeds: log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
+    "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,
     "autodiff/lrp.py relevance: without output in values": UNREACHED,
     "autodiff/lrp.py _shared: x < 0 -> x <= 0": NOTHING,
     "autodiff/lrp.py _shared: sign > 0 -> sign >= 0": SIGN,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, QuadraticTarget, ScoreTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, ScoreTarget, SVMTarget, Target
 
 
 @dataclass
@@ -109,10 +109,12 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
     row, count = row_of(output, image), len(tree_leaves(changed)[0])
     for each in targets:
         target = each.targets[image] if isinstance(each, Rowwise) else each
-        if isinstance(target, QuadraticTarget):
-            columns.append(target(changed))
-        elif isinstance(target, ClosedFormTarget):
+        if isinstance(target, ClosedFormTarget):
             isolated = row if isinstance(row, HeadRun | HeadOutput) else row.reshape(1, -1)
+            found = target.of_changed(changed, isolated)
+            if found is not None:
+                columns.append(found)
+                continue
             ((position, seed),) = target.seeds(isolated).items()
             value = (
                 changed.head_trace.values[position]

@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite, upsampled
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
-from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, fixed
+from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, fixed
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
@@ -78,7 +78,7 @@ class Subject:
         """
         found = copy.copy(self)
         found.target = self.target if target is None else target
-        if isinstance(found.target, SVMTarget) and self.net.head.decision_position is None:
+        if isinstance(found.target, SVMTarget | LogRatioTarget) and self.net.head.decision_position is None:
             raise ValueError("the head has no SVM, so there is no decision to explain: pass target=PCATarget(0)")
         found._forget()
         return found

@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
+    LogRatioTarget,
     PCATarget,
     ProbabilityTarget,
     QuadraticTarget,
@@ -128,6 +129,8 @@ def heading(target: Any, output: Any) -> str:
     if isinstance(target, SVMTarget):
         kind = "margin" if target.versus is None else "decision"
         return kind if labels_of(output) is not None else "value"
+    if isinstance(target, LogRatioTarget):
+        return "log-ratio"
     if isinstance(target, ProbabilityTarget | ClassifierOutputSoftmaxTarget):
         return "probability"
     if isinstance(target, ScoreTarget | ClassifierOutputTarget):
@@ -153,7 +156,7 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
 def subject(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
     """Return the class that a target speaks for in this image, and any class it speaks against; "" if unknown."""
     target, output = group.targets[k], group.output
-    labels, of_svm = labels_of(output), isinstance(target, SVMTarget | ProbabilityTarget)
+    labels, of_svm = labels_of(output), isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget)
     if labels is None or isinstance(target, PCATarget):
         return ""
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)

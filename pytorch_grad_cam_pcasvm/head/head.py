@@ -297,13 +297,13 @@ class Head(Hookable):
             if short:
                 scaled = stage.jacobian(intact(saved[0]), y)
             elif scaled is not None:
-                with known_to(trace.eps, partial(self._errors, trace, position - 1)):
+                with known_to(trace.eps, partial(self.errors, trace, position - 1)):
                     scaled = pulled_through(stage, scaled, *saved)
         assert scaled is not None, "no seeds were given"
         grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 
-    def _errors(self, trace: HeadTrace, position: int) -> Tensor | None:
+    def errors(self, trace: HeadTrace, position: int) -> Tensor | None:
         """Return the rounding errors of a value, (N, .), that come from the features; None if they are not known."""
         start = sum(value is None for value in trace.values)
         return errors_after(self.stages[start:position], 8 * trace.eps * trace.values[start].abs())
@@ -417,7 +417,7 @@ class Head(Hookable):
         if not isinstance(machine, KernelSVM) or not isinstance(machine.kernel, RBF):
             return None
         _, saved = machine.evaluate(trace.values[-2].unsqueeze(0))
-        errors = self._errors(trace, len(trace.values) - 2)
+        errors = self.errors(trace, len(trace.values) - 2)
         with known_to(trace.eps, lambda: None if errors is None else errors.unsqueeze(0)):
             same = machine.kernel.coincides(saved[0], machine.support_vectors)[0].nonzero()
             if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):

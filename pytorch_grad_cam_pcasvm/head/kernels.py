@@ -46,7 +46,7 @@ def known_to(eps: float, errors: Callable[[], Tensor | None]) -> Iterator[None]:
         known.reset(before)
 
 
-def _errors(x: Tensor) -> Tensor:
+def rounding_errors(x: Tensor) -> Tensor:
     """Return the rounding errors of a machine's input x, shape (N, B)."""
     eps, errors = known.get()
     found = errors()
@@ -189,7 +189,9 @@ class RBF:
             scaled, log_scale = _times_exp(coefficients, -self.gamma * argument)
             grad = _around(scaled, points, x)
             # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
-            noise = (grad.abs() <= scaled.abs().sum(-1, keepdim=True) * _errors(x).unsqueeze(1)).all(-1, keepdim=True)
+            noise = (grad.abs() <= scaled.abs().sum(-1, keepdim=True) * rounding_errors(x).unsqueeze(1)).all(
+                -1, keepdim=True
+            )
             return grad - grad.detach() * noise, log_scale
         x0, argument0 = at0
         step = x - x0
@@ -205,7 +207,7 @@ class RBF:
 
     def coincides(self, x: Tensor, points: Tensor) -> Tensor:
         """Return whether x (N, B) equals each of the points but for rounding, shape (N, I)."""
-        return ((x.unsqueeze(1) - points).abs() <= _errors(x).unsqueeze(1)).all(-1)
+        return ((x.unsqueeze(1) - points).abs() <= rounding_errors(x).unsqueeze(1)).all(-1)
 
     def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = 2 gamma exp(-gamma d_i^2) d_i``, shape (N, I).

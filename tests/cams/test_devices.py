@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from towers import Tower
 
-from pytorch_grad_cam_pcasvm import NoClosedFormError, PCASVMNet, cams
+from pytorch_grad_cam_pcasvm import LogRatioTarget, NoClosedFormError, PCASVMNet, cams
 from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
 from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
 
@@ -47,12 +47,16 @@ HEADS = {
 }
 # Every method on every path, and every head on the shortest.
 CASES = [
-    pytest.param(backbone, head, method, marks=() if (backbone, head) == ("pooled", "RBF") else pytest.mark.slow)
+    pytest.param(backbone, head, method, None, marks=() if (backbone, head) == ("pooled", "RBF") else pytest.mark.slow)
     for backbone in BACKBONES
     for head in HEADS
     for method in cams.__all__
     if backbone == "pooled" or head == "RBF"
 ]
+OF_CLASSES = [LogRatioTarget(), LogRatioTarget(1), LogRatioTarget(0, versus="runner-up")]
+CASES += [("pooled", head, method, OF_CLASSES) for head in ("RBF", "two classes")
+          for method in ("ClosedFormGradCAM", "ContributionCAM", "ClosedFormShapleyCAM", "ShapCAM")]  # fmt: skip
+CASES += [("pooled", "one class", "ContributionCAM", [LogRatioTarget(sign="-")])]
 
 
 class _FirstToken(nn.Module):
@@ -68,7 +72,7 @@ class _Looks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def explained(backbone, head, method):
+def explained(backbone, head, method, targets):
     """Return what a method explains a network with, images, and their maps: a first call, which checks everything."""
     torch.manual_seed(0)
     make, layer = BACKBONES[backbone]
@@ -79,20 +83,20 @@ def explained(backbone, head, method):
     cam = getattr(cams, method)(PCASVMNet(make().eval(), fitted), [layer], transform, **options)
     x = torch.randn(2, 3, 8, 8)
     try:
-        return cam, x, cam.explain(x)
+        return cam, x, cam.explain(x, targets)
     except NoClosedFormError as error:
         pytest.skip(error.reason)
 
 
-@pytest.mark.parametrize(("backbone", "head", "method"), CASES)
+@pytest.mark.parametrize(("backbone", "head", "method", "targets"), CASES)
 def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_for_cuda(
-    backbone, head, method, monkeypatch
+    backbone, head, method, targets, monkeypatch
 ):
-    cam, x, maps = explained(backbone, head, method)
+    cam, x, maps = explained(backbone, head, method, targets)
     with no_looks():
-        cam.explain(x)  # boundaries are looked for once, in the head alone
+        cam.explain(x, targets)  # boundaries are looked for once, in the head alone
         with _Looks():
-            found = cam.explain(x)
+            found = cam.explain(x, targets)
     # Of a sum, whose terms may cancel.
     size = maps.maps.abs().amax((0, 2, 3), keepdim=True)
     assert ((found.maps - maps.maps).abs() <= 1e-5 * size).all()
@@ -106,7 +110,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
         with fake:
             cam.model.to("cuda")
             monkeypatch.setattr(Boundary, "point", lambda self, target, **_: self.start.features[0])  # no numbers
-            found = cam.explain(torch.empty(x.shape, device="cuda"))
+            found = cam.explain(torch.empty(x.shape, device="cuda"), targets)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
     for name in ("maps", "weights", "values", "nu", "log_scale", "baseline_values", "remainder", "opposite"):
