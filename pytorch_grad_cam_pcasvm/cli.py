@@ -204,7 +204,7 @@ def _fit(options: Any) -> None:
             f"hint: to call every image {largest!r} would be {count / len(labels):.0%} correct, too. Look at the "
             "balanced accuracy, and try --class-weight balanced"
         )
-    print(f"{options.out}: {options.components} components")
+    print(f"wrote {options.out}: {options.components} components")
 
 
 def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, list[str]]:
