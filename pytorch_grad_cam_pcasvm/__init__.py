@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.cams.baselines import mean_activations
     from pytorch_grad_cam_pcasvm.cams.recombine import recombined
     from pytorch_grad_cam_pcasvm.cams.smoothing import smoothed
-    from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError
+    from pytorch_grad_cam_pcasvm.errors import (
+        AutogradFallbackWarning,
+        BaselineWarning,
+        BlankMapWarning,
+        CoarseMapWarning,
+        NoClosedFormError,
+        OutsideTrainingWarning,
+    )
     from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
     from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, signed_maps
     from pytorch_grad_cam_pcasvm.model.features import extract_features
@@ -51,7 +58,8 @@ _NAMES = {
     "cams.baselines": "mean_activations",
     "cams.recombine": "recombined",
     "cams.smoothing": "smoothed",
-    "errors": "AutogradFallbackWarning BlankMapWarning NoClosedFormError",
+    "errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning NoClosedFormError "
+    "OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
     "model.features": "extract_features",
@@ -63,6 +71,7 @@ _PLACES = {name: place for place, names in _NAMES.items() for name in names.spli
 __all__ = [
     "LIFTCAM",
     "AutogradFallbackWarning",
+    "BaselineWarning",
     "BlankMapWarning",
     "ClosedFormAblationCAM",
     "ClosedFormCAM",
@@ -74,6 +83,7 @@ __all__ = [
     "ClosedFormScoreCAM",
     "ClosedFormShapleyCAM",
     "ClosedFormXGradCAM",
+    "CoarseMapWarning",
     "ContributionCAM",
     "Explained",
     "Head",
@@ -82,6 +92,7 @@ __all__ = [
     "Jacobians",
     "LogRatioTarget",
     "NoClosedFormError",
+    "OutsideTrainingWarning",
     "PCASVMNet",
     "PCATarget",
     "ProbabilityTarget",

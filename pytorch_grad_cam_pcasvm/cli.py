@@ -24,6 +24,10 @@ _TYPED = {
     "PCASVMNet(backbone, head, layer=..., pool=...)": "--features and --pool",
 }
 
+# Folders of these names are hardly classes.
+_SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
+_IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
+
 _RUN = "python -m pytorch_grad_cam_pcasvm"
 _EXAMPLE = f"""example:
   {_RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
@@ -87,7 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     _of_reading(fit)
     fit.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
     fit.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
+    fit.add_argument("--class-weight", choices=["balanced"],
+                     help="balanced: each class counts the same, however few images it has")  # fmt: skip
     fit.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the head, .safetensors")
+    _of_bad_images(fit)
     build = command("atlas", _atlas, "explain every image of a folder once, and keep the maps",
                     at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
     _of_network(build)
@@ -98,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
                        help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
     build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
-    build.add_argument("--skip-bad-images", action="store_true", help="list images that cannot be read, and continue")
+    _of_bad_images(build)
     build.add_argument("--verify", action="store_true", help="compare every image with what is there, not a sample")
     evaluate = command("evaluate", _evaluate, "measure whether the maps can be believed, and write a report page",
                        at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
@@ -142,14 +149,18 @@ def _of_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
 
 
+def _of_bad_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--skip-bad-images", action="store_true", help="list images that cannot be read, and continue")
+
+
 def _fit(options: Any) -> None:
+    import numpy as np
     from sklearn.base import clone
     from sklearn.decomposition import PCA
-    from sklearn.model_selection import cross_val_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
-    from torch.utils.data import DataLoader
 
     from pytorch_grad_cam_pcasvm.data import Images
 
@@ -159,40 +170,102 @@ def _fit(options: Any) -> None:
         raise ValueError(f"--out must end in .safetensors, got {options.out}")
     if not options.out.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {options.out.parent}")
+    _refuse_splits(options.images, ("train", "training"))
     backbone, transform = _backbone(options)
-    images = Images(options.images, transform)
+    images = Images(options.images, transform, thumbnails=False)
     if images.names is None:
         raise ValueError(f"{options.images} has no classes: give a folder with one folder of images for each class")
-    loader = DataLoader(images.data, batch_size=options.batch_size, num_workers=options.workers)
-    try:
-        features, numbers = package.extract_features(
-            backbone, loader, options.features or options.layer, pool=_pool(options)
-        )
-    except OSError as error:  # which image was it?
-        bad = next((bad for row in range(len(images)) if (bad := images.read([row]).bad)), None)
-        if bad is None:
-            raise
-        ((row, why),) = bad.items()
-        raise OSError(f"{images.id(row)} cannot be read ({why}): mend or delete it") from error
+    features, numbers, bad = _features(options, backbone, images)
     if options.components > min(features.shape):
         raise ValueError(
             f"{len(features)} images with {features.shape[1]} features have fewer components: lower --components"
         )
-    labels = [images.names[number] for number in numbers]
-    head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), SVC(kernel=options.kernel))
+    labels = np.array(images.names)[numbers]
+    svm = SVC(kernel=options.kernel, class_weight=options.class_weight)
+    head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), svm)
     package.Head.of(head.fit(features, labels)).save(options.out)
-    counts = Counter(labels)
-    print(f"{len(counts)} classes: {', '.join(f'{name} {count}' for name, count in counts.items())}")
-    print(f"{options.out}: {options.components} components")
-    if (folds := min(5, *counts.values())) > 1:
-        score = cross_val_score(clone(head), features, labels, cv=folds).mean()
-        print(f"{score:.0%} correct in {folds}-fold cross-validation", end=", ")
-    print(f"{head.score(features, labels):.0%} on the images it was fitted on, which is no test")
+    counts = Counter(labels.tolist())
+    shares = ", ".join(f"{name} {count} ({count / len(labels):.0%})" for name, count in counts.items())
+    print(f"{len(counts)} classes: {shares}")
+    _tell_bad(bad)
+    folds = StratifiedKFold(min(5, *counts.values())) if min(counts.values()) > 1 else None
+    if folds is None:
+        print("no cross-validation, which needs two images of each class")
+    elif min(len(rest) for rest, _ in folds.split(features, labels)) < options.components:
+        print(f"no cross-validation: its parts have fewer than {options.components} images, lower --components")
+    else:
+        guessed = cross_val_predict(clone(head), features, labels, cv=folds)
+        print(f"{folds.n_splits}-fold cross-validation: {_accuracy(labels.tolist(), labels == guessed)}")
+    training = head.score(features, labels)
+    print(f"{training:.0%} correct on the images it was fitted on: training accuracy, not a test score")
+    ((largest, count),) = counts.most_common(1)
+    if count > _IMBALANCED * len(labels) and options.class_weight is None:
+        print(
+            f"hint: to call every image {largest!r} would be {count / len(labels):.0%} correct, too. Look at the "
+            "balanced accuracy, and try --class-weight balanced"
+        )
+    print(f"wrote {options.out}: {options.components} components")
+
+
+def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, list[str]]:
+    """Return features, class numbers, and the names of images that cannot be read and were left out."""
+    from torch.utils.data import DataLoader, Subset
+
+    def extracted(data: Any) -> tuple[Any, Any]:
+        loader = DataLoader(data, batch_size=options.batch_size, num_workers=options.workers)
+        return package.extract_features(backbone, loader, options.features or options.layer, pool=_pool(options))
+
+    try:
+        return *extracted(images.data), []
+    except (OSError, SyntaxError) as error:  # which image was it?
+        bad: dict[int, str] = {}
+        for row in range(len(images)):
+            bad |= images.read([row]).bad
+            if bad and not options.skip_bad_images:
+                ((row, why),) = bad.items()
+                what = f"{images.id(row)} cannot be read ({why}): mend or delete it, or add --skip-bad-images"
+                raise OSError(what) from error
+        if not bad:
+            raise
+    good = [row for row in range(len(images)) if row not in bad]
+    if not good:
+        raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
+    return *extracted(Subset(images.data, good)), [images.id(row) for row in bad]
+
+
+def _tell_bad(names: Sequence[str]) -> None:
+    if names:
+        shown = ", ".join(names)
+        print(f"{len(names)} image{'s' if len(names) > 1 else ''} skipped, which cannot be read: {shown}")
+
+
+def _accuracy(labels: Sequence[Any], correct: Any) -> str:
+    """Return what part is correct: of N images, of each class on average, and of each class."""
+    counts, hits = Counter(labels), Counter(label for label, is_hit in zip(labels, correct, strict=True) if is_hit)
+    of_class = {label: hits[label] / count for label, count in sorted(counts.items())}
+    balanced = sum(of_class.values()) / len(of_class)
+    by_class = ", ".join(f"{label} {part:.0%}" for label, part in of_class.items())
+    return f"{hits.total() / len(labels):.0%} correct, balanced accuracy {balanced:.0%} ({by_class})"
+
+
+def _refuse_splits(root: Path, wanted: Sequence[str]) -> None:
+    """Refuse a folder whose folders are named as the parts of a data set, and say which of them was meant."""
+    from pytorch_grad_cam_pcasvm.data import class_folders
+
+    folders = class_folders(root) if root.is_dir() else []
+    splits = [name for name in folders if name.lower() in _SPLITS]
+    if splits and (len(splits) > 1 or splits == folders):  # one among others may be a class: bus, car, train
+        meant = next((name for name in splits if name.lower() in wanted), splits[0])
+        named = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
+        looks = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
+        are = "folders are" if len(splits) > 1 else "only folder is"
+        raise ValueError(f"the {are} named {named}, which {looks}: did you mean --images {root / meant}?")
 
 
 def _atlas(options: Any) -> None:
     from pytorch_grad_cam_pcasvm import atlas
 
+    _refuse_splits(options.images, ("test", "testing"))
     net, transform = _network(options)
     method = getattr(package, options.method)
     store = atlas.build(
@@ -213,11 +286,10 @@ def _atlas(options: Any) -> None:
     print(store)
     if store.labels is not None and store.head.classes_ is not None:
         try:
-            print(f"{store.correct.mean():.1%} of the {len(store)} images are classified correctly")
+            print(f"{len(store)} images: {_accuracy(store.names(store.labels), store.correct)}")
         except ValueError as error:  # the atlas is complete
             print(f"whether they are classified correctly cannot be told: {error}")
-    if store.manifest["bad"]:
-        print(f"left out because they cannot be read: {', '.join(store.manifest['bad'])}")
+    _tell_bad(store.manifest["bad"])
     print(f"browse it: {_RUN} explore {options.out}")
 
 
@@ -227,21 +299,35 @@ def _evaluate(options: Any) -> None:
     for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    _refuse_splits(options.images, ("test", "testing"))
     net, transform = _network(options)
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
     methods = {name: getattr(package, name) for name in names}
-    page = evaluation.report(
+    study = evaluation.Study(
         net,
         options.images,
         [options.layer],
         {name: (method, _options(options, method)) for name, method in methods.items()},
-        out=options.out,
         images=options.count,
         batch_size=options.batch_size,
         seed=options.seed,
         transform=transform,
     )
-    print(f"open {page.resolve().as_uri()}")
+    _tell_accuracy(study)
+    print(f"open {study.report(options.out).resolve().as_uri()}")
+
+
+def _tell_accuracy(study: Any) -> None:
+    """Say how many images of a study are classified correctly, if their folders are named as the head's classes."""
+    names, classes = study.source.names, study.net.head.classes_
+    if names is None or classes is None or not set(names) & set(classes.tolist()):
+        return
+    labels, correct = [], []
+    for images, numbers, _ in study.batches("accuracy"):
+        found = [names[number] for number in numbers]
+        labels += found
+        correct += [label == guess for label, guess in zip(found, study.net.predict(images).tolist(), strict=True)]
+    print(f"{len(labels)} images: {_accuracy(labels, correct)}")
 
 
 def _options(options: Any, method: type) -> dict[str, Any]:

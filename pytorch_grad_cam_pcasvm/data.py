@@ -214,13 +214,18 @@ class Images:
         return plain_tensor(image), _plain(label)
 
 
+def class_folders(root: str | Path) -> list[str]:
+    """Return the names of the folders with images in a folder, in order; empty if it has none."""
+    folders = (path for path in Path(root).iterdir() if path.is_dir())
+    return sorted(path.name for path in folders if any(is_image_file(each.name) for each in path.rglob("*")))
+
+
 class _Classes(ImageFolder):
     """The images of a folder with one folder for each class."""
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         """Return the names of the folders with images: .ipynb_checkpoints and the like are no classes."""
-        folders = (path for path in Path(directory).iterdir() if path.is_dir())
-        names = sorted(path.name for path in folders if any(is_image_file(each.name) for each in path.rglob("*")))
+        names = class_folders(directory)
         return names, {name: number for number, name in enumerate(names)}
 
 

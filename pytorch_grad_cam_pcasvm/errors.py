@@ -31,6 +31,36 @@ class BlankMapWarning(UserWarning):
     """
 
 
+class OutsideTrainingWarning(UserWarning):
+    """Most images of a batch are far from those that the head was fitted on; the message says how far.
+
+    Usually they were prepared in another way, as with values of 0 to 255 in place of [0, 1]. Given once by each
+    method's object.
+
+    Example:
+        >>> warnings.simplefilter("error", OutsideTrainingWarning)  # rather an error than maps of other images
+    """
+
+
+class BaselineWarning(UserWarning):
+    """For most images of a batch a decision is due to the baseline more than to the image, whose map shows the rest.
+
+    Where its sum has the other sign than the value, the colours contradict the decision. Given once by each method's
+    object.
+
+    Example:
+        >>> warnings.simplefilter("ignore", BaselineWarning)
+    """
+
+
+class CoarseMapWarning(UserWarning):
+    """A map has fewer than 4x4 positions. Given once by each method's object.
+
+    Example:
+        >>> warnings.simplefilter("ignore", CoarseMapWarning)
+    """
+
+
 class AutogradFallbackWarning(UserWarning):
     """``jacobian="auto"`` found a path without a closed form and uses autograd for it.
 

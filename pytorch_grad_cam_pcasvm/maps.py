@@ -89,6 +89,7 @@ class SignedMaps:
     linear: bool = False
     neutral: bool = False
     layers: Sequence[str] = ()
+    _doubts: Any = None  # of what made them, where no number may be looked at yet
 
     def __repr__(self) -> str:
         return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
@@ -255,6 +256,8 @@ class SignedMaps:
         if not bool(self.maps.isfinite().all()):
             raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
         warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
+        if self._doubts is not None:
+            self._doubts.of_maps(self)
         return self.maps.cpu().numpy()
 
     def _part(self, sign: float, size: Sequence[int] | None, scale: str) -> Tensor:

@@ -12,12 +12,24 @@ import torchvision
 # Networks this small are slower on several threads, and ten times slower on a busy machine.
 torch.set_num_threads(1)
 
+# Small random networks on noise give reason for each of them.
+_DOUBTS = ("BaselineWarning", "CoarseMapWarning", "OutsideTrainingWarning")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # Here, not in pyproject.toml, whose filters import the package before its coverage is measured.
     config.addinivalue_line("filterwarnings", "error::pytorch_grad_cam_pcasvm.AutogradFallbackWarning")
-    # pytest.warns sees it all the same.
-    config.addinivalue_line("filterwarnings", "ignore::pytorch_grad_cam_pcasvm.BlankMapWarning")
+    # pytest.warns sees them all the same.
+    for name in ("BlankMapWarning", *_DOUBTS):
+        config.addinivalue_line("filterwarnings", f"ignore::pytorch_grad_cam_pcasvm.{name}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let no doubt arise in documents and examples, which show how it is done."""
+    for item in items:
+        if item.path.parent.name == "documents":
+            for name in _DOUBTS:
+                item.add_marker(pytest.mark.filterwarnings(f"error::pytorch_grad_cam_pcasvm.{name}"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ import torchvision
 from atlases import folder
 from reference import relative
 from sklearn.decomposition import PCA
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
 
@@ -44,8 +45,12 @@ def head(network, tmp_path_factory):
 def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights):
     out = tmp_path / "atlas"
     assert main(["atlas", *network, "--head", str(head), "--out", str(out)]) == 0
-    assert re.search(r"Atlas\(.*8 images, 3 components, ContributionCAM at 'features'", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert re.search(r"Atlas\(.*8 images, 3 components, ContributionCAM at 'features'", printed)
     store = atlas.load(out)
+    of_class = [store.correct[store.labels == name].mean() for name in ("cat", "dog")]
+    shares = "{:.0%} correct, balanced accuracy {:.0%} (cat {:.0%}, dog {:.0%})"
+    assert f"8 images: {shares.format(store.correct.mean(), np.mean(of_class), *of_class)}\n" in printed
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
@@ -70,7 +75,9 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     read = Subject.read
     monkeypatch.setattr(Subject, "read", lambda subject, rows: sizes.append(subject.batch_size) or read(subject, rows))
     assert main(["evaluate", *network, "--head", str(head), *options]) == 0
-    assert capsys.readouterr().out.startswith("open file://")
+    accuracy, page = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"4 images: \d+% correct, balanced accuracy \d+% \(cat \d+%, dog \d+%\)", accuracy)
+    assert page.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert results["completeness"]["settings"]["images"] == 4
     assert set(sizes) == {3}
@@ -151,20 +158,107 @@ def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, m
     assert match in line
 
 
-def test_fit_says_what_it_learned_and_which_photo_is_broken(network, photos, tmp_path, capsys):
+@pytest.fixture
+def fit(network, photos, tmp_path):
+    """A folder of photos that may be changed, and the command that fits a head on them."""
     own = tmp_path / "own"
     shutil.copytree(photos, own)
     options = ["fit", *network, "--components", "3", "--out", str(tmp_path / "head.safetensors")]
     options[options.index("--images") + 1] = str(own)
+    return own, options
+
+
+def test_fit_says_what_it_learned_and_which_photo_is_broken(fit, capsys):
+    own, options = fit
     assert main(options) == 0
     printed = capsys.readouterr().out
-    classes = sorted(path.name for path in own.iterdir())
-    assert f"2 classes: {classes[0]} 4, {classes[1]} 4" in printed
-    assert "correct in 4-fold cross-validation, " in printed
+    assert printed.startswith("2 classes: cat 4 (50%), dog 4 (50%)\n4-fold cross-validation: ")
+    assert re.search(r": \d+% correct, balanced accuracy \d+% \(cat \d+%, dog \d+%\)\n", printed)
+    assert "correct on the images it was fitted on: training accuracy, not a test score\n" in printed
+    assert "hint" not in printed
     broken = sorted(own.rglob("*.png"))[5]
     broken.write_bytes(broken.read_bytes()[:40])
     assert main(options) == 2
-    assert f"error: {broken.relative_to(own).as_posix()} cannot be read (" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"error: {broken.relative_to(own).as_posix()} cannot be read (" in told
+    assert "mend or delete it, or add --skip-bad-images\n" in told
+    assert main([*options, "--skip-bad-images"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 classes: cat 4 (57%), dog 3 (43%)\n" in printed
+    assert f"1 image skipped, which cannot be read: {broken.relative_to(own).as_posix()}\n" in printed
+
+
+def test_fit_of_photos_that_are_all_broken(fit, capsys):
+    own, options = fit
+    for photo in own.rglob("*.png"):
+        photo.write_bytes(b"no photo")
+    assert main([*options, "--skip-bad-images"]) == 2
+    assert "error: none of the 8 images in " in capsys.readouterr().err
+
+
+def test_accuracy_is_that_of_scikit_learn(fit, capsys, monkeypatch):
+    labels, guesses = np.array(["cat"] * 4 + ["dog"] * 4), np.array(["cat"] * 3 + ["dog"] * 3 + ["cat"] * 2)
+    monkeypatch.setattr("sklearn.model_selection.cross_val_predict", lambda *_, **__: guesses)
+    assert main(fit[1]) == 0
+    expected = accuracy_score(labels, guesses), balanced_accuracy_score(labels, guesses)
+    shares = "{:.0%} correct, balanced accuracy {:.0%} (cat 75%, dog 50%)".format(*expected)
+    assert f"4-fold cross-validation: {shares}\n" in capsys.readouterr().out
+
+
+def test_photos_mostly_of_one_class(fit, tmp_path, capsys):
+    own, options = fit
+    cats, dogs = (sorted((own / name).iterdir()) for name in ("cat", "dog"))
+    for photo in dogs[2:]:
+        photo.unlink()
+    for number in range(5):
+        shutil.copy(cats[number % 4], own / "cat" / f"again{number}.png")
+    files = []
+    for weighted in (False, True):
+        assert main([*options, *(["--class-weight", "balanced"] if weighted else [])]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("2 classes: cat 9 (82%), dog 2 (18%)\n2-fold cross-validation: ")
+        hint = "hint: to call every image 'cat' would be 82% correct, too. Look at the balanced accuracy, and try "
+        assert (f"{hint}--class-weight balanced\n" in printed) != weighted
+        files.append((tmp_path / "head.safetensors").read_bytes())
+    assert files[0] != files[1]
+
+
+@pytest.mark.parametrize(("dogs", "components", "why"), [
+    (1, "3", "no cross-validation, which needs two images of each class\n"),
+    (2, "4", "no cross-validation: its parts have fewer than 4 images, lower --components\n"),
+])  # fmt: skip
+def test_photos_too_few_for_cross_validation(fit, capsys, dogs, components, why):
+    own, options = fit
+    for photo in sorted((own / "dog").iterdir())[dogs:]:
+        photo.unlink()
+    options[options.index("--components") + 1] = components
+    assert main(options) == 0
+    assert why in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["fit", "atlas", "evaluate"])
+@pytest.mark.parametrize(("folders", "of_fit", "of_others", "told"), [
+    ("test train", "train", "test", "the folders are named test and train, which look like splits, not classes: "),
+    ("Training Val", "Training", "Training", "the folders are named Training and Val, which look like splits"),
+    ("test train validation", "train", "test", "the folders are named test, train and validation, which look"),
+    ("validation", "validation", "validation", "the only folder is named validation, which looks like a split, not"),
+])  # fmt: skip
+def test_splits_are_no_classes(network, head, photos, tmp_path, capsys, command, folders, of_fit, of_others, told):
+    for name in folders.split():
+        shutil.copytree(photos, tmp_path / name)
+    options = ["--images", str(tmp_path), *network[2:], "--out", str(tmp_path / "out.safetensors")]
+    assert main([command, *options, *([] if command == "fit" else ["--head", str(head)])]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {told}")
+    assert f"did you mean --images {tmp_path / (of_fit if command == 'fit' else of_others)}?\n" in error
+
+
+def test_trains_among_buses_are_a_class(fit, capsys):
+    own, options = fit
+    (own / "cat").rename(own / "bus")
+    (own / "dog").rename(own / "train")
+    assert main(options) == 0
+    assert "2 classes: bus 4 (50%), train 4 (50%)\n" in capsys.readouterr().out
 
 
 def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.docstrings import completed
+from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.cams.host import one_per_image, smoothed_by_svd
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, Seeds, in_order, is_closed_form
 from pytorch_grad_cam_pcasvm.cams.recombine import combined
@@ -182,6 +183,7 @@ class ClosedFormCAM(BaseCAM):
         self._checked: set[Any] = set()
         self._seen: set[Any] = set()
         self._checked_head: Any = None
+        self._doubts = Doubts()
         if next(model.parameters(), None) is None:
             raise ValueError(
                 f"{type(model).__name__} has no parameters, which pytorch-grad-cam needs to find its device"
@@ -262,10 +264,14 @@ class ClosedFormCAM(BaseCAM):
             nu = largest(made.maps, made.opposite)
             told = self._tell_blind_tokens(run, 0, nu)
             output = run.public_output
+        looks = may_look(nu)
         kind: Any = {"linear": self._is_linear(run), "neutral": self._is_neutral(run), "layers": tuple(run.layers)}
-        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, **kind)
-        if may_look(nu):
+        doubts = None if looks else self._doubts
+        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, **kind, _doubts=doubts)
+        self._doubts.of_layer(" + ".join(run.layers), made.maps.shape[2:])
+        if looks:
             check_finite(nu)
+            self._doubts.of_maps(result)
             if not told and not bool(nu.all()):
                 warn_of_blanks(made.maps, nu, lambda image, k: targets[k], output)
         if isinstance(run.output, HeadRun):
@@ -478,6 +484,7 @@ class ClosedFormCAM(BaseCAM):
                     )
                 shared = Rowwise(list(targets))
                 made = self._explained(run, layer, [shared])
+                self._doubts.of_layer(name, made.maps.shape[2:])
                 maps, nu = made.maps, largest(made.maps, made.opposite)
                 if self._tell_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
                     layers.append(np.zeros((len(x), 1, *x.shape[2:]), np.float32))
@@ -490,6 +497,7 @@ class ClosedFormCAM(BaseCAM):
                     # The host's weights are means over positions, and its scaling adds 1e-7: size matters there.
                     maps, nu = (numbers / activations[0, 0].numel() for numbers in (maps, nu))
                 layers.append(one_per_image(maps, nu, targets, self.outputs, x.shape[2:], size))
+                self._doubts.of_rows(self.outputs, targets, made.values, made.baseline_values)
         return layers
 
     def _jacobian(self, run: Run, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.cams.boundary import Boundary, grouped
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds
 from pytorch_grad_cam_pcasvm.data import image_and_label
-from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.model.features import checked_images, output_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
@@ -91,7 +91,6 @@ class WithBaseline(ClosedFormCAM):
             raise ValueError("the mean has NaN or infinite values")
         self.baseline, self.mean = baseline, means
         self._boundary: Boundary | None = None
-        self._told = False
 
     @property
     def baseline(self) -> str | Tensor:
@@ -186,7 +185,12 @@ class WithBaseline(ClosedFormCAM):
         mean = self._mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
-                self._tell_of_zeros(run.layers[layer])
+                self._doubts.tell(
+                    BaselineWarning,
+                    f"the training set's mean at {run.layers[layer]!r} is unknown, so maps start at zero activations, "
+                    "and add up to the value minus that at zeros (baseline_values): pass mean=mean_activations(net, "
+                    f"loader, {run.layers[layer]!r}), or baseline='zero' if that is meant",
+                )
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
         found: dict[Any, Tensor] = {}
         single = None if boundary is not None else self._of_single(run)
@@ -220,16 +224,6 @@ class WithBaseline(ClosedFormCAM):
         black = torch.zeros_like(run.images[:1])
         passed = self._path(self._layers(self.model, black), modules_of(self.model)).run(black)
         return Run(self.model, black, passed, run.output_of(passed.output), run.layers, run.transforms)
-
-    def _tell_of_zeros(self, name: str) -> None:
-        if not self._told:
-            self._told = True
-            warn(
-                f"the training set's mean at {name!r} is unknown, so maps start at zero activations and add up to the "
-                f"value minus that at zeros (baseline_values): pass mean=mean_activations(net, loader, {name!r}), or "
-                "baseline='zero' if that is meant",
-                UserWarning,
-            )
 
     def _start(self, run: Run, layer: int) -> Tensor:
         """Return the baseline as activations of the target layer, as the network has them, of one row or N."""

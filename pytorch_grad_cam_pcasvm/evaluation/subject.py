@@ -17,8 +17,9 @@ from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.cams import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.data import Images
-from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.errors import BaselineWarning, BlankMapWarning, OutsideTrainingWarning
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite, upsampled
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
@@ -61,6 +62,7 @@ class Subject:
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")
         self.made = Made()
+        self._doubts = Doubts()
         self._channels_last = True
         self._forget()
 
@@ -111,6 +113,7 @@ class Subject:
         """Return the target of each image; by default the predicted class, by its name."""
         with evaluating(self.net), torch.no_grad():
             output = self.net(x)
+        self._doubts.of_images(output)
         try:
             return [fixed(self.target, output.rows([n])) for n in range(len(x))]
         except ValueError as error:  # the class to compare with is the predicted one of some image
@@ -252,10 +255,11 @@ def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, An
 
 
 def explained(cam: ClosedFormCAM, x: Tensor, targets: Sequence[Any]) -> list[SignedMaps]:
-    """Return each image's map of its own target, without a warning of blank ones, which are counted."""
+    """Return each image's map of its own target, without warnings: blank maps are counted, and rivals are odd."""
     found: dict[int, SignedMaps] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BlankMapWarning)
+        for category in (BlankMapWarning, BaselineWarning, OutsideTrainingWarning):
+            warnings.simplefilter("ignore", category)
         for target in dict.fromkeys(targets):
             places = [n for n, other in enumerate(targets) if other == target]
             maps = cam.explain(x[places], [target])

@@ -1,0 +1,122 @@
+"""Doubts: what makes maps that can be computed likely to be misread, told once each."""
+
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.errors import BaselineWarning, CoarseMapWarning, OutsideTrainingWarning, warn
+from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
+from pytorch_grad_cam_pcasvm.model.net import OfHead
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
+
+# In any training set at most 1/25 of the standardised features are farther from 0 than 5 (Chebyshev). For new images,
+# docs/reading.md has a table.
+_FAR = 5.0
+_MOST_FAR = 0.06
+_FAR_COMPONENTS = 4.0  # root mean square of components, in standard deviations: 1 in the training set
+_LATEST = 8  # images, of which most have to be far
+_COARSE = 4  # positions along a side
+
+
+class Doubts:
+    """What has been told of the maps of one method."""
+
+    def __init__(self) -> None:
+        self._told: set[type[Warning]] = set()
+        self._distances: list[float] = []
+
+    def of_layer(self, layer: str, positions: Sequence[int]) -> None:
+        """Warn if the maps of a layer have few positions, (H, W) or (D, H, W); looks at no number."""
+        count = 1
+        for side in positions:
+            count *= side
+        if count < _COARSE ** len(positions):
+            size = "x".join(map(str, positions))
+            self.tell(
+                CoarseMapWarning,
+                f"the maps of {layer!r} have {size} positions only, which drawn over an image are one soft cloud: "
+                "choose an earlier layer, or larger images",
+            )
+
+    def of_maps(self, maps: Any) -> None:
+        """Warn of what the numbers of a SignedMaps tell; waits for the device."""
+        self.of_images(maps.output)
+        decisions = [k for k, target in enumerate(maps.targets) if _is_decision(target, maps.output)]
+        if decisions and maps.baseline_values is not None and BaselineWarning not in self._told:
+            values, at_baseline = _array(maps.values), _array(maps.baseline_values)
+            for k in decisions:
+                self._of_baseline(maps.targets[k], values[:, k], at_baseline[:, k])
+
+    def of_rows(self, output: Any, targets: Sequence[Any], values: Tensor, at_baseline: Tensor | None) -> None:
+        """Warn of what the numbers of maps with a target for each image, values (N, 1), tell; waits for the device."""
+        self.of_images(output)
+        rows = [n for n, target in enumerate(targets) if _is_decision(target, output)]
+        if rows and at_baseline is not None and BaselineWarning not in self._told:
+            kinds = {targets[n] for n in rows}
+            what = kinds.pop() if len(kinds) == 1 else "the decisions"
+            self._of_baseline(what, _array(values)[rows, 0], _array(at_baseline)[rows, 0])
+
+    def of_images(self, output: Any) -> None:
+        """Warn if most of the latest images are unlike those that the head was fitted on; waits for the device."""
+        if OutsideTrainingWarning in self._told or not isinstance(output, OfHead):
+            return
+        found = _distances(output)
+        if found is None:
+            return
+        distances, limit, in_words = found
+        # Who explains one image at a time meets an odd one among hundreds.
+        self._distances = [*self._distances, *distances.tolist()][-max(_LATEST, len(distances)) :]
+        middle = median_low(self._distances)
+        if middle > limit:
+            self.tell(
+                OutsideTrainingWarning,
+                f"the images are unlike the training images: {in_words.format(middle)}. Were they normalised as for "
+                "extract_features?",
+            )
+
+    def _of_baseline(self, what: Any, values: np.ndarray, at_baseline: np.ndarray) -> None:
+        """Warn if most values (N,) of a decision are due to the baseline."""
+        (ruled,) = np.nonzero(abs(at_baseline) > abs(values - at_baseline))
+        if 2 * len(ruled) > len(values):
+            value, start = values[ruled[0]], at_baseline[ruled[0]]
+            self.tell(
+                BaselineWarning,
+                f"for {len(ruled)} of {len(values)} images the baseline explains more of {what} than the image does: a "
+                f"value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to {value - start:.3g}; with "
+                "baseline='neutral' it adds up to the value",
+            )
+
+    def tell(self, category: type[Warning], message: str) -> None:
+        """Give a warning, unless one of its kind was given."""
+        if category not in self._told:
+            self._told.add(category)
+            warn(message, category)
+
+
+def _is_decision(target: Any, output: Any) -> bool:
+    """Return whether a target is a decision, which has a boundary: the value of a regressor has none."""
+    return isinstance(target, ClosedFormTarget) and isinstance(output, OfHead) and target.boundaries(output.head) > 0
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as an array, for which torch need not dispatch anything."""
+    return tensor.detach().cpu().numpy()
+
+
+def _distances(output: OfHead) -> tuple[np.ndarray, float, str] | None:
+    """Return how far images are from the training set, shape (N,), what is far, and how to say it; None if unknown."""
+    head, values = output.head, output.head_trace.values
+    first, z = head.stages[0], values[1]
+    # Not the components first: what the training images did not have is in none of them.
+    if isinstance(first, Scale) and first.shift_is_mean and z is not None and (_array(first.divisor) != 1).any():
+        far = (abs(_array(z)) > _FAR).mean(-1)
+        return far, _MOST_FAR, f"{{:.0%}} of their features lie more than {_FAR:.0f} standard deviations from the mean"
+    position = head.component_position
+    reduction = None if position is None else head.stages[position - 1]
+    if position is None or not isinstance(reduction, Projection) or reduction.variances is None:
+        return None
+    far = np.sqrt((_array(values[position]) ** 2 / _array(reduction.variances)).mean(-1))
+    return far, _FAR_COMPONENTS, "their components lie {:.3g} standard deviations from the mean"
