@@ -1,0 +1,98 @@
+"""Which layer: candidates on the same images, and small images pasted into others."""
+
+import numpy as np
+import pytest
+import torch
+from problems import explained
+
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, evaluation
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import in_patches
+from pytorch_grad_cam_pcasvm.evaluation.localisation import _pasted
+
+RANDOM = "random maps"
+
+
+@pytest.fixture(scope="module")
+def found():
+    p = explained("pooled", "rbf", 2, size="square")
+    images = p.images(24, seed=11)
+    data = images, [p.labels[n % 2] for n in range(24)]
+    candidates = {"early": p.backbone.features[1], "last": "features", "both": ["features.1", "features"]}
+    return p, data, evaluation.layers(p.net, data, candidates, images=None, progress=False)
+
+
+def test_every_candidate_is_measured_as_by_hand(found):
+    p, data, result = found
+    # The head knows the mean where features are means; elsewhere it is that of the images given.
+    x = data[0]
+    with torch.no_grad():
+        mean = p.backbone.features[:2](x).mean(0)
+    methods = {"early": (ContributionCAM, {"mean": mean}), "last": (ContributionCAM, {})}
+    for name, layer in (("early", "features.1"), ("last", "features")):
+        alone = {name: methods[name]}
+        by_hand = evaluation.faithfulness(
+            p.net, data, [layer], alone, patches=14, images=None, progress=False, rivals=(RANDOM,)
+        )
+        # Random maps have the resolution of the last layer there.
+        curves = by_hand.curves["deletion"][name], result.curves["deletion"][name]
+        assert np.allclose(*curves, rtol=1e-6)
+    measures = {row.measure for row in result.rows if row.method == "both, mean"}
+    assert {"deletion", "insertion", "pasted: pointing game"} <= measures
+
+
+def test_one_is_recommended_in_a_sentence(found):
+    _, _, result = found
+    totals = {
+        name: sum(result[name, kind, RANDOM].mean for kind in ("deletion", "insertion"))
+        for name in ("early", "last", "both", "both, mean")
+    }
+    recommended = result.settings["recommended"]
+    assert recommended in (["features.1"], ["features"], ["features.1", "features"])
+    best = max(totals, key=totals.get)
+    assert recommended == ["features"] or best != "last"
+    assert str(result).startswith("layers: Recommended: ")
+
+
+def test_candidates_are_found_by_themselves(found):
+    p, data, _ = found
+    result = evaluation.layers(p.net, data[0][:6], images=None, progress=False)
+    named = {row.method for row in result.rows}
+    assert "features" in named
+    assert any(" + features" in name for name in named)
+    assert "labels" in result.settings["not side by side"]
+
+
+def test_bad_candidates(found):
+    p, data, _ = found
+    with pytest.raises(ValueError, match="candidates is empty"):
+        evaluation.layers(p.net, data, [], progress=False)
+    with pytest.raises(ValueError, match="no layer 'nowhere'"):
+        evaluation.layers(p.net, data, ["nowhere"], progress=False)
+
+
+def test_patches_are_means_of_equal_size():
+    maps = np.arange(2 * 6 * 4, dtype=float).reshape(2, 6, 4)
+    patched = in_patches(maps, 3)
+    for row in range(3):
+        for column in range(2):
+            here = np.s_[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            assert np.allclose(patched[here], maps[here].mean((1, 2), keepdims=True))
+
+
+def test_a_pasted_image_is_where_its_mask_is():
+    small, large = torch.ones(3, 20, 30), torch.zeros(3, 20, 30)
+    for place in ((0.0, 0.0), (0.999, 0.999), (0.3, 0.7)):
+        scene, mask = _pasted(small, large, np.array(place))
+        assert mask.sum() == 7 * 11
+        assert torch.equal(scene[0] > 0.5, torch.from_numpy(mask))
+
+
+def test_pasted_scenes_are_explained_for_the_small_image(found):
+    p, data, _ = found
+    result = evaluation.localisation(
+        p.net, data, ["features"], [ClosedFormGradCAM], pasted=True, images=None, progress=False
+    )
+    assert result.settings["pasted"]
+    assert 0.1 < result.settings["chance"] < 0.16
+    with pytest.raises(ValueError, match="pasted makes its own masks"):
+        evaluation.localisation(p.net, data, ["features"], pasted=True, masks=np.ones((24, 8, 8)), progress=False)
