@@ -69,6 +69,8 @@ TESTS = {
     "autodiff/forward_ad.py": "forward_ad",
     "cams/recombine.py": "recombine methods anomalies token_backward",
     "cams/base.py": "maps base",
+    "cams/boundary.py": "boundary",
+    "cams/levels.py": "boundary",
     "cams/context.py": "maps methods base contributions",
     "cams/gradient.py": "methods maps",
     "cams/contributions.py": "contributions baselines methods",
