@@ -85,7 +85,8 @@ class SignedMaps:
     linear: bool = False
 
     def __repr__(self) -> str:
-        return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
+        dtype = str(self.maps.dtype).removeprefix("torch.")
+        return f"SignedMaps({tuple(self.maps.shape)} {dtype} on {self.maps.device}, {_listed(self.targets)})"
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -286,6 +287,17 @@ def _positions(index: Any, count: int, what: str) -> slice | list[int]:
             raise IndexError(f"there are {count} {what}, numbered from 0: {position} is out of range")
     positions = [position % count for position in positions]
     return positions if array.ndim else slice(positions[0], positions[0] + 1)
+
+
+def _listed(targets: Sequence[Any]) -> str:
+    """Return targets in a few words: components 0, 1, ... as their number, and the first of the others."""
+    first = next((k for k, target in enumerate(targets) if target != PCATarget(k)), len(targets))
+    first = 0 if first == 1 else first
+    words = [f"{first} components"] * bool(first) + [str(target) for target in targets[first:]]
+    if len(words) > 3:
+        words[3:] = [f"{len(words) - 3} more"]
+    *most, last = words or ["no targets"]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _check_shapes(name: str, first: Tensor, other: Tensor) -> None:
