@@ -16,17 +16,9 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.cams.recombine import recombined
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_maps
-from pytorch_grad_cam_pcasvm.figures.style import (
-    BLUE,
-    RED,
-    as_pictures,
-    bare,
-    draw_bar,
-    draw_signed,
-    laid_out,
-    number,
-)
+from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, bare, draw_bar, draw_signed, laid_out, number
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 GREY = "0.35"
