@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from pytorch_grad_cam_pcasvm.pictures import DIVERGING, OVER_PICTURES, greyed
 
 FONT = 15  # still readable where the figure is shown at half its size
+SMALLEST = 0.6  # size of a text that is shrunk rather than broken
 CHARACTER = {"bold": 0.145, "medium": 0.125, "small": 0.1}  # widths in inches
 HEAT = "inferno"
 RED, BLUE = "#b2182b", "#2166ac"
@@ -119,6 +120,15 @@ def number(value: float, log_scale: float = 0.0) -> str:
     return f"{10**fraction:.1f}e{exponent:.0f}"
 
 
+def unit_of(largest: float) -> tuple[float, str]:
+    """Return the power of ten in which numbers up to this size are short, and how it is written; 1 and "" if they are.
+
+    matplotlib's own, "1e-7", stands in the way of titles and labels.
+    """
+    exponent = math.floor(math.log10(largest)) if largest else 0
+    return (1.0, "") if -3 <= exponent <= 4 else (10.0**exponent, f"$\\times\\,10^{{{exponent}}}$")
+
+
 def literal(text: Any) -> str:
     """Return the user's text so that matplotlib takes no part of it for mathematics."""
     return str(text).replace("$", r"\$")
@@ -128,6 +138,16 @@ def filled(text: str, width: float, size: str, **options: Any) -> str:
     """Return text with each line wrapped to lines of the given width in inches."""
     columns = max(5, int(width / CHARACTER[size]))
     return "\n".join(textwrap.fill(line, columns, **options) for line in text.split("\n"))
+
+
+def fitted(texts: Sequence[str], width: float, size: str) -> tuple[list[str], float]:
+    """Return texts wrapped between words to lines of the given width in inches, and a font size for the longest word.
+
+    Letters are shrunk rather than words broken, down to a share of :data:`SMALLEST`.
+    """
+    longest = max((len(word) for text in texts for word in text.split()), default=1)
+    shrink = min(1.0, max(SMALLEST, width / CHARACTER[size] / longest))
+    return [filled(text, 1.001 * width / shrink, size) for text in texts], shrink
 
 
 def captioned(text: str, width: float, size: str) -> str:
@@ -141,9 +161,14 @@ def is_formula(text: str) -> bool:
 
 
 def class_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
-    """Return the name of a label, the index-th of those drawn."""
+    """Return the name of a label, the index-th of those drawn, as matplotlib shall write it."""
+    return literal(plain_name(value, index, classes))
+
+
+def plain_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
+    """Return the name of a label, the index-th of those drawn, as the user wrote it."""
     if classes is None:
-        return literal(value)
+        return str(value)
     if isinstance(classes, Mapping):
-        return literal(classes.get(value, value))
-    return literal(classes[value if isinstance(value, int) and 0 <= value < len(classes) else index])
+        return str(classes.get(value, value))
+    return str(classes[value if isinstance(value, int) and 0 <= value < len(classes) else index])
