@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import FigureBase
 from matplotlib.gridspec import GridSpec
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
@@ -138,7 +138,7 @@ class Steps:
         lines = self.whole.label.count("\n") + 2 * self.has_tokens
         return 1.6 + COLUMN * self.columns, sum(self.heights(picture)) + _WORDS + 0.25 * lines
 
-    def draw(self, figure: Figure, grid: GridSpec, picture: np.ndarray) -> tuple[list[Axes], Axes]:
+    def draw(self, figure: FigureBase, grid: GridSpec, picture: np.ndarray) -> tuple[list[Axes], Axes]:
         """Draw the maps into the first row of a grid and the bars into the second; see :func:`stand_below`."""
         above = [figure.add_subplot(grid[0, column]) for column in range(self.columns)]
         bars = figure.add_subplot(grid[1, : self.columns])
