@@ -25,6 +25,7 @@ EXAMPLES = {  # titles and pictures in the gallery; others are called by their f
     "digits": ("Digits, a CNN and two SVMs", "digits.png"),
     "atlas": ("An atlas of 1,797 digits", "atlas.png"),
     "layers": ("One decision at three layers", "layers.png"),
+    "mistake": ("Why was this one wrong?", "mistake.png"),
     "volume": ("Volumes", "volume.png"),
     "transformer": ("A Vision Transformer, pair by pair", "transformers.png"),
     "paper": ("The paper's experiment", "paper/chest-xray/maps.png"),

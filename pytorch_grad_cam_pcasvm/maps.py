@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.model.features import all_finite
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.targets import (
@@ -92,7 +93,9 @@ class SignedMaps:
     _doubts: Any = None  # of what made them, where no number may be looked at yet
 
     def __repr__(self) -> str:
-        return f"SignedMaps({tuple(self.maps.shape)} {self.maps.dtype} on {self.maps.device}, targets={self.targets})"
+        dtype = str(self.maps.dtype).removeprefix("torch.")
+        where = f" at {' + '.join(self.layers)}" if len(self.layers) > 1 else ""
+        return f"SignedMaps({tuple(self.maps.shape)} {dtype} on {self.maps.device}{where}, {_listed(self.targets)})"
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -251,10 +254,49 @@ class SignedMaps:
         """Return ``P^- = relu(-maps)``, or ``relu(opposite)``: what lowers each target; see :meth:`positive`."""
         return self._part(-1.0, size, scale)
 
+    def overlay(self, pictures: Any, scale: str = "map") -> np.ndarray:
+        """Return the signed maps over pictures in grey, in the figures' colours: red raises a target, blue lowers it.
+
+        Strong colours are large values; 0 is clear.
+
+        Args:
+            pictures: the images as people see them, one for each, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or
+                (N, H, W), in [0, 1], or uint8; maps are upsampled to their size (bilinear, as in pytorch-grad-cam).
+            scale: where colours end: ``"map"``: at nu of that image and target; ``"target"``: at the largest nu of that
+                target in the batch, so that images are comparable.
+
+        Returns:
+            Images for matplotlib's ``imshow`` and PIL's ``Image.fromarray``: uint8, shape (N, K, H, W, 3).
+
+        Raises:
+            ValueError: another number or shape of pictures, values outside [0, 1], maps of volumes or not finite, or
+                another scale.
+
+        Example:
+            >>> maps.overlay(images).shape
+            (2, 4, 32, 32, 3)
+        """
+        drawn = as_pictures(pictures)
+        if self.maps.dim() != 4 or len(drawn) != len(self):
+            raise ValueError(
+                f"{len(drawn)} pictures for maps of shape {tuple(self.maps.shape)}: give one of each image, and maps "
+                "of shape (N, K, H, W); figures.plot_volume draws those of volumes"
+            )
+        if scale not in SCALES[:2]:
+            raise ValueError(f"scale must be one of {SCALES[:2]} for colours, got {scale!r}")
+        check_finite(self.maps)
+        warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
+        signed = self.maps if self.opposite is None else self.maps.relu() - self.opposite.relu()
+        values = upsampled(self._on_scale(signed, scale).float(), drawn.shape[1:3]).cpu().numpy()
+        colours = np.empty((*values.shape, 3), np.uint8)
+        for of_image, picture, maps in zip(colours, drawn, values, strict=True):
+            for k, each in enumerate(maps):
+                of_image[k] = (255 * overlaid(picture, each)).round()
+        return colours
+
     def numpy(self) -> np.ndarray:
         """Return the raw signed maps, which must be finite, as an array, shape (N, K, H, W); waits for the device."""
-        if not bool(self.maps.isfinite().all()):
-            raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
+        check_finite(self.maps)
         warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
         if self._doubts is not None:
             self._doubts.of_maps(self)
@@ -272,13 +314,18 @@ class SignedMaps:
             name = "P+" if sign > 0 else "P-"
             warn_of_blanks(part, self.nu, lambda image, k: self.targets[k], self.output, f"{name} of ")
         if scale != "none":
-            part = divided(part, self.nu)
-        if scale == "target":
-            size_of_map = self.nu.log() + self.log_scale
-            largest = size_of_map.amax(0, keepdim=True)
-            factor = torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0).to(part.dtype)
-            part = part * _per_map(factor, part)
+            part = self._on_scale(part, scale)
         return part if size is None else upsampled(part, size)
+
+    def _on_scale(self, maps: Tensor, scale: str) -> Tensor:
+        """Return maps or their parts divided by nu of each, or by the largest of a target."""
+        maps = divided(maps, self.nu)
+        if scale == "map":
+            return maps
+        size_of_map = self.nu.log() + self.log_scale
+        largest = size_of_map.amax(0, keepdim=True)
+        factor = torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0).to(maps.dtype)
+        return maps * _per_map(factor, maps)
 
 
 _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
@@ -302,6 +349,17 @@ def _positions(index: Any, count: int, what: str) -> slice | list[int]:
             raise IndexError(f"there are {count} {what}, numbered from 0: {position} is out of range")
     positions = [position % count for position in positions]
     return positions if array.ndim else slice(positions[0], positions[0] + 1)
+
+
+def _listed(targets: Sequence[Any]) -> str:
+    """Return targets in a few words: components 0, 1, ... as their number, and the first of the others."""
+    first = next((k for k, target in enumerate(targets) if target != PCATarget(k)), len(targets))
+    first = 0 if first == 1 else first
+    words = [f"{first} components"] * bool(first) + [str(target) for target in targets[first:]]
+    if len(words) > 3:
+        words[3:] = [f"{len(words) - 3} more"]
+    *most, last = words or ["no targets"]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _check_shapes(name: str, first: Tensor, other: Tensor) -> None:

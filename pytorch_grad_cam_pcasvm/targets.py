@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,7 +20,19 @@ from pytorch_grad_cam_pcasvm.model.net import HeadOutput, OfHead
 Target = Callable[[Any], Any]
 
 
-class ClosedFormTarget(ABC):
+class ShortRepr:
+    """A dataclass (with ``repr=False``) that is written as one would type it: defaults are left out."""
+
+    def __repr__(self) -> str:
+        given = []
+        for place, field in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value != field.default:
+                given.append(("" if place == 0 else f"{field.name}=") + _typed(value))
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+class ClosedFormTarget(ShortRepr, ABC):
     """A target that knows its gradient: linear in one of the head's values, unless it says how it is evaluated."""
 
     # Whether the components, or what follows them, are all that it reads.
@@ -62,7 +74,7 @@ class ClosedFormTarget(ABC):
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QuadraticTarget(ClosedFormTarget):
     """A target that is quadratic in the head's values.
 
@@ -95,7 +107,7 @@ class QuadraticTarget(ClosedFormTarget):
         """Return the gradient by position of the head's value."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PCATarget(ClosedFormTarget):
     """Principal component ``p_b`` (b from 0: ``PCATarget(0)`` is the paper's P_1).
 
@@ -157,7 +169,7 @@ class PCATarget(ClosedFormTarget):
         return components
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HotellingTarget(QuadraticTarget):
     """Hotelling's T^2: how far the components are from their mean, in units of their variances.
 
@@ -199,7 +211,7 @@ class HotellingTarget(QuadraticTarget):
         return components, variances.to(components)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ResidualTarget(QuadraticTarget):
     """The Q statistic: the squared distance of the PCA's input to the subspace of its components.
 
@@ -260,7 +272,7 @@ class ResidualTarget(QuadraticTarget):
         return residual * (residual.norm(dim=-1) > rounding).unsqueeze(-1), restoring
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SVMTarget(ClosedFormTarget):
     """The margin of a class, the decision between two classes, or what sets a class apart from several.
 
@@ -407,7 +419,7 @@ class SVMTarget(ClosedFormTarget):
         return matrix[category] - self.strength * mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LogRatioTarget(ClosedFormTarget):
     """The log-ratio of the evidence of an RBF SVM: what speaks for a class, divided by what speaks against it.
 
@@ -497,8 +509,8 @@ class LogRatioTarget(ClosedFormTarget):
         return (ratios.reshape(*x.shape[:-1], -1) * self._margin.seed(of_classes)).sum(-1)
 
 
-@dataclass(frozen=True)
-class ProbabilityTarget:
+@dataclass(frozen=True, repr=False)
+class ProbabilityTarget(ShortRepr):
     """The calibrated probability of a class, exactly as returned by ``predict_proba``.
 
     Far from the decision boundary a probability saturates and its gradient fades; ``SVMTarget`` explains the margin.
@@ -531,7 +543,7 @@ class ProbabilityTarget:
         return probabilities.gather(-1, voting.predicted(decision.detach()).unsqueeze(-1)).squeeze(-1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScoreTarget(ClosedFormTarget):
     """A score of an ordinary classifier, by its index; None: the largest of each image."""
 
@@ -604,6 +616,13 @@ def _why_unknown(reduction: Any) -> str:
         again = "then save it again from the fitted estimator, Head.of(estimator).save(path)"
         return f"this one has none, or the head was read from a file of an earlier version; {again}"
     return "this one has none"
+
+
+def _typed(value: Any) -> str:
+    """Return a label, or labels, as one would type them."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_typed, value))}]"
+    return repr(value.item() if isinstance(value, np.generic | Tensor) else value)
 
 
 def _check_sign(sign: str) -> None:

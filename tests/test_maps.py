@@ -4,12 +4,15 @@ import copy
 import json
 import warnings
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import cv2
 import mpmath
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from problems import Problem, damaged
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -31,6 +34,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
 )
 from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.figures.style import draw_signed
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps import FORMATS
 from pytorch_grad_cam_pcasvm.targets import PredictedScore, ScoreTarget
@@ -207,12 +211,36 @@ def test_a_blank_map_says_why():
         assert not maps.positive().any()
     text = str(warned[0].message)
     assert warned[0].filename == __file__
-    assert "image 0, P+ of PCATarget(component=0, sign='+'): all its evidence has the other sign" in text
-    assert "SVMTarget(category='a', versus=None, sign='+', strength=1.0): there is no gradient at all" in text
+    assert "image 0, P+ of PCATarget(0): all its evidence has the other sign" in text
+    assert "SVMTarget('a'): there is no gradient at all" in text
     with pytest.warns(BlankMapWarning, match="SVMTarget"):
         assert relative(maps.negative()[0, 0], torch.tensor([[1.0, 0.5]])) == 0
     with pytest.warns(BlankMapWarning):
         assert maps.positive(scale="target").isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ([PCATarget(0)], "PCATarget(0)"),
+        ([SVMTarget("cat")], "SVMTarget('cat')"),
+        ([PCATarget(0), SVMTarget()], "PCATarget(0) and SVMTarget()"),
+        ([*map(PCATarget, range(8))], "8 components"),
+        ([*map(PCATarget, range(8)), SVMTarget()], "8 components and SVMTarget()"),
+        ([PCATarget(1), PCATarget(0)], "PCATarget(1) and PCATarget(0)"),
+        ([*map(SVMTarget, "abc")], "SVMTarget('a'), SVMTarget('b') and SVMTarget('c')"),
+        ([*map(SVMTarget, "abcdefghi")], "SVMTarget('a'), SVMTarget('b'), SVMTarget('c') and 6 more"),
+        (
+            [PCATarget(0), PCATarget(1), *map(SVMTarget, range(3))],
+            "2 components, SVMTarget(0), SVMTarget(1) and 1 more",
+        ),
+        ([], "no targets"),
+    ],
+)
+def test_maps_are_written_in_a_few_words(targets, words):
+    raw, per_map = torch.zeros(2, len(targets), 7, 5), torch.zeros(2, len(targets))
+    maps = SignedMaps(raw, per_map, per_map, per_map, per_map, targets, None)
+    assert repr(maps) == f"SignedMaps((2, {len(targets)}, 7, 5) float32 on cpu, {words})"
 
 
 def test_only_blank_maps_are_named():
@@ -428,6 +456,10 @@ def own_target(output):
     return output[..., 0]
 
 
+def assert_same_types(target, other):
+    assert [type(value) for value in vars(target).values()] == [type(value) for value in vars(other).values()]
+
+
 def test_saved_maps_are_bit_identical(problem, tmp_path):
     targets = [
         PCATarget(1, "-"),
@@ -445,7 +477,8 @@ def test_saved_maps_are_bit_identical(problem, tmp_path):
         name: getattr(maps, name).dtype for name in TENSORS
     }
     assert loaded.targets == [*targets[:-1], "Custom", "own_target"]
-    assert repr(loaded.targets[:-2]) == repr(targets[:-1])  # with the types of their labels
+    for read, written in zip(loaded.targets[:-2], targets[:-1], strict=True):
+        assert_same_types(read, written)
     assert type(loaded.output) is torch.Tensor
     with safe_open(tmp_path / "maps.safetensors", framework="pt") as file:
         for name in ("components", "margins", "features"):
@@ -476,7 +509,7 @@ def test_targets_survive_a_file(target, tmp_path):
     maps.save(tmp_path / "maps")
     loaded = SignedMaps.load(tmp_path / "maps")
     assert loaded.targets == [target]
-    assert repr(loaded.targets) == repr([target])
+    assert_same_types(loaded.targets[0], target)
     assert_same(loaded, maps)
 
 
@@ -579,3 +612,83 @@ def test_a_warning_is_shown_once_per_line_of_the_user():
         warnings.filterwarnings("error", module=__name__)
         with pytest.raises(UserWarning, match="the message"):
             warn("the message", UserWarning)
+
+
+def of_values(values, **more):
+    """Return maps of one target, one value each, as one picture."""
+    maps = torch.tensor(values).reshape(1, 1, 1, -1)
+    ones = torch.ones(1, 1)
+    return SignedMaps(maps, ones, ones, maps.abs().amax((2, 3)), 0 * ones, [PCATarget(0)], ones, **more)
+
+
+def test_an_overlay_is_red_where_the_value_rises_and_the_picture_in_grey_where_there_is_nothing():
+    (((red, grey, blue),),) = of_values([2.0, 0.0, -2.0]).overlay(np.ones((1, 1, 3, 3)))[0]
+    assert red[0] > 100
+    assert red[0] > 2 * red[1:].max()
+    assert blue[2] > 90
+    assert blue[2] > 2 * blue[0]
+    assert grey.tolist() == [255] * 3
+    ((black, *_),) = of_values([0.0, 1.0, 1.0]).overlay(np.zeros((1, 1, 3)))[0, 0]
+    assert black.tolist() == [round(0.35 * 255)] * 3  # the pictures are pale, as in figures
+
+
+def test_an_overlay_has_the_pixels_of_a_figure(maps):
+    pictures = np.random.default_rng(0).random((len(maps), 48, 40, 3))
+    colours = maps.overlay(pictures)
+    assert colours.dtype == np.uint8
+    assert colours.shape == (*maps.maps.shape[:2], 48, 40, 3)
+    signed = maps.positive((48, 40)) - maps.negative((48, 40))
+    for n, k in ((0, 0), (1, -1)):
+        figure = Figure(figsize=(0.40, 0.48), dpi=100)
+        draw_signed(figure.add_axes((0, 0, 1, 1)), pictures[n], signed[n, k].numpy())
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        drawn = np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
+        assert np.abs(drawn - colours[n, k]).max() <= 3  # matplotlib has 256 greys, and rounds twice
+
+
+def test_an_overlay_takes_pictures_as_figures_do(maps):
+    pictures = np.random.default_rng(0).integers(0, 256, (len(maps), 12, 10, 3), np.uint8)
+    expected = maps.overlay(pictures)
+    for same in (pictures / 255, torch.from_numpy(pictures).permute(0, 3, 1, 2)):
+        assert np.abs(maps.overlay(same).astype(int) - expected).max() <= 1
+    assert maps.overlay(pictures[..., 0]).shape == expected.shape
+    assert np.abs(maps.to(torch.bfloat16).overlay(pictures).astype(int) - expected).max() <= 4
+
+
+def test_overlays_of_one_target_are_comparable_on_its_scale(maps):
+    weak = replace(maps, maps=maps.maps / 4, nu=maps.nu / 4)[:1]
+    both, pictures = SignedMaps.cat([maps[:1], weak]), np.ones((2, 8, 8))
+    own, shared = both.overlay(pictures), both.overlay(pictures, scale="target")
+    assert (own[0] == own[1]).all()
+    assert (own[0] == shared[0]).all()
+    assert shared[1].min() > own[1].min()
+
+
+def test_an_overlay_of_two_parts_shows_both():
+    maps = of_values([1.0, 0.0], opposite=torch.tensor([0.0, 1.0]).reshape(1, 1, 1, 2))
+    expected = of_values([1.0, -1.0]).overlay(np.ones((1, 1, 2)))
+    assert (maps.overlay(np.ones((1, 1, 2))) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "pictures", "scale", "message"),
+    [
+        ({}, np.ones((2, 4, 4)), "map", r"2 pictures for maps of shape \(1, 1, 1, 2\)"),
+        ({}, np.ones((1, 4, 4)), "none", "scale must be one of"),
+        ({}, 2 * np.ones((1, 4, 4)), "map", r"undo the normalisation"),
+        ({"maps": torch.ones(1, 1, 2, 2, 2)}, np.ones((1, 4, 4)), "map", "plot_volume"),
+        ({"maps": torch.full((1, 1, 1, 2), torch.nan)}, np.ones((1, 4, 4)), "map", "not finite"),
+    ],
+)
+def test_overlays_that_cannot_be_made(change, pictures, scale, message):
+    with pytest.raises(ValueError, match=message):
+        replace(of_values([1.0, 0.0]), **change).overlay(pictures, scale)
+
+
+def test_an_overlay_warns_of_maps_without_anything_on_them():
+    with pytest.warns(BlankMapWarning, match=r"image 0, PCATarget\(0\): there is no gradient"):
+        of_values([0.0, 0.0]).overlay(np.ones((1, 1, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of_values([-1.0, 0.0]).overlay(np.ones((1, 1, 2)))  # blue is something

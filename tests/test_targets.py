@@ -18,12 +18,16 @@ from pytorch_grad_cam_pcasvm import (
     BlankMapWarning,
     ClosedFormGradCAM,
     ContributionCAM,
+    HotellingTarget,
     PCASVMNet,
     PCATarget,
+    ProbabilityTarget,
+    ResidualTarget,
     SignedMaps,
     SVMTarget,
     recombined,
 )
+from pytorch_grad_cam_pcasvm.targets import ScoreTarget
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,29 @@ def test_targets_read_rows_and_batches(problem):
     labels = problem.net.predict(problem.x)
     expected = torch.stack([SVMTarget(label)(row) for label, row in zip(labels, output, strict=True)])
     assert relative(SVMTarget()(output), expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("target", "typed"),
+    [
+        (PCATarget(0), "PCATarget(0)"),
+        (PCATarget(np.int64(2), "-"), "PCATarget(2, sign='-')"),
+        (SVMTarget(), "SVMTarget()"),
+        (SVMTarget(np.str_("cat")), "SVMTarget('cat')"),
+        (SVMTarget(0), "SVMTarget(0)"),
+        (SVMTarget(None, "runner-up"), "SVMTarget(versus='runner-up')"),
+        (SVMTarget("ü", ("dog", 3), strength=0.6), "SVMTarget('ü', versus=['dog', 3], strength=0.6)"),
+        (SVMTarget(torch.tensor(1), sign="-"), "SVMTarget(1, sign='-')"),
+        (ProbabilityTarget("cat"), "ProbabilityTarget('cat')"),
+        (ScoreTarget(4), "ScoreTarget(4)"),
+        (ScoreTarget(), "ScoreTarget()"),
+        (HotellingTarget(), "HotellingTarget()"),
+        (ResidualTarget("-"), "ResidualTarget('-')"),
+    ],
+)
+def test_a_target_is_written_as_one_would_type_it(target, typed):
+    assert repr(target) == typed
+    assert eval(typed) == target
 
 
 @pytest.mark.parametrize(

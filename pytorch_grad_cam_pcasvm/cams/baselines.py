@@ -57,7 +57,8 @@ class WithBaseline(ClosedFormCAM):
             baseline, and so ``baseline_values``, is evaluated with the image's own attention weights.
         mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
             ``"mean"``; for several target layers a list of these. None: as the head knows it, if the features are means
-            over positions of the target layer; elsewhere ``"neutral"`` takes zeros, with a warning.
+            over positions of the target layer; elsewhere ``"neutral"`` takes zeros, with a warning. For images of
+            another size its mean over positions is taken.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor, or the mean is no tensor.
@@ -269,8 +270,11 @@ class WithBaseline(ClosedFormCAM):
         """Return the mean of the training set, of one row; None if it is not known."""
         if self.mean is not None:
             if len(self.mean) != len(run.layers):
-                raise ValueError(f"{len(self.mean)} means for {len(run.layers)} target layers: give one for each")
-            return self._as_activations(self.mean[layer], run, layer)
+                raise ValueError(f"give one mean for each of the {len(run.layers)} target layers, got {len(self.mean)}")
+            mean, size = self.mean[layer], run.passed.activations[layer].shape
+            if run.transforms[layer] is None and mean.dim() == len(size) - 1 and mean.shape[1:] != size[2:]:
+                mean = mean.flatten(1).mean(1)  # images of another size
+            return self._as_activations(mean, run, layer)
         head = run.output.head if isinstance(run.output, HeadRun) else None
         if head is None or head.feature_mean is None or run.transforms[layer] is not None:
             return None

@@ -89,7 +89,8 @@ def layers(
         methods[title] = ContributionCAM, options
         if len(each) > 1:
             methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
-    last = next(reversed([title for title, each in named.items() if len(each) == 1]), next(iter(named)))
+    order = {name: place for place, (name, _) in enumerate(backbone.named_modules())}
+    last = max(named, key=lambda title: (len(named[title]) == 1, order[named[title][-1]]))
     study = Subject(net, data, named[last][-1:], methods, **common)
     result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND))
     for kind in ("side by side", "pasted"):

@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.figures.feature_space import (
 )
 from pytorch_grad_cam_pcasvm.figures.grid import plot_maps
 from pytorch_grad_cam_pcasvm.figures.jacobian import plot_jacobian
+from pytorch_grad_cam_pcasvm.figures.mistake import plot_mistake
 from pytorch_grad_cam_pcasvm.figures.volume import plot_volume
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "plot_feature_space",
     "plot_jacobian",
     "plot_maps",
+    "plot_mistake",
     "plot_support_vector_effect",
     "plot_support_vectors",
     "plot_volume",

@@ -1,5 +1,6 @@
 """What is drawn for one target: its columns of pictures, their scale, and the text above them."""
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, 
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.figures.style import HEAT, bare, draw_signed, literal, number
+from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, HEAT, bare, draw_signed, is_formula, literal, number
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import (
@@ -50,6 +51,7 @@ class Block:
         title: title of the group that the block belongs to.
         captions: one for each image.
         longest: number of characters that fit beside the scale.
+        formula: number of characters of the longest caption with a formula.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Block:
         self.columns = list(self._columns(size))
         self.captions = [caption(group, k, row, classes) for row in range(len(group.maps))]
         self.longest = max(len(self.end(row)) for row in range(len(group.maps))) + self.signed
+        # Formulas are not wrapped: their letters, without what makes them one.
+        self.formula = max((len(re.sub(r"[$_{}]", "", text)) for text in self.captions if is_formula(text)), default=0)
 
     def _columns(self, size: Sequence[int]) -> Iterator[Column]:
         target, k = self.group.targets[self.k], self.k
@@ -78,7 +82,8 @@ class Block:
 
     def width(self, picture: float) -> float:
         """Return its width in inches."""
-        return len(self.columns) * (picture + GAP) + max(0.7, 0.32 + 0.1 * self.longest)
+        beside = max(0.7, 0.32 + CHARACTER["small"] * self.longest)
+        return max(len(self.columns) * (picture + GAP) + beside, CHARACTER["small"] * self.formula)
 
     def end(self, row: int) -> str:
         """Return where the scale of an image ends."""
@@ -149,13 +154,12 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
         return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}"
     if labels_of(group.output) is None:
         return f"\N{MINUS SIGN} {value}" if getattr(target, "sign", "+") == "-" else value
-    words = subject(group, k, row, classes)
+    words = subject(target, group.output, row, classes)
     return f"{words}: {value}" if words else value
 
 
-def subject(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
+def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -> str:
     """Return the class that a target speaks for in this image, and any class it speaks against; "" if unknown."""
-    target, output = group.targets[k], group.output
     labels, of_svm = labels_of(output), isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget)
     if labels is None or isinstance(target, PCATarget):
         return ""

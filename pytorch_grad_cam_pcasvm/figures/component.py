@@ -11,40 +11,45 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.cams import ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.cams.recombine import steps_of
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.figures.blocks import heading, labels_of, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     COLOURS,
     MARKERS,
     RED,
-    as_array,
-    as_pictures,
     bare,
     class_name,
     draw_bar,
     draw_signed,
+    filled,
+    fitted,
     laid_out,
     number,
+    plain_name,
+    unit_of,
 )
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, uncompiled
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 MOST_CLASSES = 12
-_PICTURE = 1.25  # in inches
+_PICTURE, _NAME = 1.25, 2.2  # in inches: a picture, the name of a class beside its points
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The images at the two ends of a component, from low to high, with their maps and the scale of the maps.
+    """The images at the two ends of a component, from low to high, with their maps on one scale.
 
     Attributes:
         rows: shape (2 E,).
@@ -76,6 +81,7 @@ class Along:
         classes: the images of each class by its name, masks of shape (R,).
         kind: what the classes are.
         parts: the component's parts in the decision, shape (R,), or None.
+        decision: what it is a part of.
     """
 
     symbol: str
@@ -83,6 +89,7 @@ class Along:
     classes: Mapping[str, np.ndarray]
     kind: str
     parts: np.ndarray | None
+    decision: str
 
 
 def plot_component(
@@ -103,9 +110,10 @@ def plot_component(
 ) -> Figure:
     """Draw what a component means: the images at its two ends with their maps, and the classes along it.
 
-    Above, from the lowest to the highest value: images, their signed maps on one scale (red raises the component), and
-    the mean image and map of each end. Below: every image as a point, class by class, those shown above circled; and
-    with an SVM and maps that add up, the component's part in the decisions: the mean over each class of
+    Above, from the lowest to the highest value: images, their signed maps (red raises the component), and the mean of
+    both at each end. All maps of an end share one scale, so that a strong end does not make the other pale; how strong
+    it is, the number beside its scale says. Below: every image as a point, class by class, those shown above circled;
+    and with an SVM and maps that add up, the component's part in the decisions: the mean over each class of
     ``g_b (p_b - p0_b)`` (see :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`) with its standard error.
 
     Args:
@@ -135,10 +143,10 @@ def plot_component(
     Example:
         >>> figure = plot_component(net, 0, images, target_layer="layer2", count=1)
     """
-    cam = _method(net, target_layer, cam)
+    cam = method_of(net, target_layer, cam)
     x = checked_images(images)
     source = as_array(x if pictures is None else pictures)
-    p, predicted = _values(net, x, batch_size)
+    p, predicted, output = values_of(net, x, batch_size)
     if not 0 <= component < p.shape[1]:
         raise ValueError(f"component {component}: the head has {p.shape[1]}, numbered from 0")
     if len(x) < 2 or count < 1 or batch_size < 1 or len(source) != len(x):
@@ -168,11 +176,12 @@ def plot_component(
         ends = _ends(rows, drawn, maps)
         parts = _parts(cam, x[:1], p.to(device_of(net)), component, target)
     kind = "class" if labels is not None else "predicted class" if net.head.classes_ is not None else "set"
-    along = Along(f"p_{{{component + 1}}}", values, labelled, kind, parts)
+    along = Along(f"p_{{{component + 1}}}", values, labelled, kind, parts, _decision(target, output, classes))
     return _drawn(ends, along, count, size)
 
 
-def _method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFormCAM:
+def method_of(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFormCAM:
+    """Return the method that was given, or contributions at a layer."""
     if (layer is None) == (cam is None):
         raise ValueError("say where to look: pass target_layer= for contributions, or cam= for another method")
     if cam is None:
@@ -182,18 +191,30 @@ def _method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedForm
     return cam
 
 
-def _values(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.ndarray]:
-    """Return the components of all images, (R, B), and the predicted classes, (R,), all the same without any."""
+def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.ndarray, HeadOutput]:
+    """Return the components of all images, (R, B), the predicted classes, (R,), all the same without any; an output."""
     components, labels = [], []
     with evaluating(net), torch.no_grad():
         for batch in x.split(batch_size):
             output = net(batch.to(device_of(net)))
             if output.components is None:
-                raise ValueError("the head has no components: plot_component needs one with a PCA")
+                raise ValueError("the head has no components: this figure needs one with a PCA")
             components.append(output.components.cpu())
             known = output.head.classes_ is not None
             labels.append(output.labels() if known else np.full(len(batch), "all images"))
-    return torch.cat(components), np.concatenate(labels)
+    return torch.cat(components), np.concatenate(labels), output
+
+
+def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
+    """Return what the component is a part of, for images of any class."""
+    target = SVMTarget() if target is None else target
+    kind, labels = heading(target, output), labels_of(output)
+    if labels is None:
+        return kind
+    if getattr(target, "category", None) is None:
+        return f"{kind} of the predicted class"
+    names = [plain_name(label, index, classes) for index, label in enumerate(labels)] if classes else None
+    return f"{kind}, {subject(target, output, 0, names)}"
 
 
 def _ends(rows: np.ndarray, pictures: np.ndarray, maps: SignedMaps) -> Ends:
@@ -225,43 +246,59 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
     """Return the figure, its pictures from the lowest to the highest value."""
     names = _most_telling(along)
     columns = 2 * count + 2
-    high, low = 2 * _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2] + 1, max(1.2, 0.36 * len(names)) + 0.8
+    titles, shrink = _titles(ends.outermost(count), along)
+    lines = max(title.count("\n") + 1 for title in titles)
+    written = [filled(name, _NAME, "medium", break_long_words=False) for name in names]
+    line = 0.12 + 0.25 * max(name.count("\n") + 1 for name in written)
+    high = 2 * _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2] + 0.6 + 0.21 * lines
+    low = max(1.2, line * len(names)) + 0.8
     width = columns * (_PICTURE + 0.08) + 1.9
+    decision = f"part in the {along.decision}"
+    decision = filled(decision, 3 / 8 * width - 0.5, "small", break_long_words=False)
+    low += 0.2 * decision.count("\n")
     with laid_out((width, high + low + 0.3), size, _note(along), w_pad=0.06) as figure:
         above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat
-        _draw_ends(above.subplots(2, columns).T, ends, along, count)
-        grid = below.add_gridspec(1, 8)
-        strip = below.add_subplot(grid[: 8 if along.parts is None else 5])
+        _draw_ends(above.subplots(2, columns).T, ends, along, count, titles, shrink)
+        grid = below.add_gridspec(1, 24)
+        strip = below.add_subplot(grid[: 24 if along.parts is None else 14])  # numbers at both ends need room between
         _draw_strip(strip, along, names, ends.outermost(count).rows)
+        strip.set_yticks(range(len(names)), labels=written)
         if along.parts is not None:
-            _draw_parts(below.add_subplot(grid[5:]), along, names)
+            _draw_parts(below.add_subplot(grid[15:]), along, names, decision)
     return figure
 
 
-def _draw_ends(axes: np.ndarray, ends: Ends, along: Along, count: int) -> None:
-    """Draw pictures above their maps, the lowest and their mean, then the mean of the highest and these."""
+def _titles(shown: Ends, along: Along) -> tuple[list[str], float]:
+    """Return the class and value of every image shown, and the size of their letters."""
     name_of = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
-    shown = ends.outermost(count)
-    titles = [f"{name_of[row]}\n{number(float(along.values[row]))}" for row in shown.rows]
-    half = len(ends.rows) // 2
-    sides = slice(None, half), slice(half, None)
-    means = [ends.maps[side].mean(0) for side in sides]
-    top = max(float(np.abs(mean).max()) for mean in means)
+    names, shrink = fitted([name_of[row] for row in shown.rows], _PICTURE, "small")
+    values = [number(float(along.values[row])) for row in shown.rows]
+    if along.kind == "set":  # there are no classes
+        return values, 1.0
+    return [f"{name}\n{value}" for name, value in zip(names, values, strict=True)], shrink
+
+
+def _draw_ends(axes: np.ndarray, ends: Ends, along: Along, count: int, titles: Sequence[str], shrink: float) -> None:
+    """Draw pictures above their maps, the lowest and their mean, then the mean of the highest and these."""
+    shown, half = ends.outermost(count), len(ends.rows) // 2
     columns = list(zip(titles, shown.pictures, shown.maps, strict=True))
     columns[count:count] = [
-        (f"mean of the\n{half} {word}", ends.pictures[side].mean(0), mean / (top or 1.0))
-        for word, side, mean in zip(("lowest", "highest"), sides, means, strict=True)
+        (f"mean of the\n{half} {word}", ends.pictures[side].mean(0), ends.maps[side].mean(0))
+        for word, side in (("lowest", slice(None, half)), ("highest", slice(half, None)))
     ]
-    for (above, below), (title, picture, values) in zip(axes, columns, strict=True):
-        bare(above).imshow(picture)
-        above.set(anchor="S")
-        above.set_title(title, fontsize="small", pad=4)
-        draw_signed(below, picture, values)
-        below.set(anchor="N")
-    for column, word, share in ((0, "lowest", top), (count + 1, "highest", 1.0)):
-        place: dict[str, Any] = {"xytext": (0, 2.9 * mpl.rcParams["font.size"]), "textcoords": "offset points"}
-        axes[column, 0].annotate(f"{word} ${along.symbol}$", (0, 1), xycoords="axes fraction", weight="bold", **place)
-        draw_bar(axes[column + count, 1].inset_axes((1.07, 0, 0.1, 1)), _end(ends, share), signed=True)
+    font, lines = mpl.rcParams["font.size"], max(title.count("\n") + 1 for title, *_ in columns)
+    for first, word in ((0, "lowest"), (count + 1, "highest")):
+        side = slice(first, first + count + 1)
+        top = max(float(np.abs(values).max()) for *_, values in columns[side])
+        for (above, below), (title, picture, values) in zip(axes[side], columns[side], strict=True):
+            bare(above).imshow(picture)
+            above.set(anchor="S")
+            above.set_title(title, fontsize=0.833 * shrink * font, pad=4)
+            draw_signed(below, picture, values / (top or 1.0))
+            below.set(anchor="N")
+        place: dict[str, Any] = {"xytext": (0, (lines + 0.9) * font), "textcoords": "offset points"}
+        axes[first, 0].annotate(f"{word} ${along.symbol}$", (0, 1), xycoords="axes fraction", weight="bold", **place)
+        draw_bar(axes[first + count, 1].inset_axes((1.07, 0, 0.1, 1)), _end(ends, top), signed=True)
 
 
 def _end(ends: Ends, share: float) -> str:
@@ -270,10 +307,13 @@ def _end(ends: Ends, share: float) -> str:
 
 
 def _note(along: Along) -> str:
-    note = f"Red raises ${along.symbol}$, blue lowers it. All maps share one scale, the two mean maps another. "
+    note = (
+        f"Red raises ${along.symbol}$, blue lowers it. Each end has its own scale, which ends at the number beside it. "
+    )
     note += f"Points: all images; those shown above are circled, and the mean of each {along.kind} is black."
     if along.parts is not None:
-        note += " Bars: what the component adds to the decision, on average for each class, with the standard error."
+        note += f" Bars: $g\\,({along.symbol} - p^0)$, what the component adds to the {along.decision}, on average for "
+        note += "each class, with the standard error."
     if len(along.classes) > MOST_CLASSES:
         note += f" The {MOST_CLASSES} of {len(along.classes)} classes whose means lie farthest out are shown."
     return note
@@ -299,18 +339,22 @@ def _draw_strip(axis: Axes, along: Along, names: Sequence[str], circled: np.ndar
         rows = circled[mask[circled]]
         axis.scatter(along.values[rows], line + spread[rows], s=55, facecolors="none", edgecolors="black", linewidths=1)
     axis.set(ylim=(len(names) - 0.5, -0.5), xlabel=f"${along.symbol}$")
-    axis.set_yticks(range(len(names)), labels=names)
+    axis.xaxis.set_major_locator(MaxNLocator(5))
     axis.tick_params(axis="y", length=0)
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _draw_parts(axis: Axes, along: Along, names: Sequence[str]) -> None:
+def _draw_parts(axis: Axes, along: Along, names: Sequence[str], decision: str) -> None:
     """Draw the mean part of the component in the decision, a bar for each class."""
     assert along.parts is not None
-    groups = [along.parts[along.classes[name]] for name in names]
+    unit, power = unit_of(float(np.abs(along.parts).max()))
+    groups = [along.parts[along.classes[name]] / unit for name in names]
     means = np.array([group.mean() for group in groups])
     errors = [group.std(ddof=1) / math.sqrt(len(group)) if len(group) > 1 else 0.0 for group in groups]
     axis.barh(range(len(names)), means, 0.7, color=[RED if mean > 0 else BLUE for mean in means], xerr=errors)
     axis.axvline(0, color="0.4", linewidth=1)
-    axis.set(ylim=(len(names) - 0.5, -0.5), yticks=[], xlabel=f"part in the decision, $g\\,({along.symbol} - p^0)$")
+    axis.set(ylim=(len(names) - 0.5, -0.5), yticks=[])
+    axis.set_xlabel(f"{decision}, {power}" if power else decision, fontsize="small")
+    axis.xaxis.set_major_locator(MaxNLocator(3))
+    axis.tick_params(axis="x", labelsize="small")
     axis.spines[["top", "right", "left"]].set_visible(False)

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, as_array, bare, new_figure
+from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, bare, new_figure
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.pictures import as_array
 
 
 def plot_jacobian(

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_map
-from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, FONT, bare, captioned, draw_bar, filled, new_figure
+from pytorch_grad_cam_pcasvm.figures.style import FONT, bare, captioned, draw_bar, filled, fitted, new_figure
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
-_SMALLEST = 0.6  # size of a title that is shrunk rather than broken
+_HEADING = 0.7  # for "input"
 _NAME = 0.45  # for a name that is written upwards
 _LINE = {"medium": 0.3, "small": 0.23}
 
@@ -58,9 +58,7 @@ class Layout:
         """Return the layout with pictures of the usual size, or else the largest ones that fit."""
         for width in [_PICTURE] if size is None else np.arange(5, 0.3, -0.1):
             picture = (float(width), float(width * shape[1] / shape[2]))
-            longest = max((len(word) for title in titles for word in title.split()), default=1)
-            shrink = min(1.0, max(_SMALLEST, picture[1] / CHARACTER["medium"] / longest))
-            wrapped = [filled(title, picture[1] / shrink, "medium") for title in titles]
+            wrapped, shrink = fitted(titles, picture[1], "medium")
             room = (_WIDEST if size is None else size[0]) - _left(wrapped) - width - GAP - _EDGE - _NAME * compared
             groups = _runs(blocks) if compared else [blocks]
             lines = [line for group in groups for line in _lines(group, width, room)]
@@ -139,9 +137,10 @@ class Layout:
 
     def _draw_head(self, figure: Figure, line: Sequence[Block], bottom: float, first: str) -> None:
         """Write the headings of a line above ``bottom``, and the titles of its groups above them."""
-        self._text(figure, _left(self.titles), bottom, first)
+        font = FONT * min(1, (self.picture[0] + GAP) / _HEADING)
+        self._text(figure, _left(self.titles), bottom, first, fontsize=font)
         for x, block, column in self._placed(line):
-            self._text(figure, x, bottom, self._heading(block, column))
+            self._text(figure, x, bottom, self._heading(block, column), fontsize=font)
         x = self._start
         for run in _runs(line):
             start, x = x, x + sum(block.width(self.picture[0]) for block in run)

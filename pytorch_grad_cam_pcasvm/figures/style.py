@@ -1,4 +1,4 @@
-"""What all figures share: colours, figures and axes without a window, pictures from any layout."""
+"""What all figures share: colours, figures and axes without a window, words and numbers."""
 
 import io
 import math
@@ -9,30 +9,19 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.pictures import DIVERGING, OVER_PICTURES, greyed
 
 FONT = 15  # still readable where the figure is shown at half its size
+SMALLEST = 0.6  # size of a text that is shrunk rather than broken
 CHARACTER = {"bold": 0.145, "medium": 0.125, "small": 0.1}  # widths in inches
-HEAT, DIVERGING = "inferno", "RdBu_r"
+HEAT = "inferno"
 RED, BLUE = "#b2182b", "#2166ac"
 # Okabe and Ito's colours, and a marker for each class: either alone tells the classes apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800", "#7F7F7F", "#8C510A")
 MARKERS = "os^vDP*X<>"
-
-
-def _over_pictures() -> ListedColormap:
-    """Return the diverging colours for maps over pictures: clear at 0, where the picture shows, and never whitish."""
-    values = np.linspace(-1, 1, 255)
-    colours = mpl.colormaps[DIVERGING](0.5 + 0.5 * np.sign(values) * (0.4 + 0.6 * np.abs(values)))
-    colours[:, 3] = 0.95 * np.abs(values) ** 0.7
-    return ListedColormap(colours)
-
-
-_OVER_PICTURES = _over_pictures()
 
 
 class NotebookFigure(Figure):
@@ -105,8 +94,8 @@ def bare(axis: Axes) -> Axes:
 def draw_signed(axis: Axes, picture: np.ndarray | None, values: np.ndarray) -> None:
     """Draw a signed map (H, W) in [-1, 1], blue to red, bare or over its picture (H, W, 3) in grey."""
     if picture is not None:
-        axis.imshow(0.35 + 0.65 * picture.mean(-1), cmap="gray", vmin=0, vmax=1)
-    bare(axis).imshow(values, cmap=DIVERGING if picture is None else _OVER_PICTURES, vmin=-1, vmax=1)
+        axis.imshow(greyed(picture), cmap="gray", vmin=0, vmax=1)
+    bare(axis).imshow(values, cmap=DIVERGING if picture is None else OVER_PICTURES, vmin=-1, vmax=1)
 
 
 def draw_bar(bar: Axes, top: str, signed: bool) -> None:
@@ -131,6 +120,15 @@ def number(value: float, log_scale: float = 0.0) -> str:
     return f"{10**fraction:.1f}e{exponent:.0f}"
 
 
+def unit_of(largest: float) -> tuple[float, str]:
+    """Return the power of ten in which numbers up to this size are short, and how it is written; 1 and "" if they are.
+
+    matplotlib's own, "1e-7", stands in the way of titles and labels.
+    """
+    exponent = math.floor(math.log10(largest)) if largest else 0
+    return (1.0, "") if -3 <= exponent <= 4 else (10.0**exponent, f"$\\times\\,10^{{{exponent}}}$")
+
+
 def literal(text: Any) -> str:
     """Return the user's text so that matplotlib takes no part of it for mathematics."""
     return str(text).replace("$", r"\$")
@@ -140,6 +138,16 @@ def filled(text: str, width: float, size: str, **options: Any) -> str:
     """Return text with each line wrapped to lines of the given width in inches."""
     columns = max(5, int(width / CHARACTER[size]))
     return "\n".join(textwrap.fill(line, columns, **options) for line in text.split("\n"))
+
+
+def fitted(texts: Sequence[str], width: float, size: str) -> tuple[list[str], float]:
+    """Return texts wrapped between words to lines of the given width in inches, and a font size for the longest word.
+
+    Letters are shrunk rather than words broken, down to a share of :data:`SMALLEST`.
+    """
+    longest = max((len(word) for text in texts for word in text.split()), default=1)
+    shrink = min(1.0, max(SMALLEST, width / CHARACTER[size] / longest))
+    return [filled(text, 1.001 * width / shrink, size) for text in texts], shrink
 
 
 def captioned(text: str, width: float, size: str) -> str:
@@ -153,46 +161,14 @@ def is_formula(text: str) -> bool:
 
 
 def class_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
-    """Return the name of a label, the index-th of those drawn."""
+    """Return the name of a label, the index-th of those drawn, as matplotlib shall write it."""
+    return literal(plain_name(value, index, classes))
+
+
+def plain_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
+    """Return the name of a label, the index-th of those drawn, as the user wrote it."""
     if classes is None:
-        return literal(value)
+        return str(value)
     if isinstance(classes, Mapping):
-        return literal(classes.get(value, value))
-    return literal(classes[value if isinstance(value, int) and 0 <= value < len(classes) else index])
-
-
-def as_array(values: Any) -> np.ndarray:
-    """Return a tensor on any device, or anything numpy accepts, as an array."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
-    return np.asarray(values)
-
-
-def as_pictures(images: Any) -> np.ndarray:
-    """Return images as float32 of shape (N, H, W, 3) in [0, 1].
-
-    Args:
-        images: shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W).
-
-    Returns:
-        The pictures.
-
-    Raises:
-        ValueError: another shape, or values outside [0, 1].
-    """
-    pictures = as_array(images)
-    if pictures.dtype == np.uint8:
-        pictures = pictures / 255
-    if pictures.ndim == 4 and pictures.shape[1] in (1, 3) and pictures.shape[-1] not in (1, 3):
-        pictures = pictures.transpose(0, 2, 3, 1)
-    if pictures.ndim == 3:
-        pictures = pictures[..., None]
-    if pictures.ndim != 4 or pictures.shape[-1] not in (1, 3):
-        raise ValueError(f"images must have shape (N, H, W, 3) or (N, 3, H, W), or one channel, got {pictures.shape}")
-    if not (pictures.min() >= 0 and pictures.max() <= 1):
-        raise ValueError(
-            f"images must lie in [0, 1] to be drawn, but these go from {pictures.min():.3g} to {pictures.max():.3g}: "
-            "undo the normalisation, x * std + mean"
-        )
-    return np.ascontiguousarray(np.broadcast_to(pictures, (*pictures.shape[:3], 3)), dtype=np.float32)
+        return str(classes.get(value, value))
+    return str(classes[value if isinstance(value, int) and 0 <= value < len(classes) else index])

@@ -243,7 +243,7 @@ def test_a_method_that_is_not_linear_keeps_its_targets(tmp_path):
         difference = getattr(actual, name) - getattr(expected, name)
         assert float(difference.abs().max() / expected.nu.max()) < 1e-3
     assert relative(actual.values, expected.values) < 1e-5
-    with pytest.raises(ValueError, match=r"not sums of component maps, so SVMTarget\(category=1"):
+    with pytest.raises(ValueError, match=r"not sums of component maps, so SVMTarget\(1"):
         store.explain(0, SVMTarget(1))
     with pytest.raises(ValueError, match="another head"):
         store.explain(0, head=net.head)

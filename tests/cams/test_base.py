@@ -245,9 +245,7 @@ def test_no_gradient_at_all_is_said():
     with torch.no_grad():
         dead.classifier[0].bias.fill_(-1e6)
     cam = ClosedFormGradCAM(PCASVMNet(dead, problem.head, layer="classifier.4"), [dead.features[-1]])
-    with pytest.warns(
-        BlankMapWarning, match=r"image 0, PCATarget\(component=0, sign='\+'\): there is no gradient at all"
-    ):
+    with pytest.warns(BlankMapWarning, match=r"image 0, PCATarget\(0\): there is no gradient at all"):
         maps = cam.explain(problem.x)
     assert not maps.maps.any()
     with pytest.warns(BlankMapWarning):

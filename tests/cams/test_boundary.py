@@ -17,6 +17,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
+    CoarseMapWarning,
     ContributionCAM,
     HotellingTarget,
     PCASVMNet,
@@ -191,8 +192,9 @@ def test_zeros_are_taken_with_a_warning_where_the_mean_is_unknown():
     zero = ContributionCAM(p.net, [p.layer], baseline="zero")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", CoarseMapWarning)
         assert torch.equal(cam.explain(p.x).maps, maps.maps)  # once
-        assert torch.equal(zero.explain(p.x).maps, maps.maps)
+        assert torch.equal(zero.explain(p.x, [PCATarget(b) for b in range(4)] + [SVMTarget()]).maps, maps.maps)
         ordinary = nn.Sequential(p.backbone, nn.Linear(9, 3).double()).eval()
         ContributionCAM(ordinary, [p.layer]).explain(p.x)  # which has no boundary that is known
 
@@ -290,3 +292,19 @@ def test_sharing_out_by_explicit_matrices():
     assert relative(even.sum((2, 3)), coarse.sum((2, 3))) < 1e-12
     exact = nn.functional.interpolate(coarse, (6, 4), mode="bilinear", align_corners=False) / 4
     assert relative(shared_out(coarse, torch.zeros(2, 1, 6, 4, dtype=torch.float64)), exact) < 1e-12
+
+
+def test_several_means_for_several_layers_and_for_images_of_another_size():
+    p = explained("squeeze-excite", "rbf", 2, size="square")
+    layers = ["features.1", "features"]
+    means = [mean_activations(p.net, [p.images(60, seed=4)], layer, progress=False) for layer in layers]
+    maps = ContributionCAM(p.net, layers, mean=means).explain(p.x, [SVMTarget()])
+    assert relative(maps.maps.sum((2, 3)), maps.values) < 1e-8
+    assert maps.layers == tuple(layers)
+    assert "at features.1 + features" in repr(maps)
+    wide = torch.cat([p.x, p.x.flip(0)], -1)
+    cam = ContributionCAM(p.net, [p.layer], mean=means[1])
+    of_channels = ContributionCAM(p.net, [p.layer], mean=means[1].mean((1, 2)))
+    assert torch.equal(cam.explain(wide, SVMTarget()).maps, of_channels.explain(wide, SVMTarget()).maps)
+    with pytest.raises(ValueError, match="one mean for each of the 2 target layers, got 1"):
+        ContributionCAM(p.net, layers, mean=means[0]).explain(p.x)

@@ -1,14 +1,19 @@
 """The documents say what the files beside them say."""
 
+import itertools
 import json
 import re
 from pathlib import Path
 
 import layers
+import mistake
+import numpy as np
 import pytest
 import torch
 from experiment import report
+from PIL import Image
 from sklearn.datasets import load_digits
+from torch import nn
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUNS = sorted((DOCS / "paper").glob("*/scores.json"))
@@ -67,6 +72,24 @@ def test_the_example_of_layers_runs(tmp_path, monkeypatch, capsys):
         torch.set_num_threads(threads)
     assert (tmp_path / "new" / "layers.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.count("x") >= 3  # 4x4, 8x8, 16x16
+
+
+def test_the_example_of_a_mistake_runs(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    for part, name in itertools.product(("train", "test"), ("cat", "dog")):
+        (tmp_path / part / name).mkdir(parents=True)
+        for number in range(6):
+            colours = rng.integers(0, 256, (24, 24, 3), np.uint8)  # of both classes the same: some will be wrong
+            Image.fromarray(colours).save(tmp_path / part / name / f"{number}.png")
+    small = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.ReLU())
+    monkeypatch.setattr(mistake, "convolutions", lambda name, weights: small)
+    given = [
+        f"--{name}={tmp_path / value}" for name, value in (("train", "train"), ("test", "test"), ("out", "new/m.png"))
+    ]
+    monkeypatch.setattr("sys.argv", ["mistake.py", *given, "--components", "3"])
+    mistake.main()
+    assert (tmp_path / "new" / "m.png").read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"m.png: predicted \"(cat|dog)\" .*, but it is \"(cat|dog)\"", capsys.readouterr().out)
 
 
 def test_a_wheel_has_every_folder():

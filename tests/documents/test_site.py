@@ -169,7 +169,7 @@ def test_every_page_is_in_the_table_of_contents():
 
 START = "docs/getting-started.md"
 # The others are tested with their subject: test_store.py, test_transformers.py.
-OTHERS = ("evaluating", "reading", "layers", "methods", "heads", "extending")
+OTHERS = ("evaluating", "reading", "mistake", "layers", "methods", "heads", "extending")
 SNIPPETS = [START, *(f"docs/{page}.md" for page in OTHERS)]
 
 
@@ -235,10 +235,25 @@ def small():
     return {"net": net, "dataset": [*zip(x, labels, strict=True)], "head": head, "features": features, "labels": labels}
 
 
+def mistaken(started):
+    """Return what the page of a mistake is given: an image that is said to be of another class."""
+    images, labels = zip(*started["dataset"], strict=True)
+    x, (predicted,) = torch.stack(images), started["net"].predict(images[0][None])
+    return {
+        "image": x[0],
+        "truth": "cat" if predicted != "cat" else "dog",
+        "training_images": x,
+        "training_labels": labels,
+        "picture": x[0].sigmoid(),
+        "training_pictures": x.sigmoid(),
+    }
+
+
 @pytest.mark.parametrize("page", SNIPPETS)
 def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatch):
     monkeypatch.chdir(started["folder"])
-    names = dict(started) if page == START else run(page, started | (small() if page.endswith("evaluating.md") else {}))
+    given = {"docs/evaluating.md": small, "docs/mistake.md": lambda: mistaken(started)}
+    names = dict(started) if page == START else run(page, started | given.get(page, dict)())
     maps = names["maps"]
     assert isinstance(maps, package.SignedMaps)
     assert bool(maps.maps.isfinite().all())

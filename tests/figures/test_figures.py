@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -695,7 +696,7 @@ def test_the_steps_of_a_decision_add_up_to_its_margin(apart):
     assert heights[4] == pytest.approx(sum(parts[b] for b in order[3:]))
     labels = [label.get_text() for label in axis.get_xticklabels()]
     assert labels[0] == "baseline"
-    assert labels[4:] == ["3 others", "margin"]
+    assert labels[4:] == ["3 others", f"margin, {problem.net.predict(problem.x)[1]}"]  # which one it is
     assert f"component {order[0] + 1}" in texts_of(figure)
     colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
     assert colours[1:5] == [RED if height > 0 else BLUE for height in heights[1:5]]
@@ -755,7 +756,7 @@ def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_to
     net, maps = of_tokens
     figure = plot_decision(PICTURES, maps, net.head, row=1, count=3)
     axis, _, heights = steps_of(figure)
-    found = [re.fullmatch(r"map (\S+)\ntokens (\S+)", text.get_text()) for text in axis.texts]
+    found = [re.search(r"\nmap (\S+)\ntokens (\S+)$", label.get_text()) for label in axis.get_xticklabels()]
     parts = np.array([[as_number(part) for part in match.groups()] for match in found if match])
     whole = recombined(maps, net.head)
     rise = float(whole.values[1] - whole.baseline_values[1])
@@ -879,16 +880,93 @@ def test_a_component_is_shown_by_its_two_ends(many):
         assert relative(axis.images[0].get_array(), mean) < 1e-6
     maps = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x, [PCATarget(1)])
     ends = np.concatenate([order[:5], order[-5:]])
-    signed = (maps[ends].positive((12, 12), "target") - maps[ends].negative((12, 12), "target"))[:, 0].numpy()
+    raw = (maps[ends].positive((12, 12), "none") - maps[ends].negative((12, 12), "none"))[:, 0].numpy()
     below = sorted((a for a in figure.axes if a.images and not a.get_title()), key=lambda a: a.get_position().x0)
-    of_means = [signed[:5].mean(0), signed[5:].mean(0)]
-    largest = max(np.abs(mean).max() for mean in of_means)
-    expected = [*signed[:2], *(mean / largest for mean in of_means), *signed[-2:]]
-    for axis, values in zip(below, expected, strict=True):
+    # Each end has its own scale.
+    low, high = np.stack([*raw[:2], raw[:5].mean(0)]), np.stack([raw[5:].mean(0), *raw[-2:]])
+    for axis, values in zip(below, [*low / np.abs(low).max(), *high / np.abs(high).max()], strict=True):
         assert np.abs(np.asarray(axis.images[-1].get_array()) - values).max() < 1e-12
-    top = float(maps.nu[ends].max())
-    written_ends = {bar.get_yticklabels()[1].get_text() for bar in bars_of(figure)}
-    assert written_ends == {written(top), written(largest * top)}
+    written_ends = [bar.get_yticklabels()[1].get_text() for bar in bars_of(figure)]
+    assert written_ends == [written(np.abs(end).max()) for end in (low, high)]
+
+
+def test_a_faint_end_keeps_its_colours_beside_a_strong_one(many):
+    problem, p = many
+    x = problem.x.clone()
+    x[p[:, 1].argmax()] *= 50
+    pictures = problem.x
+    figure = plot_component(problem.net, 1, x, target_layer=problem.target_layer, pictures=pictures, count=2)
+    below = [axis for axis in figure.axes if axis.images and not axis.get_title()]
+    below.sort(key=lambda axis: axis.get_position().x0)
+    for side in (below[:3], below[3:]):
+        assert max(np.abs(axis.images[-1].get_array()).max() for axis in side) == pytest.approx(1)
+
+
+LONG = ("squamous cell carcinoma", "adenocarcinoma in situ", "benign")
+
+
+def overlapping(texts):
+    """Return the texts that run into another."""
+    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
+    boxes = [text.get_window_extent().padded(-1) for text in texts]
+    return [
+        (one.get_text(), other.get_text())
+        for (one, box), (other, place) in itertools.combinations(zip(texts, boxes, strict=True), 2)
+        if box.overlaps(place)
+    ]
+
+
+def drawn_texts(figure):
+    FigureCanvasAgg(figure).draw()
+    hidden = []  # matplotlib keeps numbers beyond the ends of an axis
+    for axis in itertools.chain.from_iterable((each.xaxis, each.yaxis) for each in figure.findobj(Axes)):
+        low, high = sorted(axis.get_view_interval())
+        hidden += [tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high]
+    return [
+        text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible() and text not in hidden
+    ]
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1, 1e9])
+def test_numbers_of_any_size_are_short_and_run_into_nothing(many, scale):
+    problem, _ = many
+    head = copy.deepcopy(problem.head)
+    head[-1]._dual_coef_ = head[-1].dual_coef_ = scale * head[-1].dual_coef_
+    head[-1]._intercept_ = head[-1].intercept_ = scale * head[-1].intercept_
+    net = PCASVMNet(problem.backbone, head, layer="classifier.4")
+    maps = ContributionCAM(net, [problem.target_layer]).explain(problem.x)
+    decision = plot_decision(problem.x, maps, net.head, SVMTarget(versus="runner-up"), count=2, classes=LONG)
+    component = plot_component(net, 0, problem.x, target_layer=problem.target_layer, count=1, classes=LONG)
+    for figure in (decision, component):
+        texts = drawn_texts(figure)
+        assert not overlapping(texts)
+        assert not any(axis.get_offset_text().get_text() for each in figure.axes for axis in (each.xaxis, each.yaxis))
+        inside = figure.bbox.padded(1)
+        for text in texts:
+            box = text.get_window_extent()
+            assert inside.x0 <= box.x0
+            assert box.x1 <= inside.x1
+            assert inside.y0 <= box.y0
+            assert box.y1 <= inside.y1
+    _, _, heights = steps_of(decision)
+    assert max(map(abs, heights)) < 1e5
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (None, "part in the margin of the predicted class"),
+        (SVMTarget("bee"), "part in the margin, adenocarcinoma in situ"),
+        (SVMTarget("ant", versus="cat"), "part in the decision, squamous cell carcinoma / benign"),
+    ],
+)
+def test_bars_say_of_which_decision_they_are(many, target, words):
+    problem, _ = many
+    figure = plot_component(
+        problem.net, 0, problem.x, target_layer=problem.target_layer, classes=LONG, target=target, count=2
+    )
+    labels = [axis.get_xlabel().replace("\n", " ") for axis in figure.axes if axis.patches]
+    assert labels == [words]
 
 
 def test_every_image_is_a_point_along_the_component(many):
@@ -928,8 +1006,10 @@ def test_parts_in_the_decision_keep_the_factor_of_a_machine_that_is_far_away(man
     maps = ContributionCAM(net, ["features.3"]).explain(problem.x)
     assert float(maps.log_scale[:, -1].max()) < -100
     figure = plot_component(net, 0, problem.x, target_layer="features.3", labels=[0] * 30)
-    (bar,) = next(axis for axis in figure.axes if axis.patches).patches
-    assert abs(bar.get_width()) < 1e-40
+    axis = next(axis for axis in figure.axes if axis.patches)
+    (exponent,) = re.findall(r"10\^\{(-\d+)\}", axis.get_xlabel())
+    assert abs(axis.patches[0].get_width()) < 10
+    assert int(exponent) < -40
     _, _, heights = steps_of(plot_decision(problem.x, maps, net.head))
     assert heights[0] == pytest.approx(heights[-1])
 

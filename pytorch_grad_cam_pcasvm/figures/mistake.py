@@ -1,0 +1,217 @@
+"""The figure of a mistake: which components decided against the true class, where they look, what it was taken for."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.figures.component import method_of, values_of
+from pytorch_grad_cam_pcasvm.figures.decision import how_to_read
+from pytorch_grad_cam_pcasvm.figures.steps import COLUMN, PICTURE, Steps, stand_below
+from pytorch_grad_cam_pcasvm.figures.style import bare, filled, laid_out, literal, number, plain_name
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
+from pytorch_grad_cam_pcasvm.model.features import checked_images
+from pytorch_grad_cam_pcasvm.model.modules import device_of
+from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.pictures import as_array, as_pictures
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
+
+_MOST_NAMED = 3  # components in the title
+
+
+def plot_mistake(
+    net: PCASVMNet,
+    image: Tensor,
+    truth: Any,
+    images: Tensor,
+    labels: Any,
+    *,
+    target_layer: nn.Module | str | None = None,
+    cam: ClosedFormCAM | None = None,
+    picture: Any = None,
+    pictures: Any = None,
+    classes: Mapping[Any, str] | Sequence[str] | None = None,
+    count: int = 4,
+    neighbours: int = 3,
+    batch_size: int = 32,
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw why an image was classified wrongly: the decision between the predicted and the true class, taken apart.
+
+    Above: the decision ``SVMTarget(predicted, versus=truth)`` as maps and steps of the components (see
+    :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`): red speaks for the predicted class, blue for the true one.
+    The title has the margins of both classes, and the components that tipped the decision: the fewest, from the largest
+    part on, without whose parts it would have been for the true class. Below: the nearest training images of both
+    classes, with their Euclidean distances in the space of all components; a copy of the image itself is left out.
+
+    Args:
+        net: a network with a PCA and a classifier.
+        image: the image, as the network takes it, shape (C, H, W) or (1, C, H, W).
+        truth: its true class, a label from ``classes_``.
+        images: the training images, as the network takes them, shape (R, C, H, W).
+        labels: their classes, shape (R,).
+        target_layer: the layer whose contributions are drawn, by :class:`ContributionCAM`.
+        cam: another method whose maps add up, made for this network, to use instead: one with another baseline.
+        picture: what is drawn of the image, shape (H, W, 3), (3, H, W), (1, H, W) or (H, W), in [0, 1]; None: the
+            image, which then must lie in [0, 1].
+        pictures: what is drawn of the training images, shape (R, H, W, 3), (R, 3, H, W), (R, 1, H, W) or (R, H, W), in
+            [0, 1]; None: the images, which then must lie in [0, 1].
+        classes: names of the labels: by label, or a list indexed by number; None: the labels.
+        count: number of components to draw, those with the largest parts; the others are summed.
+        neighbours: number of training images of each class.
+        batch_size: number of images to run at once.
+        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
+
+    Returns:
+        The figure.
+
+    Raises:
+        TypeError: the images are not floating-point tensors.
+        ValueError: the image is classified correctly, the head has no PCA, no classifier or no classes (a regressor, a
+            one-class SVM), the true class is unknown to it or has no training image, neither or both of
+            ``target_layer`` and ``cam``, a method of another network or whose maps do not add up, or images, pictures,
+            labels and names that do not belong together.
+
+    Example:
+        >>> truth = "dog" if net.predict(images)[0] == "cat" else "cat"  # as if it were one
+        >>> figure = plot_mistake(net, images[0], truth, training_images, labels, target_layer="layer2")
+    """
+    known = _classes(net.head)
+    truth = known[net.head.class_index(truth)]
+    cam = method_of(net, target_layer, cam)
+    one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images)
+    given, source = as_array(labels), as_array(x if pictures is None else pictures)
+    if one.shape != x[:1].shape or count < 1 or neighbours < 1 or batch_size < 1:
+        raise ValueError(
+            f"an image of shape {tuple(image.shape)} for training images of shape {tuple(x.shape)}, count {count}, "
+            f"neighbours {neighbours}: give one image of their shape, and at least 1 of each"
+        )
+    if given.shape != (len(x),) or len(source) != len(x):
+        raise ValueError(
+            f"labels of shape {given.shape} and {len(source)} pictures for {len(x)} training images: give one for each"
+        )
+    names = _names(known, classes)
+    drawn = as_array(one if picture is None else picture)
+    drawn = as_pictures(drawn if drawn.ndim == 4 else drawn[None])[0]
+
+    p, (predicted,), output = values_of(net, one, 1)
+    predicted = predicted.item() if isinstance(predicted, np.generic) else predicted
+    if predicted == truth:
+        raise ValueError(
+            f"the image is classified correctly, as {truth!r}, so there is no mistake to explain: plot_decision draws "
+            "any decision"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
+        components = cam.explain(one.to(device_of(net)), [PCATarget(b) for b in range(p.shape[1])]).cpu()
+    target, in_order = SVMTarget(predicted, versus=truth), None if classes is None else list(names.values())
+    steps, every = (Steps.of(components, net.head, target, most, in_order) for most in (count, p.shape[1]))
+    margins = [(names[label], float(SVMTarget(label)(output))) for label in (predicted, truth)]
+
+    distances = (values_of(net, x, batch_size)[0] - p).norm(dim=1).numpy()
+    distances[(x == one).flatten(1).all(1).cpu().numpy()] = np.inf  # no image is its own neighbour
+    nearest = [_nearest(distances, given, label)[:neighbours] for label in (predicted, truth)]
+    near = [
+        (literal(names[label]), as_pictures(source[rows]), distances[rows])
+        for label, rows in zip((predicted, truth), nearest, strict=True)
+    ]
+    return _drawn(drawn, steps, _sentence(every, margins), near, size)
+
+
+def _classes(head: Head) -> list[Any]:
+    """Return the labels of a head; raise a ValueError for one without components or classes."""
+    if head.component_position is None:
+        raise ValueError(
+            "plot_mistake takes a decision apart by components, but the head has no PCA: put one in front, as in "
+            "make_pipeline(StandardScaler(), PCA(8), SVC())"
+        )
+    if head.decision_position is None:
+        raise ValueError("the head has no classifier, so nothing was predicted: put one behind the PCA")
+    if head.classes_ is None:
+        kind = "one-class SVM" if isinstance(head.voting, OneClass) else "regressor"
+        raise ValueError(
+            f"the head is a {kind}, which predicts no class that could be wrong: plot_decision draws its value, part "
+            "by part"
+        )
+    return head.classes_.tolist()
+
+
+def _names(labels: Sequence[Any], classes: Mapping[Any, str] | Sequence[str] | None) -> dict[Any, str]:
+    """Return the names of the labels."""
+    if classes is not None and not isinstance(classes, Mapping) and len(classes) < len(labels):
+        raise ValueError(f"{len(classes)} names for {len(labels)} classes: give one for each")
+    return {label: plain_name(label, index, classes) for index, label in enumerate(labels)}
+
+
+def _nearest(distances: np.ndarray, labels: np.ndarray, label: Any) -> np.ndarray:
+    """Return the training images of a class, the nearest first."""
+    rows = np.flatnonzero((labels == label) & np.isfinite(distances))
+    if not len(rows):
+        raise ValueError(
+            f"no other training image is labelled {label!r}: their labels are {np.unique(labels).tolist()}"
+        )
+    return rows[np.argsort(distances[rows], kind="stable")]
+
+
+def _sentence(steps: Steps, margins: Sequence[tuple[str, float]]) -> str:
+    """Return what was predicted, what it is, and why."""
+    (predicted, of_predicted), (truth, of_truth) = margins
+    what = f'predicted "{predicted}" ({number(of_predicted)}), but it is "{truth}" ({number(of_truth)})'
+    if steps.value <= 0:  # of three or more classes, where the others' votes decide
+        return f'{what}: between these two alone it would be "{truth}"'
+    tipped, left = [], steps.value
+    for part in sorted(steps.parts, key=lambda part: -part.rise):
+        if left > 0 and part.rise > 0:
+            tipped.append(str(part.components[0] + 1))
+            left -= part.rise
+    if left > 0:
+        return f'{what}: no component tipped it, at the baseline it is "{predicted}" already'
+    if len(tipped) > _MOST_NAMED + 1:
+        tipped[_MOST_NAMED:] = [f"{len(tipped) - _MOST_NAMED} others"]
+    *most, last = tipped
+    return f"{what}: component{'s' * bool(most)} {', '.join(most)}{' and ' * bool(most)}{last} tipped it"
+
+
+def _drawn(
+    picture: np.ndarray,
+    steps: Steps,
+    sentence: str,
+    near: Sequence[tuple[str, np.ndarray, np.ndarray]],
+    size: tuple[float, float] | None,
+) -> Figure:
+    """Return the figure of the steps, and below them the neighbours of both classes."""
+    (predicted, pictures, _), (truth, *_) = near
+    second = max(len(pictures) for _, pictures, _ in near) + 1  # where neighbours of the true class begin
+    columns = max(steps.columns, 2 * second - 1)
+    width, low = 1.6 + COLUMN * columns, PICTURE * pictures.shape[1] / pictures.shape[2]
+    title = filled(literal(sentence), width - 0.3, "bold")
+    words = [filled(f'nearest "{name}"', second * COLUMN - 0.4, "bold") for name, *_ in near]
+    lines = max(text.count("\n") + 1 for text in words)
+    high, low = steps.needed(picture)[1], low + 0.8 + 0.3 * lines
+    needed = (width, high + low + 0.3 * (title.count("\n") + 1))
+    note = (
+        f'{how_to_read(steps)} Here red speaks for "{predicted}", blue for "{truth}". Below: the nearest training '
+        f"images, by Euclidean distance in the space of all {len(steps.whole.components)} components."
+    )
+    with laid_out(needed, size, note, w_pad=0.15) as figure:
+        above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat
+        axes = steps.draw(above, above.add_gridspec(2, columns, height_ratios=steps.heights(picture)), picture)
+        grid = below.add_gridspec(1, columns)
+        for first, text, (_, pictures, distances) in zip((0, second), words, near, strict=True):
+            row = [bare(below.add_subplot(grid[column])) for column in range(first, first + len(pictures))]
+            for axis, neighbour, distance in zip(row, pictures, distances, strict=True):
+                axis.imshow(neighbour)
+                axis.set_title("\n" * (lines + 1) + f"distance {number(distance)}", fontsize="small")
+            # Words may be wider than a picture: the titles leave them room.
+            place: dict[str, Any] = {"xytext": (0, 1.6 * mpl.rcParams["font.size"]), "textcoords": "offset points"}
+            row[0].annotate(text, (0, 1), xycoords="axes fraction", weight="bold", in_layout=False, **place)
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize="medium")
+    stand_below(*axes)
+    return figure

@@ -1,0 +1,71 @@
+"""Pictures: images of any layout as people see them, and the colours of signed maps over them."""
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.colors import ListedColormap
+from torch import Tensor
+
+DIVERGING = "RdBu_r"
+
+
+def _over_pictures() -> ListedColormap:
+    """Return the diverging colours for maps over pictures: clear at 0, where the picture shows, and never whitish."""
+    values = np.linspace(-1, 1, 255)
+    colours = mpl.colormaps[DIVERGING](0.5 + 0.5 * np.sign(values) * (0.4 + 0.6 * np.abs(values)))
+    colours[:, 3] = 0.95 * np.abs(values) ** 0.7
+    return ListedColormap(colours)
+
+
+OVER_PICTURES = _over_pictures()
+
+
+def greyed(picture: np.ndarray) -> np.ndarray:
+    """Return a picture (H, W, 3) in pale grey, (H, W), on which the colours of a map are seen."""
+    return 0.35 + 0.65 * picture.mean(-1)
+
+
+def overlaid(picture: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return a signed map (H, W) in [-1, 1] over its picture (H, W, 3), as figures draw it: in [0, 1], (H, W, 3)."""
+    colours = OVER_PICTURES(0.5 + 0.5 * values)
+    opacity = colours[..., 3:]
+    return opacity * colours[..., :3] + (1 - opacity) * greyed(picture)[..., None]
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Return a tensor on any device, or anything numpy accepts, as an array."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # numpy has none
+    return np.asarray(values)
+
+
+def as_pictures(images: Any) -> np.ndarray:
+    """Return images as float32 of shape (N, H, W, 3) in [0, 1].
+
+    Args:
+        images: shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W).
+
+    Returns:
+        The pictures.
+
+    Raises:
+        ValueError: another shape, or values outside [0, 1].
+    """
+    pictures = as_array(images)
+    if pictures.dtype == np.uint8:
+        pictures = pictures / 255
+    if pictures.ndim == 4 and pictures.shape[1] in (1, 3) and pictures.shape[-1] not in (1, 3):
+        pictures = pictures.transpose(0, 2, 3, 1)
+    if pictures.ndim == 3:
+        pictures = pictures[..., None]
+    if pictures.ndim != 4 or pictures.shape[-1] not in (1, 3):
+        raise ValueError(f"images must have shape (N, H, W, 3) or (N, 3, H, W), or one channel, got {pictures.shape}")
+    if not (pictures.min() >= 0 and pictures.max() <= 1):
+        raise ValueError(
+            f"images must lie in [0, 1] to be drawn, but these go from {pictures.min():.3g} to {pictures.max():.3g}: "
+            "undo the normalisation, x * std + mean"
+        )
+    return np.ascontiguousarray(np.broadcast_to(pictures, (*pictures.shape[:3], 3)), dtype=np.float32)
