@@ -203,14 +203,14 @@ def _drawn(
     with laid_out(needed, size, note, w_pad=0.15) as figure:
         above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat
         axes = steps.draw(above, above.add_gridspec(2, columns, height_ratios=steps.heights(picture)), picture)
-        grid = below.add_gridspec(1, columns)
+        grid, font = below.add_gridspec(1, columns), mpl.rcParams["font.size"]
         for first, text, (_, pictures, distances) in zip((0, second), words, near, strict=True):
             row = [bare(below.add_subplot(grid[column])) for column in range(first, first + len(pictures))]
             for axis, neighbour, distance in zip(row, pictures, distances, strict=True):
                 axis.imshow(neighbour)
-                axis.set_title("\n" * (lines + 1) + f"distance {number(distance)}", fontsize="small")
+                axis.set_title("\n" * (lines + 1) + f"distance {number(distance)}", fontsize="small", pad=0.3 * font)
             # Words may be wider than a picture: the titles leave them room.
-            place: dict[str, Any] = {"xytext": (0, 1.6 * mpl.rcParams["font.size"]), "textcoords": "offset points"}
+            place: dict[str, Any] = {"xytext": (0, 1.6 * font), "textcoords": "offset points"}
             row[0].annotate(text, (0, 1), xycoords="axes fraction", weight="bold", in_layout=False, **place)
         figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize="medium")
     stand_below(*axes)
