@@ -16,9 +16,9 @@ from pytorch_grad_cam_pcasvm.errors import BlankMapWarning, warn
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.model.features import all_finite
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
-from pytorch_grad_cam_pcasvm.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
     LogRatioTarget,

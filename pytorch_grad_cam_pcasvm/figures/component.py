@@ -40,7 +40,7 @@ from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
-from pytorch_grad_cam_pcasvm.pictures import as_array, as_pictures
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 
 MOST_CLASSES = 12

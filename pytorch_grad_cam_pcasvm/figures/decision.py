@@ -9,7 +9,7 @@ from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.steps import Steps, stand_below
 from pytorch_grad_cam_pcasvm.figures.style import filled, laid_out
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.pictures import as_pictures
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
 
 _NOTE = (

@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
 )
 from pytorch_grad_cam_pcasvm.head import SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.pictures import as_array, as_pictures
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 
 
 def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes | None = None) -> Figure:

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.figures.layout import Layout
 from pytorch_grad_cam_pcasvm.figures.style import FONT, literal
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
-from pytorch_grad_cam_pcasvm.pictures import as_pictures
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 
 MOST_COMPONENTS = 8  # of each head, where none are chosen

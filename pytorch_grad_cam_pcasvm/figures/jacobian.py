@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, bare, new_figure
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.pictures import as_array
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
 
 def plot_jacobian(

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytorch_grad_cam_pcasvm.pictures import DIVERGING, OVER_PICTURES, greyed
+from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, OVER_PICTURES, greyed
 
 FONT = 15  # still readable where the figure is shown at half its size
 SMALLEST = 0.6  # size of a text that is shrunk rather than broken
