@@ -181,7 +181,7 @@ def main() -> None:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - before_maps
     pictures = on_paper(images)
-    plot_maps(pictures, maps, rows=range(10), classes=range(10), signed=True, size=(18, 17.7)).savefig(args.out)
+    plot_maps(pictures, maps, rows=range(10), classes=range(10), signed=True).savefig(args.out)
     if args.more:
         cam = ContributionCAM(nets["RBF SVM"], [cnn.features[2]], mean=mean)
         decision = plot_decision(pictures, cam.explain(images), rbf, row=2)
