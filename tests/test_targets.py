@@ -234,7 +234,7 @@ def test_a_target_layer_without_maps_is_refused(problem):
 def test_explain_takes_one_target_layer(problem):
     cam = ClosedFormGradCAM(problem.net, [problem.target_layer, problem.backbone.features[0]])
     for call in (cam.explain, cam.jacobians):
-        with pytest.raises(ValueError, match="take one target layer"):
+        with pytest.raises(ValueError, match="takes one target layer"):
             call(problem.x)
 
 

@@ -64,8 +64,7 @@ def layers(
 
     Example:
         >>> found = evaluation.layers(net, (training_images, labels), images=6, progress=False)
-        >>> found.settings["recommended"]
-        ['layer2']
+        >>> cam = ContributionCAM(net, found.settings["recommended"])
     """
     common = {"images": images, "batch_size": batch_size, "seed": seed, "progress": progress, "transform": transform}
     subject = Subject(net, data, [next(iter(net.backbone.children()))], **common)
