@@ -424,7 +424,11 @@ CASES = [("pooled", "rbf", 3), ("gelu", "rbf", 2), ("gelu", "kernel pca", 3), ("
 @pytest.mark.parametrize(("path", "head", "classes"), CASES)
 def test_contributions_add_up(path, head, classes):
     p = explained(path, head, classes)
-    maps = ContributionCAM(p.net, [p.layer]).explain(p.x, TARGETS)
+    neutral = ContributionCAM(p.net, [p.layer]).explain(p.x, TARGETS)
+    assert gap(neutral) < 1e-8
+    if path == "pooled":
+        assert relative(neutral.maps.sum((2, 3)), neutral.values) < 1e-8
+    maps = ContributionCAM(p.net, [p.layer], baseline="zero").explain(p.x, TARGETS)
     assert gap(maps) < 1e-8
     output = p.net(p.x)
     assert relative(maps.values, torch.stack([target(output).detach() for target in TARGETS], 1)) < 1e-12
@@ -495,7 +499,7 @@ def test_it_is_saved_and_loaded(tmp_path):
     again = SignedMaps.load(tmp_path / "maps.safetensors")
     assert list(again.targets) == targets
     assert hash(again.targets[-1]) == hash(targets[-1])
-    assert repr(targets[1]) == "LogRatioTarget(category='bee', versus=None, sign='+')"
+    assert repr(targets[1]) == "LogRatioTarget('bee')"
     assert replace(targets[0], category="bee") == targets[1] != SVMTarget("bee")
 
 

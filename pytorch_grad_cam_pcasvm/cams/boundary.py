@@ -83,6 +83,7 @@ class Boundary:
         with torch.no_grad():
             self.start = HeadRun(head, head(start.unsqueeze(0)))
         self._points: dict[Any, Tensor] = {}
+        self._without: dict[Any, str] = {}  # why targets have no point
         self._runs: dict[Any, HeadRun] = {}
 
     def holds_for(self, head: Head, start: Tensor | None) -> bool:
@@ -124,14 +125,17 @@ class Boundary:
         """
         if target is None:
             return self.start.features[0]
+        if needed and target in self._without:
+            raise ValueError(self._without[target])
         if target not in self._points:
             try:
                 with torch.no_grad(), full_precision(self._given.device):
                     self._points[target] = self._found(target)
-            except ValueError:
+            except ValueError as error:
                 if needed:
                     raise
-                return torch.full_like(self.start.features[0], torch.nan)
+                self._without[target] = str(error)
+                self._points[target] = torch.full_like(self.start.features[0], torch.nan)
         return self._points[target]
 
     def _found(self, target: ClosedFormTarget) -> Tensor:

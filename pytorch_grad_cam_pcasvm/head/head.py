@@ -141,7 +141,7 @@ class Head(Hookable):
         if isinstance(first, Scale):
             return first.shift if first.shift_is_mean else None
         # A reduction that does not centre, such as TruncatedSVD, has zeros for a mean.
-        return first.mean if isinstance(first, Projection) and not first.weighted and first.mean.any() else None
+        return first.mean if isinstance(first, Projection) and not first.weighted and first.centres else None
 
     def _decision(self) -> Decision | None:
         last = self.stages[-1]

@@ -100,6 +100,7 @@ class Projection(Stage):
         self.weighted = weighted
         self.n_outputs, self.n_inputs = components.shape
         self.keep(components=components, mean=mean, divisor=divisor, inverse=inverse, variances=variances)
+        self.centres = bool(mean.any())  # looked at once, where it costs nothing
 
     @property
     def restoring(self) -> Tensor | None:
@@ -115,6 +116,7 @@ class Projection(Stage):
             if found is None or getattr(self, name) is None:
                 setattr(self, name, None if found is None else self.mean.new_empty(found.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self.centres = bool(self.mean.any())
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the components p, shape (N, B)."""

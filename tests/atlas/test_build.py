@@ -704,7 +704,7 @@ def test_another_head_beside_the_shards_is_seen(tmp_path):
 
 
 def test_defaults_may_be_given(built):
-    assert len(build(built.folder, baseline="zero", attention="exact")) == 90
+    assert len(build(built.folder, baseline="neutral", attention="exact")) == 90
 
 
 def test_autocast_is_refused(tmp_path):
