@@ -20,7 +20,9 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
 
     The result equals that of ``explain``, but the network is not needed, so this also works for heads that were fitted
     later on the same components. For maps that add up, g is the secant from the components of the baseline to those of
-    the image.
+    the image. From the neutral baseline decisions start on their boundaries where features are means over positions
+    (``SignedMaps.neutral``); elsewhere only ``explain`` can find these, and here decisions start where the components
+    do, at the value in ``baseline_values``.
 
     Args:
         components: maps of every component, in order, as from ``cam.explain(x)``; any maps of decisions after these
