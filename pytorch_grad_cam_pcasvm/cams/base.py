@@ -177,7 +177,7 @@ class ClosedFormCAM(BaseCAM):
         self.attention = attention
         self.max_bytes = max_bytes
         self._given: list[Any] = [] if auto else list(target_layers)
-        self._found_for: Any = () if auto else None  # the shape of images whose layers were looked for
+        self._found_for: Any = () if auto else None  # the backbone and the shape of images that layers were looked for
         self._names: list[str | None] = [None] * len(self._given)
         self._by_autograd = jacobian == "autograd"
         self._checked: set[Any] = set()
@@ -244,8 +244,9 @@ class ClosedFormCAM(BaseCAM):
         Raises:
             NoClosedFormError: the path has a step without a rule, or no attention whose heads could be kept apart.
             TypeError: the input is not a floating-point tensor, or a target is not callable.
-            ValueError: an empty batch, NaN or infinite values, no targets, several target layers, a target that the
-                head does not know, or ``heads`` with a method whose maps per head do not add up.
+            ValueError: an empty batch, NaN or infinite values, no targets, several target layers (which only
+                :class:`ContributionCAM` takes), a target that the head does not know, or ``heads`` with a method whose
+                maps per head do not add up.
 
         Example:
             >>> maps = cam.explain(images, [PCATarget(0), SVMTarget("cat", versus="dog")])
@@ -352,11 +353,13 @@ class ClosedFormCAM(BaseCAM):
     def _layers(self, model: nn.Module, x: Tensor | None = None) -> tuple[nn.Module, Any, list[str]]:
         """Return the backbone, where its features come from, and the names of the target layers, as they are now."""
         backbone, source = model.feature_source(x) if isinstance(model, PCASVMNet) else (model, None)
-        if x is not None and self._found_for not in (None, x.shape[1:]):
+        if self._found_for is not None and self._found_for[:1] != (backbone,):
+            self._given, self._names = [], []
+        if x is not None and self._found_for is not None and self._found_for != (backbone, x.shape[1:]):
             blocks = last_blocks(backbone, source or FeatureSource.of(backbone, None), x)
             self._given = blocks[-2:] if self.combines else blocks[-1:]
             self._names = list(self._given)
-            self._found_for = x.shape[1:]
+            self._found_for = backbone, x.shape[1:]
             self.target_layers = [backbone.get_submodule(name) for name in self._given]
         pairs = zip(self._names, self._given, strict=True)
         if any(name is None or not _is_at(backbone, name, given) for name, given in pairs):
@@ -367,9 +370,10 @@ class ClosedFormCAM(BaseCAM):
 
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         """Return the maps of K targets, each for all images or a :class:`Rowwise`, made in chunks."""
-        basis = every_component(run.output) if self.linear and isinstance(run.output, HeadRun) else []
+        combines = self.linear and isinstance(run.output, HeadRun) and self._shares_start(run, layer)
+        basis = every_component(run.output) if combines else []
         if 0 < len(basis) < sum(map(_is_behind_components, targets)) == len(targets):
-            made = self._explained(run, layer, basis)
+            made = ClosedFormCAM._explained(self, run, layer, basis)  # from where these targets start
             seeds = self._seeds(run, layer, targets, run.output.head.component_position)
             (grad,) = seeds.grads
             assert grad is not None
@@ -391,6 +395,10 @@ class ClosedFormCAM(BaseCAM):
     def _is_neutral(self, run: Run) -> bool:
         """Return whether maps can be moved to another baseline afterwards, and decisions want one of their own."""
         return False
+
+    def _shares_start(self, run: Run, layer: int) -> bool:
+        """Return whether component maps from one start are those of a decision from its own, but for a constant."""
+        return True
 
     def _seeds(self, run: Run, layer: int, targets: Sequence[Any], until: int = 0) -> Seeds:
         """Return the gradients of K targets, or secants, with respect to the head's value at a position."""

@@ -57,8 +57,8 @@ class WithBaseline(ClosedFormCAM):
             baseline, and so ``baseline_values``, is evaluated with the image's own attention weights.
         mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
             ``"mean"``; for several target layers a list of these. None: as the head knows it, if the features are means
-            over positions of the target layer; elsewhere ``"neutral"`` takes zeros, with a warning. For images of
-            another size its mean over positions is taken.
+            over positions of the target layer (whatever is given then); elsewhere ``"neutral"`` takes zeros, with a
+            warning. For images of another size its mean over positions is taken.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor, or the mean is no tensor.
@@ -85,12 +85,7 @@ class WithBaseline(ClosedFormCAM):
         super().__init__(
             model, target_layers, reshape_transform, jacobian=jacobian, attention=attention, max_bytes=max_bytes
         )
-        means = [mean] if isinstance(mean, Tensor) else mean
-        if not (means is None or (isinstance(means, list | tuple) and all(isinstance(one, Tensor) for one in means))):
-            raise TypeError(f"mean must be a tensor from mean_activations, got {type(mean).__name__}")
-        if means is not None and not all(bool(one.isfinite().all()) for one in means):
-            raise ValueError("the mean has NaN or infinite values")
-        self.baseline, self.mean = baseline, means
+        self.baseline, self.mean = baseline, mean
         self._boundary: Boundary | None = None
 
     @property
@@ -109,6 +104,20 @@ class WithBaseline(ClosedFormCAM):
         self._baseline = given
         # What the network does there has to be looked at anew.
         self._checked -= {kind for kind in self._checked if kind[0] in ("baseline", "secant")}
+
+    @property
+    def mean(self) -> Sequence[Tensor] | None:
+        """The means of the training set, one for each target layer, or None; may be reassigned."""
+        return self._means
+
+    @mean.setter
+    def mean(self, given: Tensor | Sequence[Tensor] | None) -> None:
+        means = [given] if isinstance(given, Tensor) else given
+        if not (means is None or (isinstance(means, list | tuple) and all(isinstance(one, Tensor) for one in means))):
+            raise TypeError(f"mean must be a tensor from mean_activations, got {type(given).__name__}")
+        if means is not None and not all(bool(one.isfinite().all()) for one in means):
+            raise ValueError("the mean has NaN or infinite values")
+        self._means = means
 
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         if not isinstance(self.baseline, str) or self.baseline != "neutral":
@@ -140,7 +149,14 @@ class WithBaseline(ClosedFormCAM):
         at, head = run.kept.get(0), run.output.head if isinstance(run.output, HeadRun) else None
         if head is None or at is None or at.boundary is None or len(run.layers) > 1 or head.component_position is None:
             return False
-        return all(stage.linear for stage in head.stages[: head.component_position])
+        return self._shares_start(run, 0)
+
+    def _shares_start(self, run: Run, layer: int) -> bool:
+        """Return whether all start at one baseline, or components are affine, so that their secants are the same."""
+        at, head = run.kept.get(layer), run.output.head
+        if at is None or at.boundary is None:
+            return True
+        return all(stage.linear for stage in head.stages[: head.component_position or 0])
 
     def _at_baseline(self, run: Run, layer: int) -> AtBaseline:
         """Run the path from the baseline, once for all chunks of targets."""
@@ -213,6 +229,8 @@ class WithBaseline(ClosedFormCAM):
             centre = _undecided(single, layer, mean, components) if components else None
             found[None] = mean if centre is None else centre
         start = found[None] if name is None else _undecided(single, layer, found[None], [name])
+        if start is None:  # where all components are 0, a kernel may be flat
+            start = _undecided(single, layer, mean, [name])
         if start is None:
             raise ValueError(
                 f"{name}: near the training mean there are no activations of {single.layers[layer]!r} at which its "
@@ -221,7 +239,7 @@ class WithBaseline(ClosedFormCAM):
         return start
 
     def _of_single(self, run: Run) -> Run:
-        """Return the run of one black image: what follows a target layer's activations is the same for all."""
+        """Return the run of one black image: what follows is the same for all, but for what goes around the layer."""
         black = torch.zeros_like(run.images[:1])
         passed = self._path(self._layers(self.model, black), modules_of(self.model)).run(black)
         return Run(self.model, black, passed, run.output_of(passed.output), run.layers, run.transforms)
@@ -278,7 +296,9 @@ class WithBaseline(ClosedFormCAM):
         head = run.output.head if isinstance(run.output, HeadRun) else None
         if head is None or head.feature_mean is None or run.transforms[layer] is not None:
             return None
-        if not (run.passed.averages(layer) or self._are_means(run, layer)):
+        # Numbers alone would tell another start for every batch.
+        numbers = isinstance(self.baseline, str) and self.baseline == "mean"
+        if not (run.passed.averages(layer) or (numbers and self._are_means(run, layer))):
             return None
         return _everywhere(head.feature_mean.unsqueeze(0), run.passed.activations[layer])
 

@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.autodiff.tape import version_of
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, Seeds, seeds_of
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
@@ -23,6 +24,7 @@ _BEYOND = 4.0  # how far behind them, in distances to them, if none is on the ot
 _EXACT = 1e-12  # of the value's size
 _MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
 _BYTES = 1 << 26
+_RUNS = 32  # of a head at points that are kept
 
 
 def grouped(targets: Sequence[Any], head: Head | None, output: Any) -> list[tuple[list[int], list[Any], Tensor | None]]:
@@ -48,12 +50,12 @@ def grouped(targets: Sequence[Any], head: Head | None, output: Any) -> list[tupl
 def _alternatives(target: Any, head: Head | None, output: Any) -> tuple[list[Any], Tensor | None]:
     """Return targets with one boundary each, and which of them is that of each image."""
     if isinstance(target, Rowwise):
-        names: list[Any] = []
+        parts = [_alternatives(one, head, output.rows([image])) for image, one in enumerate(target.targets)]
+        names = list(dict.fromkeys(name for found, _ in parts for name in found))
         rows = []
-        for image, one in enumerate(target.targets):
-            found, which = _alternatives(one, head, output.rows([image]))
-            rows.append(torch.full((1,), len(names), device=output.device) + (0 if which is None else which))
-            names += found
+        for found, which in parts:
+            places = torch.tensor([names.index(name) for name in found], device=output.device)
+            rows.append(places[:1] if which is None else places[which])
         return names, torch.cat(rows)
     count = target.boundaries(head) if head is not None and isinstance(target, ClosedFormTarget) else 0
     if count < 2:
@@ -79,7 +81,9 @@ class Boundary:
     """
 
     def __init__(self, head: Head, start: Tensor) -> None:
-        self.head, self._given, self._state = head, start, _state(head)
+        self.head, self._given = head, start
+        self._kernels = _kernels(head)
+        self._tensors = [(tensor, version_of(tensor), tensor.clone()) for tensor in head.buffers()]
         with torch.no_grad():
             self.start = HeadRun(head, head(start.unsqueeze(0)))
         self._points: dict[Any, Tensor] = {}
@@ -88,7 +92,16 @@ class Boundary:
 
     def holds_for(self, head: Head, start: Tensor | None) -> bool:
         """Return whether it was made for a head and a start as they are now."""
-        return head is self.head and start is self._given and _state(head) == self._state
+        tensors = list(head.buffers())
+        if head is not self.head or start is not self._given or len(tensors) != len(self._tensors):
+            return False
+        if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
+            return False  # they may do anything
+        same = all(
+            tensor is known and version_of(tensor) == version and (not may_look(tensor) or torch.equal(tensor, numbers))
+            for tensor, (known, version, numbers) in zip(tensors, self._tensors, strict=True)
+        )
+        return same and _kernels(head) == self._kernels
 
     def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
         """Return what the head computes at the points of targets (see :func:`grouped`), of one row or N.
@@ -98,6 +111,8 @@ class Boundary:
         """
         key = tuple(names)
         if key not in self._runs:
+            if len(self._runs) >= _RUNS:
+                self._runs.clear()
             points = torch.stack([self.point(name, needed=which is None or may_look(which)) for name in names])
             self._runs[key] = HeadRun(self.head, self.head(points))
         return self._runs[key] if which is None else self._runs[key].rows(which)
@@ -176,7 +191,14 @@ class _Search:
                 crossed = self._crossed(start, ends, reach) if len(ends) else None
                 if crossed is not None:
                     return crossed
-        return self.polished(start)
+        try:
+            return self.polished(start)
+        except ValueError:  # a stage may be singular there, as a Normalizer is at 0: search from beside it
+            ways = torch.randn(_CANDIDATES, len(start), generator=torch.Generator().manual_seed(0)).to(start)
+            crossed = self._crossed(start + ways[0], start + ways[1:], 1.0)
+            if crossed is None:
+                raise
+            return crossed
 
     def _candidates(self) -> Tensor:
         """Return the support vectors that are among the values at the position, shape (S, Q)."""
@@ -234,8 +256,5 @@ class _Search:
         )
 
 
-def _state(head: Head) -> Any:
-    """Return what changes where a head is changed in place: its tensors, and hooks that may do anything."""
-    if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
-        return object()
-    return [(id(tensor), tensor._version) for tensor in head.buffers()]
+def _kernels(head: Head) -> list[Any]:
+    return [module.kernel for module in head.modules() if isinstance(module, KernelSVM)]

@@ -89,6 +89,16 @@ def layers(
         if len(each) > 1:
             methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
     order = {name: place for place, (name, _) in enumerate(backbone.named_modules())}
+    unfit = {}
+    for title, (kind, options) in list(methods.items()):
+        try:
+            kind(net, **options).explain(x)
+        except ValueError as error:
+            unfit[f"not {title}"] = str(error)
+            del methods[title]
+            named.pop(title, None)
+    if not named:
+        raise ValueError(f"no candidate can be explained: {next(iter(unfit.values()))}")
     last = max(named, key=lambda title: (len(named[title]) == 1, order[named[title][-1]]))
     study = Subject(net, data, named[last][-1:], methods, **common)
     result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND))
@@ -113,7 +123,7 @@ def layers(
         )
         why = f"it gains most in deletion and insertion together, {more_than}"
     result.check, result.question = "layers", f"Recommended: {chosen}. Of {len(study.rows)} images, {why}."
-    result.settings |= {"recommended": methods[chosen][1]["target_layers"]}
+    result.settings |= unfit | {"recommended": methods[chosen][1]["target_layers"]}
     return result
 
 

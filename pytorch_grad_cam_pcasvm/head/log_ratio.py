@@ -64,10 +64,12 @@ class LogRatio(Stage):
 
     def pullback(self, saved: Tensor, grad: Tensor, saved0: Tensor | None = None) -> Scaled:
         """Return ``grad dr/dx``, or the secant, shape (N, K, B)."""
-        rows = [
-            evidence.gradient(saved) if saved0 is None else evidence.secant(saved, saved0)
-            for evidence in self._evidence()
-        ]
+        rows = []
+        for seed, evidence in zip(grad.unbind(-1), self._evidence(), strict=True):
+            if may_look(seed) and not bool(seed.any()):
+                rows.append(torch.zeros_like(saved))  # a pair that no target is about
+            else:
+                rows.append(evidence.gradient(saved) if saved0 is None else evidence.secant(saved, saved0))
         return grad @ torch.stack(rows, 1), None
 
     def _evidence(self) -> "Iterator[Evidence]":

@@ -11,12 +11,13 @@ from reference import gap, relative
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
+    BaselineWarning,
     CoarseMapWarning,
     ContributionCAM,
     HotellingTarget,
@@ -308,3 +309,101 @@ def test_several_means_for_several_layers_and_for_images_of_another_size():
     assert torch.equal(cam.explain(wide, SVMTarget()).maps, of_channels.explain(wide, SVMTarget()).maps)
     with pytest.raises(ValueError, match="one mean for each of the 2 target layers, got 1"):
         ContributionCAM(p.net, layers, mean=means[0]).explain(p.x)
+
+
+# --- what a reviewer found --------------------------------------------------------------------------------------------
+
+
+def small_head(p, *stages):
+    features = p.backbone(p.images(60, seed=4)).numpy()
+    return make_pipeline(StandardScaler(), *stages).fit(features, np.array(p.labels)[np.arange(60) % p.classes])
+
+
+def test_more_targets_than_components_that_share_a_boundary_add_up():
+    p = explained("gelu", "rbf", 2)
+    net = PCASVMNet(p.backbone, small_head(p, PCA(1), SVC())).eval()
+    mean = mean_activations(net, [p.images(60, seed=4)], p.layer, progress=False)
+    cam = ContributionCAM(net, [p.layer], mean=mean)
+    targets = [SVMTarget("ant"), SVMTarget("ant", sign="-"), SVMTarget("bee")]
+    maps = cam.explain(p.x, targets)
+    assert gap(maps) < 1e-10
+    for k, target in enumerate(targets):
+        assert relative(maps.maps[:, k], cam.explain(p.x, [target]).maps[:, 0]) < 1e-9
+
+
+def test_a_map_does_not_depend_on_how_many_targets_are_asked_for():
+    p = explained("pooled", "kernel pca")
+    cam = ContributionCAM(p.net, [p.layer])
+    targets = [SVMTarget(label) for label in p.labels] + [SVMTarget("ant", versus=label) for label in p.labels[1:]]
+    together = cam.explain(p.x, targets)
+    for k, target in enumerate(targets):
+        assert relative(together.maps[:, k], cam.explain(p.x, [target]).maps[:, 0]) < 1e-9
+
+
+@pytest.mark.parametrize("change", ["replaced", "data", "kernel"])
+def test_no_change_of_a_head_goes_unseen(change):
+    p = explained("pooled", "rbf")
+    net = copy.deepcopy(p.net)
+    cam, svm = ContributionCAM(net, [net.backbone.features]), net.head.stages[-1]
+    for _ in range(6):
+        cam.explain(p.x, [SVMTarget("ant")])
+        if change == "replaced":
+            svm.intercept = svm.intercept * 1.1
+        elif change == "data":
+            svm.intercept.data.add_(0.1)
+        else:
+            svm.kernel = type(svm.kernel)(svm.kernel.gamma * 1.1)
+        maps = cam.explain(p.x, [SVMTarget("ant")])
+        assert relative(maps.maps.sum((2, 3)), maps.values) < 1e-8
+
+
+def test_a_net_made_in_inference_mode_is_explained():
+    p = explained("pooled", "rbf")
+    with torch.inference_mode():
+        net = PCASVMNet(p.backbone, p.fitted).eval()
+        inside = ContributionCAM(net, [p.layer]).explain(p.x)
+    maps = ContributionCAM(net, [p.layer]).explain(p.x)
+    assert relative(maps.maps, inside.maps) < 1e-12
+    assert gap(maps) < 1e-10
+
+
+def test_the_start_does_not_depend_on_the_batch():
+    p = explained("pooled", "rbf", 2)
+
+    class Rectified(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = p.backbone.features
+
+        def forward(self, x):
+            return (self.features(x) + 3).relu().mean((2, 3)) - 3  # where nothing is cut off, a mean
+
+    backbone = Rectified().eval()
+    with torch.no_grad():
+        features = backbone(p.images(60, seed=4)).numpy()
+    net = PCASVMNet(backbone, make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, np.arange(60) % 2)).eval()
+    cam = ContributionCAM(net, ["features"])
+    with pytest.warns(BaselineWarning):
+        together = cam.explain(torch.cat([p.x, 9 * p.x]))
+    for image in range(len(p.x)):
+        assert relative(together.maps[image], cam.explain(p.x[image : image + 1]).maps[0]) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "stages", [(PCA(4), Normalizer(), SVC()), (PCA(4), SVC(kernel="poly"))], ids=["normalised", "poly"]
+)
+def test_where_the_start_is_singular_other_ways_lead_on(stages):
+    p = explained("pooled", "rbf")
+    net = PCASVMNet(p.backbone, small_head(p, *stages)).eval()
+    maps = ContributionCAM(net, [p.layer]).explain(p.x, [SVMTarget(), SVMTarget("ant", versus="bee")])
+    assert relative(maps.maps.sum((2, 3)), maps.values) < 1e-7
+
+
+def test_means_may_be_reassigned():
+    p = explained("gelu", "rbf", 2)
+    mean = mean_activations(p.net, [p.images(60, seed=4)], p.layer, progress=False)
+    cam = ContributionCAM(p.net, [p.layer])
+    cam.mean = mean
+    assert torch.equal(cam.explain(p.x).maps, ContributionCAM(p.net, [p.layer], mean=mean).explain(p.x).maps)
+    with pytest.raises(TypeError, match="mean must be a tensor"):
+        cam.mean = "mean"
