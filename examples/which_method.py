@@ -5,7 +5,9 @@
 Two networks for every set of --sets: dense layers of 40 and 30 units, trained on the frozen convolutions of an ImageNet
 classifier, as in the paper; and the means of the convolutions over positions. On each, PCA(3) and SVMs are fitted.
 ``pytorch_grad_cam_pcasvm.evaluation`` then measures faithfulness (deletion and insertion) and sensitivity (the head,
-and layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled features.
+and layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled features; and it
+is counted how many maps contradict the value above them. Of "dog-vs-cat:10" the training set has ten images of the
+first class for each of another one: Grad-CAM and the baselines of contributions are compared there.
 
 It prints Markdown, and leaves which_method.md, .json and .png in --out, and contributions.png: photos with Grad-CAM and
 contributions. What is costly is kept in --cache, so that a run goes on where it stopped. On two cores start two runs,
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from experiment import datasets, training
-from experiment.comparison import BLIND, METHODS, RANDOM, plot, tables
+from experiment.comparison import BASELINES, BLIND, METHODS, RANDOM, LogRatioContributions, plot, tables
 from experiment.frozen import FrozenFeatures, images, shown
 from experiment.network import FEATURE_LAYER, PaperCNN, convolutions
 from experiment.problems import RunError
@@ -37,23 +39,25 @@ from sklearn.decomposition import PCA
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from pytorch_grad_cam_pcasvm import (
+    BaselineWarning,
     BlankMapWarning,
     ClosedFormGradCAM,
     ClosedFormScoreCAM,
     ContributionCAM,
     PCASVMNet,
     PCATarget,
+    ShapCAM,
     SVMTarget,
     __version__,
     evaluation,
     figures,
 )
 
-SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs-cat")
+SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs-cat", "chest-xray:10", "dog-vs-cat:10")
 FRACTIONS = (0.25, 0.5, 0.75)
 COMPONENTS = 3
 RIVALS = (RANDOM, BLIND)  # the others cost as much again for every method
@@ -118,17 +122,22 @@ class Problem:
     """One data set, and what was trained on it."""
 
     def __init__(self, name: str, options: argparse.Namespace, conv: nn.Module, weights: str) -> None:
-        self.name, self.options, self.conv = name, options, conv
-        root = options.root / name
+        self.name, self.options, self.conv = name.replace(":", "-"), options, conv
+        folder, _, self.ratio = name.partition(":")
+        root = options.root / folder
         data = datasets.load(
-            name, root if root.is_dir() else options.root, download=options.download, seed=options.seed
+            folder, root if root.is_dir() else options.root, download=options.download, seed=options.seed
         )
         self.classes = list(data.classes)
         parts = {"training": data.train.limited(options.limit), "test": data.test.limited(-(-200 // len(self.classes)))}
+        if self.ratio:
+            parts["training"] = parts["training"].imbalanced(int(self.ratio))
         self.labels = {part: found.labels for part, found in parts.items()}
         origin = {"problem": name, "weights": weights}
         self.features = {
-            part: FrozenFeatures(found, conv, options.size, options.cache, origin, f"{name}-{part}", options.device, 4)
+            part: FrozenFeatures(
+                found, conv, options.size, options.cache, origin, f"{self.name}-{part}", options.device, 4
+            )
             for part, found in parts.items()
         }
         self.x = images(parts["test"], range(len(parts["test"].labels)), options.size)
@@ -140,7 +149,7 @@ class Problem:
         self.course = training.train(
             self.dense, self.features["training"], self.labels["training"], epochs=options.epochs, patience=50,
             rate=1e-3, batch=32, seed=options.seed, device=options.device,
-            checkpoint=options.cache / f"{name}-training-{digest(learned)}.pt",
+            checkpoint=options.cache / f"{self.name}-training-{digest(learned)}.pt",
         )  # fmt: skip
         self.dense.eval()
         self.key = digest(learned, list(parts["test"].digests))
@@ -164,22 +173,29 @@ class Problem:
         everything = np.arange(len(features.rows))
         return training.scores(self.dense.classifier[:5], features, everything, self.options.device).astype(np.float64)
 
-    def methods(self, kind: str) -> dict[str, Any]:
-        """Return the methods by name, with the mean of this training set; the heads of means know it."""
-        mean = (
-            "mean"
-            if kind == "pooled"
-            else torch
-            .from_numpy(self.features["training"].rows.mean(0, dtype=np.float64))
-            .float()
-            .to(self.options.device)
-        )
+    def mean(self, rows: np.ndarray | slice) -> Tensor:
+        """Return the mean of some training images' feature maps, (T, M, N)."""
+        found = self.features["training"].rows[rows].mean(0, dtype=np.float64)
+        return torch.from_numpy(found).float().to(self.options.device)
+
+    def methods(self, kind: str, title: str) -> dict[str, Any]:
+        """Return the methods by name, with the means of this training set; log-ratios are for kernels."""
+        labels = self.labels["training"]
+        balanced = torch.stack([self.mean(np.flatnonzero(labels == c)) for c in np.unique(labels)]).mean(0)
+        if kind == "pooled":  # images side by side are wider
+            balanced = balanced.mean((1, 2))
         found = {}
-        for name, (kind, settings) in METHODS.items():
-            settings = {**settings, **({"baseline": mean} if settings.get("baseline") == "mean" else {})}
-            if kind is ClosedFormScoreCAM:
-                settings["channels"] = self.options.score_channels
-            found[name] = kind, settings
+        for name in BASELINES if self.ratio else METHODS:
+            method, settings = METHODS[name]
+            if method is LogRatioContributions and "RBF" not in title:
+                continue
+            if method is ClosedFormScoreCAM:
+                settings = settings | {"channels": self.options.score_channels}
+            if issubclass(method, ContributionCAM | ShapCAM):
+                settings = settings | {"mean": self.mean(slice(None))}
+            if settings.get("baseline") == "balanced mean":
+                settings = settings | {"baseline": balanced}
+            found[name] = method, settings
         return found
 
     def checked(self, kind: str, title: str, head: Pipeline, q: np.ndarray) -> dict[str, Any]:
@@ -200,30 +216,36 @@ class Problem:
             },
             "pooled": {"localisation": partial(evaluation.localisation, rivals=RIVALS, images=2 * options.images)},
         }
+        if self.ratio:
+            del of_kind["dense"]["sensitivity"]
         found = {}
         for check, measure in of_kind[kind].items():
-            settings = [options.images, options.score_channels, every, FRACTIONS, RIVALS, repr(METHODS), __version__]
+            methods = self.methods(kind, title)
+            settings = [options.images, options.score_channels, every, FRACTIONS, RIVALS, repr([*methods]), __version__]
             key = digest(self.key, kind, title, settings)
             file = options.cache / f"{self.name}-{check}-{key}.json"
             if not file.exists():
-                result = measure(net, data, ["features"], self.methods(kind), **every).to_dict()
+                try:
+                    result = measure(net, data, ["features"], methods, **every).to_dict()
+                except ValueError as error:  # a head that finds one class only, as some do that learned ten to one
+                    print(f"{self.name}, {kind}, {title}: no {check}: {error}", flush=True)
+                    continue
                 beside = file.with_suffix(".new")
                 beside.write_text(json.dumps(result, allow_nan=False))
                 os.replace(beside, file)
             found[check] = json.loads(file.read_text())
         return found
 
-    def contradictory(self, kind: str, head: Pipeline) -> dict[str, Any]:
+    def contradictory(self, kind: str, title: str, head: Pipeline) -> dict[str, Any]:
         """Return how many maps of the whole test set say the opposite of the value they explain.
 
         Such a map has more positive than negative evidence, or less, where the value is below, or above, 0: a
         component's mean over the training set, or the boundary of the predicted class.
         """
         features = self.features["test"]
-        net, methods = self.network(kind, head, frozen=True), self.methods(kind)
+        net = self.network(kind, head, frozen=True)
         result = {}
-        for name in ("Grad-CAM (the paper's)", "Contributions, zero", "Contributions, mean"):
-            method, settings = methods[name]
+        for name, (method, settings) in self.methods(kind, title).items():
             wrong = []
             with method(net, ["features"], **settings) as cam:
                 for index in np.array_split(np.arange(len(features.rows)), len(features.rows) // 64 + 1):
@@ -246,7 +268,7 @@ def measured(problem: Problem) -> dict[str, Any]:
             head.fit(q["training"], problem.labels["training"])
             heads.setdefault(kind, {})[title] = {
                 "test accuracy": float((head.predict(q["test"]) == problem.labels["test"]).mean()),
-                "contradictory": problem.contradictory(kind, head),
+                "contradictory": problem.contradictory(kind, title, head),
                 **problem.checked(kind, title, head, q["training"]),
             }
     return {
@@ -263,8 +285,11 @@ def picture(problem: Problem, count: int = 4) -> Any:
     net = problem.network("dense", head.fit(problem.rows("dense", "training"), problem.labels["training"]))
     chosen = np.random.default_rng(problem.options.seed).permutation(len(problem.x))[:count]
     x = problem.x[chosen].to(problem.options.device)
-    methods = {"Grad-CAM": ClosedFormGradCAM, "contributions": ContributionCAM}
-    maps = {title: method(net, ["features"]).explain(x, [SVMTarget()]) for title, method in methods.items()}
+    cams = {
+        "Grad-CAM": ClosedFormGradCAM(net, ["features"]),
+        "contributions": ContributionCAM(net, ["features"], mean=problem.mean(slice(None))),
+    }
+    maps = {title: cam.explain(x, [SVMTarget()]) for title, cam in cams.items()}
     titles = [problem.classes[label] for label in problem.labels["test"][chosen]]
     return figures.plot_maps(shown(x), maps, signed=True, rows=titles, classes=problem.classes)
 
@@ -301,6 +326,7 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore", BlankMapWarning)  # they are counted
+    warnings.simplefilter("ignore", BaselineWarning)  # so is what it warns of
     try:
         run(options)
     except RunError as error:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
@@ -18,10 +19,23 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormShapleyCAM,
     ClosedFormXGradCAM,
     ContributionCAM,
+    LogRatioTarget,
     RelevanceCAM,
     ShapCAM,
+    SignedMaps,
+    SVMTarget,
 )
 from pytorch_grad_cam_pcasvm.evaluation import Estimate, Result
+
+
+class LogRatioContributions(ContributionCAM):
+    """Contributions to the log-ratio of a class, where its margin is asked for."""
+
+    def explain(self, input_tensor: Tensor, targets: Any = None, **options: Any) -> SignedMaps:
+        """Return the maps, with each margin's log-ratio in its place."""
+        chosen = [LogRatioTarget(each.category) if isinstance(each, SVMTarget) else each for each in targets]
+        return super().explain(input_tensor, chosen, **options)
+
 
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Grad-CAM (the paper's)": (ClosedFormGradCAM, {}),
@@ -35,10 +49,14 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Ablation-CAM": (ClosedFormAblationCAM, {}),
     "Relevance-CAM": (RelevanceCAM, {}),
     "LIFT-CAM": (LIFTCAM, {}),
-    "ShapCAM": (ShapCAM, {"samples": 32, "baseline": "zero"}),
+    "ShapCAM": (ShapCAM, {"samples": 32}),
+    "Contributions": (ContributionCAM, {}),
     "Contributions, zero": (ContributionCAM, {"baseline": "zero"}),
     "Contributions, mean": (ContributionCAM, {"baseline": "mean"}),
+    "Contributions, balanced mean": (ContributionCAM, {"baseline": "balanced mean"}),
+    "Contributions, log-ratio": (LogRatioContributions, {}),
 }
+BASELINES = ["Grad-CAM (the paper's)", *(name for name in METHODS if name.startswith("Contributions"))]
 KINDS = ("deletion", "insertion")
 RANDOM, BLIND = "random maps", "the blind map"
 SHARE = "share of positive evidence"
@@ -70,11 +88,12 @@ class Measured:
     """The results of all sets, by set, kind of features, head and check."""
 
     def __init__(self, results: dict[str, Any]) -> None:
-        self.sets = results["sets"]
-        self.heads = list(next(iter(self.sets.values()))["heads"]["dense"])
+        self.every = results["sets"]
+        self.sets = [name for name in self.every if ":" not in name] or list(self.every)
+        self.heads = list(self.every[self.sets[0]]["heads"]["dense"])
         self._found = {
             (name, head, check): Result.from_dict(entry[check])
-            for name, of_set in self.sets.items()
+            for name, of_set in self.every.items()
             for kind in of_set["heads"].values()
             for head, entry in kind.items()
             for check in ("faithfulness", "sensitivity", "localisation")
@@ -102,8 +121,8 @@ class Measured:
 
     def layers(self) -> list[str]:
         """Return what is randomised, in the order of the sensitivity check."""
-        rows = self._found[next(iter(self.sets)), self.heads[0], "sensitivity"].rows
-        return list(dict.fromkeys(row.measure for row in rows if row.measure != "likeness"))
+        found = self._found.get((self.sets[0], self.heads[0], "sensitivity"))  # not of imbalanced sets
+        return list(dict.fromkeys(row.measure for row in found.rows if row.measure != "likeness")) if found else []
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
@@ -114,10 +133,10 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
 
     Returns:
         All sets together, in short and by head; randomisation; deletion and insertion, and two photos side by side, of
-        each set; contradictory maps; accuracies.
+        each set; contradictory maps; baselines, also of imbalanced sets; accuracies.
     """
     of = Measured(results)
-    names, heads = list(of.sets), of.heads
+    names, heads = of.sets, of.heads
     short = [[method] for method in (*METHODS, BLIND)]
     for row in short:
         method = row[0]
@@ -175,28 +194,49 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             [[method, *(unsigned(of.number("localisation", head, (method, SHARE), name)) for head in heads)]
              for method in (*METHODS, BLIND)],
         )  # fmt: skip
-    sources = list(next(iter(of.sets.values()))["heads"]["dense"][heads[0]]["contradictory"])
 
-    def wrong(chosen: Sequence[str], kind: str, head: str, source: str, key: str) -> str:
-        shares = [of.sets[name]["heads"][kind][head]["contradictory"][source][key] for name in chosen]
-        return " / ".join(percent(float(share)) for share in np.atleast_1d(np.mean(shares, axis=0)))
+    def wrong(chosen: Sequence[str], kind: str, head: str, method: str, key: str) -> str:
+        counted = [of.every[name]["heads"][kind][head]["contradictory"] for name in chosen]
+        shares = [each[method][key] for each in counted if method in each]
+        return " / ".join(percent(float(share)) for share in np.atleast_1d(np.mean(shares, axis=0))) if shares else "–"
 
-    some = {name: [name] for name in names} | ({"all sets": names} if len(names) > 1 else {})
+    kinds = ("dense", "pooled")
     found["Contradictory maps of components"] = table(
-        ["set, features", *(f"{source}: P1 / P2 / P3" for source in sources)],
-        [[f"{title}, {kind}", *(wrong(chosen, kind, heads[0], source, "components") for source in sources)]
-         for title, chosen in some.items() for kind in ("dense", "pooled")],
-    )  # fmt: skip
+        ["method", *(f"{kind}: P1 / P2 / P3" for kind in kinds)],
+        [[method, *(wrong(names, kind, heads[0], method, "components") for kind in kinds)] for method in METHODS],
+    )
     found["Contradictory maps of decisions"] = table(
-        ["set, features, head", *sources],
-        [[f"{title}, {kind}, {head}", *(wrong(chosen, kind, head, source, "decision") for source in sources)]
-         for title, chosen in some.items() for kind in ("dense", "pooled") for head in heads],
+        ["method", *(f"{kind}, {head}" for kind in kinds for head in heads)],
+        [[method, *(wrong(names, kind, head, method, "decision") for kind in kinds for head in heads)]
+         for method in METHODS],
     )  # fmt: skip
+    for name in [None, *of.every]:
+        found[f"Baselines, {name or 'all sets'}"] = table(
+            [
+                "head",
+                "baseline",
+                *(f"contradictory, {kind}" for kind in kinds),
+                "deletion",
+                "insertion",
+                "side by side",
+            ],
+            [
+                [
+                    head,
+                    method,
+                    *(wrong(names if name is None else [name], kind, head, method, "decision") for kind in kinds),
+                    *(str(of.number("faithfulness", head, (method, kind, RANDOM), name)) for kind in KINDS),
+                    unsigned(of.number("localisation", head, (method, SHARE), name)),
+                ]
+                for head in heads
+                for method in BASELINES
+            ],
+        )
     found["Accuracy"] = table(
         ["set", "training / test images", *(f"{kind}, {head}" for kind in ("dense", "pooled") for head in heads)],
         [[name, f"{of_set['training images']:,} / {of_set['test images']}",
           *(f"{of_set['heads'][kind][head]['test accuracy']:.2f}" for kind in ("dense", "pooled") for head in heads)]
-         for name, of_set in of.sets.items()],
+         for name, of_set in of.every.items()],
     )  # fmt: skip
     return found
 

@@ -46,6 +46,11 @@ class Part:
         kept = [np.flatnonzero(self.labels == c)[:per_class] for c in np.unique(self.labels)]
         return self.rows(np.sort(np.concatenate(kept)))
 
+    def imbalanced(self, ratio: int) -> "Part":
+        """Return the images of the first class, and of every other class one for each ``ratio`` of them."""
+        first, *others = (np.flatnonzero(self.labels == c) for c in np.unique(self.labels))
+        return self.rows(np.sort(np.concatenate([first, *(rows[: -(-len(first) // ratio)] for rows in others)])))
+
 
 @dataclass(frozen=True)
 class ImageData:

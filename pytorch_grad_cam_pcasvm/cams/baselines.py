@@ -13,15 +13,14 @@ from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained, joined
 from pytorch_grad_cam_pcasvm.cams.boundary import Boundary, grouped
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds
+from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.model.features import checked_images, output_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
-from pytorch_grad_cam_pcasvm.targets import SVMTarget, every_component
-
-_STEPS = 30  # of Newton's at most
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
 @dataclass
@@ -87,6 +86,7 @@ class WithBaseline(ClosedFormCAM):
         )
         self.baseline, self.mean = baseline, mean
         self._boundary: Boundary | None = None
+        self._undecided: dict[Any, Undecided] = {}
 
     @property
     def baseline(self) -> str | Tensor:
@@ -211,32 +211,24 @@ class WithBaseline(ClosedFormCAM):
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
         found: dict[Any, Tensor] = {}
         single = None if boundary is not None else self._of_single(run)
+        near = None if mean is None else self._near(run.layers[layer], mean)
         starts = []
         for members, names, which in grouped(targets, head, run.output):
             for name in names:
                 if name not in found and boundary is not None:
                     found[name] = _everywhere(boundary.point(name).unsqueeze(0), like)
-                elif name not in found and mean is not None and single is not None:
-                    found[name] = self._near(single, layer, mean, name, found)
+                elif name not in found and near is not None and single is not None:
+                    found[name] = near.at(single, layer, name)
             rows = torch.cat([found[name] for name in names])
             starts.append((members, rows if which is None else rows[which]))
         return starts
 
-    def _near(self, single: Run, layer: int, mean: Tensor, name: Any, found: dict[Any, Tensor]) -> Tensor:
-        """Return activations near the mean at which a target is undecided, or for None the components."""
-        if None not in found:
-            components = every_component(single.output)
-            centre = _undecided(single, layer, mean, components) if components else None
-            found[None] = mean if centre is None else centre
-        start = found[None] if name is None else _undecided(single, layer, found[None], [name])
-        if start is None:  # where all components are 0, a kernel may be flat
-            start = _undecided(single, layer, mean, [name])
-        if start is None:
-            raise ValueError(
-                f"{name}: near the training mean there are no activations of {single.layers[layer]!r} at which its "
-                "value is 0: start at the mean instead, baseline='mean'"
-            )
-        return start
+    def _near(self, layer: str, mean: Tensor) -> Undecided:
+        """Return where targets are undecided near a mean at a layer; what is kept holds for this mean alone."""
+        key = layer, mean.shape, mean.dtype, mean.device
+        if key not in self._undecided or not (may_look(mean) and torch.equal(self._undecided[key].mean, mean)):
+            self._undecided[key] = Undecided(mean)
+        return self._undecided[key]
 
     def _of_single(self, run: Run) -> Run:
         """Return the run of one black image: what follows is the same for all, but for what goes around the layer."""
@@ -314,46 +306,6 @@ class WithBaseline(ClosedFormCAM):
 def _everywhere(means: Tensor, like: Tensor) -> Tensor:
     """Return activations (R, T, ...) with the means of channels (R, T) at all positions."""
     return means.to(like).reshape(*means.shape, *[1] * (like.dim() - 2)).expand(-1, -1, *like.shape[2:])
-
-
-def _undecided(run: Run, layer: int, start: Tensor, targets: Sequence[Any]) -> Tensor | None:
-    """Return the activations near others at which the values of targets are 0.
-
-    Damped Gauss-Newton steps, the shortest ones. A step that does not help is not taken, and the next one is shorter;
-    nothing has to be looked at to know that.
-
-    Args:
-        run: of one image.
-        layer: position of the target layer.
-        start: activations to start from, of one row.
-        targets: K targets.
-
-    Returns:
-        The activations, of one row; if the steps lead to none, None, or the start where nothing may be looked at.
-    """
-
-    def at(x: Tensor) -> tuple[Tensor, Tensor]:
-        passed = run.passed.moved(x, layer)
-        here = replace(run, passed=passed, output=run.output_of(passed.output), _last=None)
-        seeds = here.seeds(targets)
-        slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
-        values = (seeds.values * (-seeds.log_scale).exp())[0]
-        step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
-        return seeds.values.norm(), step.to(x).reshape(x.shape)
-
-    x, (size, step) = start, at(start)
-    damping, scale, eps = torch.ones_like(size), size, max(1e-10, 64 * torch.finfo(start.dtype).eps)
-    looks = may_look(start)
-    for _ in range(_STEPS):
-        if looks and float(size) <= eps * float(scale):
-            break
-        trial = x + damping.to(x) * step
-        found, next_step = at(trial)
-        better = found <= (1 - damping / 4) * size  # of what a straight line promises, a quarter at least
-        x, step, size = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (found, size)))
-        damping = torch.where(better, (4 * damping).clamp(max=1), damping / 4)
-    reached = size <= 16 * eps * scale
-    return None if looks and not bool(reached) else torch.where(reached, x, start)
 
 
 def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | str, *, progress: bool = True) -> Tensor:

@@ -1,0 +1,136 @@
+"""Activations of any layer at which targets are undecided: those near the training set's mean there."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
+from pytorch_grad_cam_pcasvm.cams.context import Run
+from pytorch_grad_cam_pcasvm.model.net import HeadRun
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.targets import every_component
+
+_STEPS = 30  # of Newton's at most
+
+
+class Undecided:
+    """Activations of a layer, the same for all images, at which targets are 0, near the mean of the training set.
+
+    First come those at which all components are 0; from there damped Newton steps lead to the target's 0. Where its
+    gradient leads nowhere, as deep inside a class, the head alone knows a point on the boundary, and Gauss-Newton steps
+    lead to activations with the components of this point. What was found is kept, and taken again while it holds.
+
+    Args:
+        mean: activations of the layer, of one row.
+    """
+
+    def __init__(self, mean: Tensor) -> None:
+        self.mean = mean
+        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}  # by target, activations and what is 0 in comparison
+
+    def at(self, run: Run, layer: int, target: Any) -> Tensor:
+        """Return activations, of one row, at which a target is 0, or for None all components.
+
+        Args:
+            run: of one image.
+            layer: position of the target layer.
+            target: a target with one boundary.
+
+        Returns:
+            The activations; where nothing may be looked at the mean, if there are none.
+
+        Raises:
+            ValueError: there are none.
+        """
+        targets = every_component(run.output) if target is None else [target]
+        if not targets:
+            return self.mean
+        if target in self._kept and may_look(self.mean):
+            x, nothing = self._kept[target]
+            if bool(_moved(run, layer, x).seeds(targets).values.norm() <= nothing):
+                return x
+        size = _moved(run, layer, self.mean).seeds(targets).values.norm()
+        if target is None:
+            found = _solved(run, layer, self.mean, targets, size)
+        else:
+            found = (
+                _solved(run, layer, self.at(run, layer, None), targets, size)
+                or _solved(run, layer, self.mean, targets, size)  # where all components are 0, a kernel may be flat
+                or self._by_components(run, layer, target, size)
+            )
+        if found is None and target is not None:
+            raise ValueError(
+                f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
+                "value is 0: start at the mean instead, baseline='mean'"
+            )
+        self._kept[target] = found or (self.mean, torch.full((), torch.inf).to(self.mean))
+        return self._kept[target][0]
+
+    def _by_components(self, run: Run, layer: int, target: Any, size: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return activations whose components are those of a point on the boundary that the head knows."""
+        components = every_component(run.output)
+        output = _moved(run, layer, self.mean).output
+        if not components or not isinstance(output, HeadRun):
+            return None
+        try:
+            there = Boundary(output.head, output.features[0].detach()).at([target], None)
+        except ValueError:
+            return None
+        goal = torch.stack([component(there) for component in components], -1)
+        found = _solved(run, layer, self.mean, components, goal.norm(), goal)
+        return found and _solved(run, layer, found[0], [target], size)
+
+
+def _moved(run: Run, layer: int, x: Tensor) -> Run:
+    """Return the run with other activations."""
+    passed = run.passed.moved(x, layer)
+    return replace(run, passed=passed, output=run.output_of(passed.output), _last=None)
+
+
+def _solved(
+    run: Run, layer: int, start: Tensor, targets: Sequence[Any], size: Tensor, goal: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor] | None:
+    """Return the activations near others at which the values of targets are given ones.
+
+    Damped Gauss-Newton steps, the shortest ones. A step that does not help is not taken, and the next one is shorter;
+    nothing has to be looked at to know that.
+
+    Args:
+        run: of one image.
+        layer: position of the target layer.
+        start: activations to start from, of one row.
+        targets: K targets.
+        size: of the values, in comparison with which a difference is nothing.
+        goal: the values, shape (1, K), or one for all.
+
+    Returns:
+        The activations, of one row, and how large a difference of the values is none; if the steps lead to none, None,
+        or the start where nothing may be looked at.
+    """
+
+    def at(x: Tensor) -> tuple[Tensor, Tensor]:
+        here = _moved(run, layer, x)
+        seeds = here.seeds(targets)
+        slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
+        missing = seeds.values - goal
+        values = (missing * (-seeds.log_scale).exp())[0]
+        step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
+        return missing.norm(), step.to(x).reshape(x.shape)
+
+    x, (distance, step) = start, at(start)
+    damping, eps = torch.ones_like(size), max(1e-10, 64 * torch.finfo(start.dtype).eps)
+    nothing = eps * torch.maximum(distance, size)
+    looks = may_look(start)
+    for _ in range(_STEPS):
+        if looks and bool(distance <= nothing):
+            break
+        trial = x + damping.to(x) * step
+        found, next_step = at(trial)
+        better = found <= (1 - damping / 4) * distance  # of what a straight line promises, a quarter at least
+        x, step, distance = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (found, distance)))
+        damping = torch.where(better, (4 * damping).clamp(max=1), damping / 4)
+    reached = distance <= 16 * nothing
+    return None if looks and not bool(reached) else (torch.where(reached, x, start), 16 * nothing)
