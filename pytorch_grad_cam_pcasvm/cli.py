@@ -27,6 +27,7 @@ _TYPED = {
 # Folders of these names are hardly classes.
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
+_COMPARED = 50  # images, for --layer auto
 
 _RUN = "python -m pytorch_grad_cam_pcasvm"
 _EXAMPLE = f"""example:
@@ -138,7 +139,8 @@ def _of_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, or one folder per class")
     parser.add_argument("--backbone", required=True, metavar="NAME", help="a torchvision name, or timm:NAME")
     parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's own, downloaded)")
-    parser.add_argument("--layer", required=True, metavar="NAME", help="layer whose activations become maps")
+    parser.add_argument("--layer", required=True, metavar="NAME",
+                        help="layer whose activations become maps; auto: compare some on the images")  # fmt: skip
     parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
     parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
     parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
@@ -213,7 +215,7 @@ def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, list[
 
     def extracted(data: Any) -> tuple[Any, Any]:
         loader = DataLoader(data, batch_size=options.batch_size, num_workers=options.workers)
-        return package.extract_features(backbone, loader, options.features or options.layer, pool=_pool(options))
+        return package.extract_features(backbone, loader, _source(options), pool=_pool(options))
 
     try:
         return *extracted(images.data), []
@@ -268,10 +270,11 @@ def _atlas(options: Any) -> None:
     _refuse_splits(options.images, ("test", "testing"))
     net, transform = _network(options)
     method = getattr(package, options.method)
+    layer = _layer(options, net, transform)
     store = atlas.build(
         net,
         options.images,
-        [options.layer],
+        [layer],
         options.out,
         method=method,
         transform=transform,
@@ -281,7 +284,7 @@ def _atlas(options: Any) -> None:
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
         verify=options.verify,
-        **_options(options, method),
+        **_options(options, [method], net, layer, transform)[method],
     )
     print(store)
     if store.labels is not None and store.head.classes_ is not None:
@@ -303,11 +306,13 @@ def _evaluate(options: Any) -> None:
     net, transform = _network(options)
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
     methods = {name: getattr(package, name) for name in names}
+    layer = _layer(options, net, transform)
+    given = _options(options, [*methods.values()], net, layer, transform)
     study = evaluation.Study(
         net,
         options.images,
-        [options.layer],
-        {name: (method, _options(options, method)) for name, method in methods.items()},
+        [layer],
+        {name: (method, given[method]) for name, method in methods.items()},
         images=options.count,
         batch_size=options.batch_size,
         seed=options.seed,
@@ -330,11 +335,45 @@ def _tell_accuracy(study: Any) -> None:
     print(f"{len(labels)} images: {_accuracy(labels, correct)}")
 
 
-def _options(options: Any, method: type) -> dict[str, Any]:
+def _layer(options: Any, net: Any, transform: Any) -> str:
+    """Return the target layer: the one named, or the one that is recommended after comparing them on the images."""
+    if options.layer != "auto":
+        return options.layer
+    from pytorch_grad_cam_pcasvm import evaluation
+    from pytorch_grad_cam_pcasvm.data import Images
+    from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating
+    from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
+
+    images = Images(options.images, transform, thumbnails=False)
+    x = images.read([*range(len(images))][:8]).images[:1].to(device_of(net))
+    backbone, source = net.feature_source(x)
+    with evaluating(net):
+        candidates = last_blocks(backbone, source, x)[-4:]
+    if images.names is None:
+        print(f"layer: {candidates[-1]}, the last; with a folder of images for each class layers are compared")
+        return candidates[-1]
+    reshape = "tokens" if options.tokens else None
+    settings = {"images": _COMPARED, "batch_size": min(options.batch_size, 16), "transform": transform}
+    found = evaluation.layers(net, options.images, candidates, reshape_transform=reshape, **settings)
+    print(found.question)
+    return found.settings["recommended"][0]
+
+
+def _options(options: Any, methods: Sequence[type], net: Any, layer: str, transform: Any) -> dict[type, dict[str, Any]]:
+    """Return the options of each method; with the mean at the layer where the head does not know it."""
     from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
 
-    found = {"reshape_transform": "tokens"} if options.tokens else {}
-    return found | ({"baseline": options.baseline} if issubclass(method, WithBaseline) else {})
+    common = {"reshape_transform": "tokens"} if options.tokens else {}
+    start = {"baseline": options.baseline}
+    needed = options.baseline != "zero" and any(issubclass(method, WithBaseline) for method in methods)
+    if needed and (options.tokens or layer != _source(options) or options.pool != "mean"):
+        from pytorch_grad_cam_pcasvm.data import Images
+
+        images = Images(options.images, transform, thumbnails=False)
+        parts = (range(first, len(images))[: options.batch_size] for first in range(0, len(images), options.batch_size))
+        start["mean"] = package.mean_activations(net, (images.read([*rows]).images for rows in parts), layer)
+        print(f"contributions start near the mean of these images at {layer}")
+    return {method: common | (start if issubclass(method, WithBaseline) else {}) for method in methods}
 
 
 def _explore(options: Any) -> None:
@@ -353,7 +392,14 @@ def _explore(options: Any) -> None:
 def _network(options: Any) -> tuple[Any, Callable[[Any], Any]]:
     head = _head(options.head)  # before weights are downloaded
     backbone, transform = _backbone(options)
-    return package.PCASVMNet(backbone, head, options.features or options.layer, pool=_pool(options)), transform
+    return package.PCASVMNet(backbone, head, _source(options), pool=_pool(options)), transform
+
+
+def _source(options: Any) -> str:
+    """Return the name of the layer that the features come from."""
+    if options.layer == "auto" and not options.features:
+        raise ValueError("--layer auto finds the layer of the maps: name that of the features with --features")
+    return options.features or options.layer
 
 
 def _pool(options: Any) -> str | None:

@@ -298,3 +298,40 @@ def test_every_public_name_is_where_it_is_said_to_be():
     assert package.figures.plot_maps
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = package.nothing
+
+
+def test_the_layer_is_found_among_several_and_contributions_start_near_the_mean_there(
+    network, head, photos, tmp_path, capsys, monkeypatch
+):
+    asked = []
+    layers = evaluation.layers
+
+    def recorded(net, data, candidates, **options):
+        asked.append((candidates, options["images"]))
+        found = layers(net, data, candidates, **options | {"images": 4, "progress": False})
+        found.settings["recommended"] = [candidates[0]]  # as if these images preferred it
+        return found
+
+    monkeypatch.setattr(evaluation, "layers", recorded)
+    options = [*network[:-1], "auto", "--head", str(head), "--out", str(tmp_path / "atlas")]
+    assert main(["atlas", *options]) == 2
+    assert "name that of the features with --features" in capsys.readouterr().err
+    assert main(["atlas", *options, "--features", "features"]) == 0
+    ((candidates, images),) = asked
+    assert candidates[-1] == "features"
+    assert images == 50
+    printed, told = capsys.readouterr()
+    assert "Recommended: " in printed
+    assert f"near the mean of these images at {candidates[0]}" in printed
+    assert "unknown" not in told
+    store = atlas.load(tmp_path / "atlas")
+    assert store.manifest["target_layer"] == candidates[0]
+    maps = store.maps(slice(None))
+    sums = maps.maps.sum((2, 3)).double()
+    assert float((sums - maps.values).abs().max() / maps.values.abs().max()) < 2e-3  # half precision
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    shutil.copy(next((photos / "cat").iterdir()), flat)
+    options = ["--images", str(flat), *network[2:-1], "auto", "--features", "features", "--head", str(head)]
+    assert main(["atlas", *options, "--out", str(tmp_path / "again")]) == 0
+    assert "layer: features, the last" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -202,11 +202,12 @@ class WithBaseline(ClosedFormCAM):
         mean = self._mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
+                needed = run.layers if len(run.layers) > 1 else run.layers[0]
                 self._doubts.tell(
                     BaselineWarning,
                     f"the training set's mean at {run.layers[layer]!r} is unknown, so maps start at zero activations, "
                     "and add up to the value minus that at zeros (baseline_values): pass mean=mean_activations(net, "
-                    f"loader, {run.layers[layer]!r}), or baseline='zero' if that is meant",
+                    f"loader, {needed!r}), or baseline='zero' if that is meant",
                 )
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
         found: dict[Any, Tensor] = {}
@@ -308,19 +309,33 @@ def _everywhere(means: Tensor, like: Tensor) -> Tensor:
     return means.to(like).reshape(*means.shape, *[1] * (like.dim() - 2)).expand(-1, -1, *like.shape[2:])
 
 
-def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | str, *, progress: bool = True) -> Tensor:
+@overload
+def mean_activations(
+    net: nn.Module, loader: Iterable[Any], layer: nn.Module | str, *, progress: bool = True
+) -> Tensor: ...
+
+
+@overload
+def mean_activations(
+    net: nn.Module, loader: Iterable[Any], layer: list[nn.Module | str], *, progress: bool = True
+) -> list[Tensor]: ...
+
+
+def mean_activations(
+    net: nn.Module, loader: Iterable[Any], layer: Any, *, progress: bool = True
+) -> Tensor | list[Tensor]:
     """Return the mean activations of a layer over a data set, as a baseline.
 
     Args:
         net: a :class:`PCASVMNet` or a backbone.
         loader: yields ``(images, ...)`` batches, dicts with ``image`` as in MONAI, or images alone, of shape (N, ...),
             all of the same size.
-        layer: the layer, or its dotted name.
+        layer: the layer, or its dotted name; or a list of these, for each of which the loader is read once.
         progress: show a progress bar.
 
     Returns:
         The mean, in the shape of the layer's output for one image: (T, H, W), or (L, D) for tokens; float32 or
-        better, on the network's device.
+        better, on the network's device. Of a list of layers, a list of means.
 
     Raises:
         TypeError: the loader or the layer yields something other than floating-point tensors.
@@ -331,6 +346,8 @@ def mean_activations(net: nn.Module, loader: Iterable[Any], layer: nn.Module | s
         >>> mean = mean_activations(net, loader, "layer2", progress=False)
         >>> maps = ContributionCAM(net, ["layer2"], baseline=mean).explain(images)
     """
+    if isinstance(layer, list | tuple):
+        return [mean_activations(net, loader, one, progress=progress) for one in layer]
     backbone = _backbone(net)
     name = layer_name(backbone, layer)
     total: Tensor | None = None

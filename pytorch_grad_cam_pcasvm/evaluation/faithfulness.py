@@ -45,7 +45,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         arcc: also compute ARCC, pytorch-grad-cam's mean of coherency, simplicity and ROAD, from 0 to 1 (grad-cam 1.5.7
             or newer; slow). It is meant for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
         rivals: the maps to compare with, some of ``"random maps"``, ``"another image's map"``, ``"the blind map"``,
-            ``"a randomised head's map"``.
+            ``"a randomised head's map"``, or the name of one of the methods.
 
     Returns:
         A row for each method, kind and rival: random maps of the same resolution, the map of another image for the same
@@ -71,7 +71,8 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
     subject = study.fresh()
-    against = Rivals(subject, rivals)
+    others = [name for name in rivals if name in subject.named]
+    against = Rivals(subject, [name for name in rivals if name not in others] if others else rivals)
     change, of_host = (defaultdict[Any, list[np.ndarray]](list) for _ in range(2))
     values = []
     for x, _, rows_of in subject.batches("faithfulness"):
@@ -108,8 +109,11 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         own = {kind: mean[(method, ""), kind].mean(1) for kind in KINDS}
         for kind in KINDS:
             sign = -1 if kind == "deletion" else 1
-            for rival in against.names:
-                theirs = mean[rival if rival in ranked else (method, rival), kind].mean(1)
+            for rival in [*against.names, *others]:
+                if rival == method:
+                    continue
+                source = (rival, "") if rival in others else rival if rival in ranked else (method, rival)
+                theirs = mean[source, kind].mean(1)
                 rows.append(Row(method, kind, rival, Estimate.of(sign * (own[kind] - theirs)), 0.0))
         if arcc:
             measured = np.where(np.isnan(own["deletion"]), np.nan, np.concatenate(of_host[method]))

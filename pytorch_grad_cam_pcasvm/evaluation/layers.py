@@ -38,8 +38,9 @@ def layers(
 
     All are measured on the same images, by deletion and insertion of patches of one size, a fourteenth of the image's
     longer side, and if there are labels by two images side by side, and by a small image of another class pasted into
-    an image. That with the largest sum of both gains over random maps is recommended, unless the last layer is within
-    one standard error of it. Measure on images that the head was not fitted on.
+    an image. Recommended is what gains most over the last layer, image by image, in deletion and insertion together,
+    if that is more than a standard error, and in neither of the two a standard error is lost; else the last layer.
+    Measure on images that the head was not fitted on.
 
     Args:
         net: the network.
@@ -55,8 +56,8 @@ def layers(
         transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
 
     Returns:
-        The numbers of every candidate; ``settings["recommended"]`` is a list of layers, and ``question`` says in a
-        sentence why.
+        The numbers of every candidate; ``settings["recommended"]`` is a list of layers, ``settings["combine"]`` how
+        several become one map, and ``question`` says in a sentence why.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -88,7 +89,9 @@ def layers(
         methods[title] = ContributionCAM, options
         if len(each) > 1:
             methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
-    order = {name: place for place, (name, _) in enumerate(backbone.named_modules())}
+    # A container ends with the last layer in it.
+    places = [name for name, _ in backbone.named_modules()]
+    ends = {name: max(n for n, inner in enumerate(places) if f"{inner}.".startswith(f"{name}.")) for name in means}
     unfit = {}
     for title, (kind, options) in list(methods.items()):
         try:
@@ -99,9 +102,9 @@ def layers(
             named.pop(title, None)
     if not named:
         raise ValueError(f"no candidate can be explained: {next(iter(unfit.values()))}")
-    last = max(named, key=lambda title: (len(named[title]) == 1, order[named[title][-1]]))
+    last = max(named, key=lambda title: (len(named[title]) == 1, ends[named[title][-1]]))
     study = Subject(net, data, named[last][-1:], methods, **common)
-    result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND))
+    result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND, last))
     for kind in ("side by side", "pasted"):
         try:
             more = localisation(study, pasted=kind == "pasted", rivals=(RANDOM,))
@@ -109,21 +112,22 @@ def layers(
             result.settings[f"not {kind}"] = str(error)
             continue
         result.rows += [replace(row, measure=f"{kind}: {row.measure}") for row in more.rows if row.method in methods]
-    gains = {title: [result[title, kind, RANDOM] for kind in KINDS] for title in methods}
-    totals = {title: sum(each.mean for each in found) for title, found in gains.items()}
-    best = max(totals, key=lambda title: totals[title])
-    spread = math.hypot(*(each.standard_error for each in gains[best]))
-    if totals[best] - totals[last] <= spread:
-        chosen = last
-        why = f"no other gains a standard error more than {last} in deletion and insertion together"
+    ahead = {title: [result[title, kind, last] for kind in KINDS] for title in methods if title != last}
+    gains = {title: sum(each.mean for each in both) for title, both in ahead.items()}
+    spread = {title: math.hypot(*(each.standard_error for each in both)) for title, both in ahead.items()}
+    better = [
+        title
+        for title, both in ahead.items()
+        if gains[title] > spread[title] and all(each.mean >= -each.standard_error for each in both)
+    ]
+    chosen = max(better, key=lambda title: gains[title], default=last)
+    if chosen == last:
+        why = f"no other gains a standard error over {last} in deletion and insertion, or without a loss in one of them"
     else:
-        chosen, more_than = (
-            best,
-            f"{totals[best]:+.2f} ± {spread:.2f} sd over random maps ({last}: {totals[last]:+.2f})",
-        )
-        why = f"it gains most in deletion and insertion together, {more_than}"
-    result.check, result.question = "layers", f"Recommended: {chosen}. Of {len(study.rows)} images, {why}."
-    result.settings |= unfit | {"recommended": methods[chosen][1]["target_layers"]}
+        why = f"it gains {gains[chosen]:.2f} ± {spread[chosen]:.2f} sd over {last} in deletion and insertion together"
+    result.check, result.question = "layers", f"Recommended: {chosen}. On {len(study.rows)} images, {why}."
+    options = methods[chosen][1]
+    result.settings |= unfit | {"recommended": options["target_layers"], "combine": options.get("combine", "shared")}
     return result
 
 

@@ -31,6 +31,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
 from pytorch_grad_cam_pcasvm.cams.levels import shared_out
+from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
 
 KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]
@@ -185,6 +186,49 @@ def test_elsewhere_newton_leads_to_it_from_the_mean_activations(path, head):
     assert relative(unseen.maps, start.maps) < 1e-6
 
 
+@pytest.fixture
+def saturated():
+    """An RBF SVM of ten to one behind dense layers: around the mean its gradient leads nowhere."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    backbone = nn.Sequential(
+        *(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(6 * 64, 16), nn.ReLU(), nn.Linear(16, 6)),
+    ).double()
+    x, labels = torch.from_numpy(rng.normal(size=(66, 3, 8, 8))), np.repeat(["many", "few"], [60, 6])
+    x[60:] += 1.5
+    with torch.no_grad():
+        features = backbone(x).numpy()
+    components = PCA(2).fit_transform(features)
+    head = make_pipeline(PCA(2), SVC(gamma=3 / components.var())).fit(features, labels)
+    return PCASVMNet(backbone, head).eval(), x
+
+
+def test_where_no_gradient_leads_to_the_boundary_a_point_that_the_head_knows_does(saturated, monkeypatch):
+    net, x = saturated
+    mean = mean_activations(net, [x], "1", progress=False)
+    asked = []
+    by_components = Undecided._by_components
+    monkeypatch.setattr(Undecided, "_by_components", lambda *args: asked.append(args) or by_components(*args))
+    cam = ContributionCAM(net, ["1"], mean=mean)
+    maps = cam.explain(x, [SVMTarget("few"), SVMTarget("many"), PCATarget(0)])
+    assert asked  # or Newton's steps led there, and this tests nothing
+    assert gap(maps) < 1e-8
+    assert float((maps.maps.sum((2, 3)) - maps.values).abs().max()) < 1e-8
+    # What was found is taken again, until the network changes.
+    asked.clear()
+    again = cam.explain(x[:4], [SVMTarget("few")])
+    assert not asked
+    assert relative(again.maps, maps.maps[:4, :1]) < 1e-12
+    with torch.no_grad():
+        net.backbone[5].bias += 0.1 * net.backbone[5].bias.std()
+    changed = cam.explain(x, [SVMTarget("few"), SVMTarget("many")])
+    assert asked
+    assert float((changed.maps.sum((2, 3)) - changed.values).abs().max()) < 1e-8
+    fresh = ContributionCAM(net, ["1"], mean=mean).explain(x, [SVMTarget("few"), SVMTarget("many")])
+    assert torch.equal(changed.maps, fresh.maps)
+
+
 def test_zeros_are_taken_with_a_warning_where_the_mean_is_unknown():
     p = explained("gelu", "rbf")
     cam = ContributionCAM(p.net, [p.layer])
@@ -298,7 +342,11 @@ def test_sharing_out_by_explicit_matrices():
 def test_several_means_for_several_layers_and_for_images_of_another_size():
     p = explained("squeeze-excite", "rbf", 2, size="square")
     layers = ["features.1", "features"]
-    means = [mean_activations(p.net, [p.images(60, seed=4)], layer, progress=False) for layer in layers]
+    images = p.images(60, seed=4)
+    means = mean_activations(p.net, [images], layers, progress=False)
+    assert torch.equal(means[0], mean_activations(p.net, [images], layers[0], progress=False))
+    with pytest.warns(BaselineWarning, match=r"mean_activations\(net, loader, \['features.1', 'features'\]\)"):
+        ContributionCAM(p.net, layers).explain(p.x)
     maps = ContributionCAM(p.net, layers, mean=means).explain(p.x, [SVMTarget()])
     assert relative(maps.maps.sum((2, 3)), maps.values) < 1e-8
     assert maps.layers == tuple(layers)

@@ -53,6 +53,16 @@ def test_one_is_recommended_in_a_sentence(found):
     assert str(result).startswith("layers: Recommended: ")
 
 
+def test_candidates_are_compared_with_the_last_layer_image_by_image(found):
+    _, _, result = found
+    for kind, sign in (("deletion", -1), ("insertion", 1)):
+        curves = result.curves[kind]
+        for name in ("early", "both", "both, mean"):
+            difference = sign * (np.mean(curves[name]) - np.mean(curves["last"]))
+            assert abs(result[name, kind, "last"].mean - difference) < 1e-9
+    assert all(row.method != row.against for row in result.rows)
+
+
 def test_candidates_are_found_by_themselves(found):
     p, data, _ = found
     result = evaluation.layers(p.net, data[0][:6], images=None, progress=False)
