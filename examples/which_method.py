@@ -22,7 +22,7 @@ import sys
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -198,8 +198,8 @@ class Problem:
             found[name] = method, settings
         return found
 
-    def checked(self, kind: str, title: str, head: Pipeline, q: np.ndarray) -> dict[str, Any]:
-        """Return what the checks find, as JSON; each is kept."""
+    def checked(self, kind: str, title: str, head: Pipeline, q: np.ndarray, chosen: Container[str]) -> dict[str, Any]:
+        """Return what the checks find of the chosen methods, as JSON; each is kept."""
         options = self.options
         net, data = self.network(kind, head), (self.x, torch.from_numpy(self.labels["test"]))
         every = {"seed": options.seed, "batch_size": 10}
@@ -220,7 +220,7 @@ class Problem:
             del of_kind["dense"]["sensitivity"]
         found = {}
         for check, measure in of_kind[kind].items():
-            methods = self.methods(kind, title)
+            methods = {name: each for name, each in self.methods(kind, title).items() if name in chosen}
             settings = [options.images, options.score_channels, every, FRACTIONS, RIVALS, repr([*methods]), __version__]
             key = digest(self.key, kind, title, settings)
             file = options.cache / f"{self.name}-{check}-{key}.json"
@@ -237,21 +237,28 @@ class Problem:
         return found
 
     def contradictory(self, kind: str, title: str, head: Pipeline) -> dict[str, Any]:
-        """Return how many maps of the whole test set say the opposite of the value they explain.
+        """Return by method how many maps of the test set (of --images of it if they cost much) contradict their value.
 
         Such a map has more positive than negative evidence, or less, where the value is below, or above, 0: a
-        component's mean over the training set, or the boundary of the predicted class.
+        component's mean over the training set, or the boundary of the predicted class. A
+        method that finds no such boundary is left out.
         """
         features = self.features["test"]
         net = self.network(kind, head, frozen=True)
         result = {}
+        rows = np.random.default_rng(self.options.seed).permutation(len(features.rows))
         for name, (method, settings) in self.methods(kind, title).items():
-            wrong = []
+            wrong, costly = [], issubclass(method, ClosedFormScoreCAM | ShapCAM)
+            chosen = rows[: self.options.images] if costly else rows
             with method(net, ["features"], **settings) as cam:
-                for index in np.array_split(np.arange(len(features.rows)), len(features.rows) // 64 + 1):
-                    x = features.batch(index, self.options.device)
-                    made = cam.explain(x, [*(PCATarget(b) for b in range(COMPONENTS)), SVMTarget()])
-                    wrong.append((made.maps.sum((2, 3)).sign() * made.values.sign() < 0).cpu().numpy())
+                try:
+                    for index in np.array_split(chosen, len(chosen) // 64 + 1):
+                        x = features.batch(index, self.options.device)
+                        made = cam.explain(x, [*(PCATarget(b) for b in range(COMPONENTS)), SVMTarget()])
+                        wrong.append((made.maps.sum((2, 3)).sign() * made.values.sign() < 0).cpu().numpy())
+                except ValueError as error:
+                    print(f"{self.name}, {kind}, {title}: no {name}: {error}", flush=True)
+                    continue
             share = np.concatenate(wrong).mean(0).tolist()
             result[name] = {"components": share[:-1], "decision": share[-1]}
         return result
@@ -266,10 +273,11 @@ def measured(problem: Problem) -> dict[str, Any]:
         for title, svm in SVMS.items():
             head = make_pipeline(*first, PCA(COMPONENTS, svd_solver="covariance_eigh"), svm())
             head.fit(q["training"], problem.labels["training"])
+            contradictory = problem.contradictory(kind, title, head)
             heads.setdefault(kind, {})[title] = {
                 "test accuracy": float((head.predict(q["test"]) == problem.labels["test"]).mean()),
-                "contradictory": problem.contradictory(kind, title, head),
-                **problem.checked(kind, title, head, q["training"]),
+                "contradictory": contradictory,
+                **problem.checked(kind, title, head, q["training"], contradictory),
             }
     return {
         "classes": problem.classes,

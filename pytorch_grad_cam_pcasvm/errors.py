@@ -23,6 +23,10 @@ class NoClosedFormError(ValueError):
         super().__init__(f"{reason}: {', or '.join(ways_out)}" if ways_out else reason)
 
 
+class NoBoundaryError(ValueError):
+    """A target is nowhere undecided within reach of the training mean, and so has no neutral baseline."""
+
+
 class BlankMapWarning(UserWarning):
     """A requested map is zero everywhere; the message says why.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.tape import version_of
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, Seeds, seeds_of
+from pytorch_grad_cam_pcasvm.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Chain
@@ -107,7 +108,7 @@ class Boundary:
         """Return what the head computes at the points of targets (see :func:`grouped`), of one row or N.
 
         Raises:
-            ValueError: there is no boundary within reach.
+            NoBoundaryError: there is no boundary within reach.
         """
         key = tuple(names)
         if key not in self._runs:
@@ -136,17 +137,17 @@ class Boundary:
         NaN where there is none and none is needed.
 
         Raises:
-            ValueError: there is no boundary within reach.
+            NoBoundaryError: there is no boundary within reach.
         """
         if target is None:
             return self.start.features[0]
         if needed and target in self._without:
-            raise ValueError(self._without[target])
+            raise NoBoundaryError(self._without[target])
         if target not in self._points:
             try:
                 with torch.no_grad(), full_precision(self._given.device):
                     self._points[target] = self._found(target)
-            except ValueError as error:
+            except NoBoundaryError as error:
                 if needed:
                     raise
                 self._without[target] = str(error)
@@ -193,7 +194,7 @@ class _Search:
                     return crossed
         try:
             return self.polished(start)
-        except ValueError:  # a stage may be singular there, as a Normalizer is at 0: search from beside it
+        except NoBoundaryError:  # a stage may be singular there, as a Normalizer is at 0: search from beside it
             ways = torch.randn(_CANDIDATES, len(start), generator=torch.Generator().manual_seed(0)).to(start)
             crossed = self._crossed(start + ways[0], start + ways[1:], 1.0)
             if crossed is None:
@@ -250,7 +251,7 @@ class _Search:
                     return x
                 break
             x = x + step
-        raise ValueError(
+        raise NoBoundaryError(
             f"{self._target}: no decision boundary is within reach of the training mean, where its value is "
             f"{self._size:.3g}: start at the mean instead, baseline='mean'"
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
 from pytorch_grad_cam_pcasvm.cams.context import Run
+from pytorch_grad_cam_pcasvm.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.model.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.targets import every_component
@@ -43,7 +44,7 @@ class Undecided:
             The activations; where nothing may be looked at the mean, if there are none.
 
         Raises:
-            ValueError: there are none.
+            NoBoundaryError: there are none.
         """
         targets = every_component(run.output) if target is None else [target]
         if not targets:
@@ -62,7 +63,7 @@ class Undecided:
                 or self._by_components(run, layer, target, size)
             )
         if found is None and target is not None:
-            raise ValueError(
+            raise NoBoundaryError(
                 f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
                 "value is 0: start at the mean instead, baseline='mean'"
             )
@@ -77,7 +78,7 @@ class Undecided:
             return None
         try:
             there = Boundary(output.head, output.features[0].detach()).at([target], None)
-        except ValueError:
+        except NoBoundaryError:
             return None
         goal = torch.stack([component(there) for component in components], -1)
         found = _solved(run, layer, self.mean, components, goal.norm(), goal)

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.cams import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.data import Images
-from pytorch_grad_cam_pcasvm.errors import BaselineWarning, BlankMapWarning, OutsideTrainingWarning
+from pytorch_grad_cam_pcasvm.errors import BaselineWarning, BlankMapWarning, NoBoundaryError, OutsideTrainingWarning
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite, upsampled
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
@@ -140,8 +140,24 @@ class Subject:
     def explained(
         self, method: str, x: Tensor, targets: Sequence[Any], net: PCASVMNet | None = None
     ) -> list[SignedMaps]:
-        """Return each image's map of its own target, optionally of another network, such as one with a random head."""
-        found = explained(self.cam(method, net or self.net), x, targets)
+        """Return each image's map of its own target, optionally of another network, such as one with a random head.
+
+        Where what is random is nowhere undecided, its maps start at the mean.
+
+        Raises:
+            NoBoundaryError: the network itself is nowhere undecided.
+        """
+        cam = self.cam(method, net or self.net)
+        try:
+            found = explained(cam, x, targets)
+        except NoBoundaryError:
+            if net in (None, self.net):
+                raise
+            cam.baseline = "mean"  # type: ignore[attr-defined]
+            try:
+                found = explained(cam, x, targets)
+            finally:
+                cam.baseline = "neutral"  # type: ignore[attr-defined]
         check_finite(signed(found))  # explain does not wait for a device to see it
         return found
 
