@@ -7,7 +7,8 @@ classifier, as in the paper; and the means of the convolutions over positions. O
 ``pytorch_grad_cam_pcasvm.evaluation`` then measures faithfulness (deletion and insertion) and sensitivity (the head,
 and layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled features; and it
 is counted how many maps contradict the value above them. Of "dog-vs-cat:10" the training set has ten images of the
-first class for each of another one: Grad-CAM and the baselines of contributions are compared there.
+first class for each of another one: Grad-CAM and the baselines of contributions are compared there, and with
+--baselines everywhere, which takes a third of the time.
 
 It prints Markdown, and leaves which_method.md, .json and .png in --out, and contributions.png: photos with Grad-CAM and
 contributions. What is costly is kept in --cache, so that a run goes on where it stopped. On two cores start two runs,
@@ -32,7 +33,7 @@ import torch
 from experiment import datasets, training
 from experiment.comparison import BASELINES, BLIND, METHODS, RANDOM, LogRatioContributions, plot, tables
 from experiment.frozen import FrozenFeatures, images, shown
-from experiment.network import FEATURE_LAYER, PaperCNN, convolutions
+from experiment.network import FEATURE_LAYER, PaperCNN, convolutions, fused
 from experiment.problems import RunError
 from sklearn.base import clone
 from sklearn.decomposition import PCA
@@ -40,7 +41,6 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from pytorch_grad_cam_pcasvm import (
     BaselineWarning,
@@ -60,7 +60,7 @@ from pytorch_grad_cam_pcasvm import (
 SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs-cat", "chest-xray:10", "dog-vs-cat:10")
 FRACTIONS = (0.25, 0.5, 0.75)
 COMPONENTS = 3
-RIVALS = (RANDOM, BLIND)  # the others cost as much again for every method
+RIVALS = (RANDOM, BLIND, "Contributions")  # the others cost as much again for every method
 SVMS: dict[str, Callable[[], SVC]] = {
     "linear": lambda: SVC(kernel="linear"),
     'RBF, gamma="scale"': lambda: SVC(gamma="scale"),
@@ -81,6 +81,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--weights", type=Path, help="a file with its state_dict (default: torchvision's, downloaded once)")
     add("--size", type=int, default=200, help="side of the input in pixels (default: 200)")
     add("--images", type=int, default=80, help="test images for deletion and insertion, and pairs of photos, at most")
+    add("--baselines", action="store_true", help="measure only Grad-CAM and contributions from several baselines")
     add("--limit", type=int, default=100, help="training images per class (default: 100)")
     add("--epochs", type=int, default=150, help="the most epochs; the best is taken (default: 150)")
     add("--score-channels", type=int, default=16, help="channels that Score-CAM masks with (default: 16)")
@@ -100,17 +101,6 @@ def digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def fused(convolutions: nn.Module) -> nn.Module:
-    """Put batch norms into the convolutions before them, for speed alone, and return the network."""
-    for part in [*convolutions.modules()]:
-        if isinstance(part, nn.Sequential):
-            for i in range(len(part) - 1):
-                first, second = part[i], part[i + 1]
-                if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
-                    part[i], part[i + 1] = fuse_conv_bn_eval(first, second), nn.Identity()
-    return convolutions.eval().to(memory_format=torch.channels_last)
-
-
 def given() -> nn.Module:
     """Return what stands for the convolutions where feature maps, (N, T, M, N), are a network's input."""
     part = nn.Identity()
@@ -128,7 +118,7 @@ class Problem:
         data = datasets.load(
             folder, root if root.is_dir() else options.root, download=options.download, seed=options.seed
         )
-        self.classes = list(data.classes)
+        self.classes, self.few = list(data.classes), options.baselines or bool(self.ratio)
         parts = {"training": data.train.limited(options.limit), "test": data.test.limited(-(-200 // len(self.classes)))}
         if self.ratio:
             parts["training"] = parts["training"].imbalanced(int(self.ratio))
@@ -178,16 +168,15 @@ class Problem:
         found = self.features["training"].rows[rows].mean(0, dtype=np.float64)
         return torch.from_numpy(found).float().to(self.options.device)
 
-    def methods(self, kind: str, title: str) -> dict[str, Any]:
+    def methods(self, kind: str, title: str, names: Container[str] = METHODS) -> dict[str, Any]:
         """Return the methods by name, with the means of this training set; log-ratios are for kernels."""
         labels = self.labels["training"]
         balanced = torch.stack([self.mean(np.flatnonzero(labels == c)) for c in np.unique(labels)]).mean(0)
         if kind == "pooled":  # images side by side are wider
             balanced = balanced.mean((1, 2))
         found = {}
-        for name in BASELINES if self.ratio else METHODS:
-            method, settings = METHODS[name]
-            if method is LogRatioContributions and "RBF" not in title:
+        for name, (method, settings) in METHODS.items():
+            if name not in names or (method is LogRatioContributions and "RBF" not in title):
                 continue
             if method is ClosedFormScoreCAM:
                 settings = settings | {"channels": self.options.score_channels}
@@ -216,11 +205,13 @@ class Problem:
             },
             "pooled": {"localisation": partial(evaluation.localisation, rivals=RIVALS, images=2 * options.images)},
         }
-        if self.ratio:
+        if self.few:
             del of_kind["dense"]["sensitivity"]
         found = {}
         for check, measure in of_kind[kind].items():
-            methods = {name: each for name, each in self.methods(kind, title).items() if name in chosen}
+            methods = self.methods(
+                kind, title, [name for name in (BASELINES if self.few else METHODS) if name in chosen]
+            )
             settings = [options.images, options.score_channels, every, FRACTIONS, RIVALS, repr([*methods]), __version__]
             key = digest(self.key, kind, title, settings)
             file = options.cache / f"{self.name}-{check}-{key}.json"
@@ -237,7 +228,7 @@ class Problem:
         return found
 
     def contradictory(self, kind: str, title: str, head: Pipeline) -> dict[str, Any]:
-        """Return by method how many maps of the test set (of --images of it if they cost much) contradict their value.
+        """Return by method how many maps of the test set (of some images if that costs much) contradict their value.
 
         Such a map has more positive than negative evidence, or less, where the value is below, or above, 0: a
         component's mean over the training set, or the boundary of the predicted class. A
@@ -249,7 +240,7 @@ class Problem:
         rows = np.random.default_rng(self.options.seed).permutation(len(features.rows))
         for name, (method, settings) in self.methods(kind, title).items():
             wrong, costly = [], issubclass(method, ClosedFormScoreCAM | ShapCAM)
-            chosen = rows[: self.options.images] if costly else rows
+            chosen = rows[: self.options.images // 2] if costly else rows
             with method(net, ["features"], **settings) as cam:
                 try:
                     for index in np.array_split(chosen, len(chosen) // 64 + 1):

@@ -216,9 +216,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
                 "head",
                 "baseline",
                 *(f"contradictory, {kind}" for kind in kinds),
-                "deletion",
-                "insertion",
-                "side by side",
+                *(what + against for against in ("", ", than neutral") for what in (*KINDS, "side by side")),
             ],
             [
                 [
@@ -227,6 +225,8 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
                     *(wrong(names if name is None else [name], kind, head, method, "decision") for kind in kinds),
                     *(str(of.number("faithfulness", head, (method, kind, RANDOM), name)) for kind in KINDS),
                     unsigned(of.number("localisation", head, (method, SHARE), name)),
+                    *(str(of.number("faithfulness", head, (method, kind, "Contributions"), name)) for kind in KINDS),
+                    str(of.number("localisation", head, (method, SHARE, "Contributions"), name)),
                 ]
                 for head in heads
                 for method in BASELINES

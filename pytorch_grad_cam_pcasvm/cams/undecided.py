@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.model.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.targets import every_component
 
-_STEPS = 30  # of Newton's at most
+_STEPS = 40  # of Newton's at most
 
 
 class Undecided:
@@ -132,6 +132,6 @@ def _solved(
         found, next_step = at(trial)
         better = found <= (1 - damping / 4) * distance  # of what a straight line promises, a quarter at least
         x, step, distance = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (found, distance)))
-        damping = torch.where(better, (4 * damping).clamp(max=1), damping / 4)
+        damping = torch.where(better, (2 * damping).clamp(max=1), damping / 4)
     reached = distance <= 16 * nothing
     return None if looks and not bool(reached) else (torch.where(reached, x, start), 16 * nothing)

@@ -71,8 +71,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
     subject = study.fresh()
-    others = [name for name in rivals if name in subject.named]
-    against = Rivals(subject, [name for name in rivals if name not in others] if others else rivals)
+    against = Rivals(subject, rivals)
     change, of_host = (defaultdict[Any, list[np.ndarray]](list) for _ in range(2))
     values = []
     for x, _, rows_of in subject.batches("faithfulness"):
@@ -107,12 +106,11 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     rows = []
     for method in subject.named:
         own = {kind: mean[(method, ""), kind].mean(1) for kind in KINDS}
+        others: dict[str, Any] = {rival: rival if rival in ranked else (method, rival) for rival in against.names}
+        others |= {rival: (rival, "") for rival in against.methods if rival != method}
         for kind in KINDS:
             sign = -1 if kind == "deletion" else 1
-            for rival in [*against.names, *others]:
-                if rival == method:
-                    continue
-                source = (rival, "") if rival in others else rival if rival in ranked else (method, rival)
+            for rival, source in others.items():
                 theirs = mean[source, kind].mean(1)
                 rows.append(Row(method, kind, rival, Estimate.of(sign * (own[kind] - theirs)), 0.0))
         if arcc:

@@ -95,8 +95,9 @@ def localisation(  # noqa: D417 - of the study its class tells
             own = numbers_of[method, measure, ""]
             rows.append(Row(method, measure, "", Estimate.of(own)))
             rows.append(Row(method, measure, "chance", Estimate.of(own - chance), 0.0))
-            for rival in against.names:
-                rows.append(Row(method, measure, rival, Estimate.of(own - numbers_of[method, measure, rival]), 0.0))
+            theirs = {rival: numbers_of[method, measure, rival] for rival in against.names}
+            theirs |= {rival: numbers_of[rival, measure, ""] for rival in against.methods if rival != method}
+            rows += [Row(method, measure, rival, Estimate.of(own - each), 0.0) for rival, each in theirs.items()]
             rows.append(Row(method, without, "", Estimate.of(np.isnan(own))))
     rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
     return subject.result(

@@ -27,10 +27,11 @@ class Rivals:
 
     Args:
         subject: what is measured.
-        chosen: some of ``RIVALS``.
+        chosen: some of ``RIVALS``, or names of methods.
 
     Attributes:
         names: the rivals that there are. A head whose components cannot be rotated has no randomised one.
+        methods: the methods that others are compared with.
         rotated: the network with the randomised head; None if there is none.
 
     Raises:
@@ -38,15 +39,16 @@ class Rivals:
     """
 
     def __init__(self, subject: Subject, chosen: Sequence[str] = RIVALS) -> None:
-        unknown = [name for name in chosen if name not in RIVALS]
+        self.methods = [name for name in chosen if name in subject.named]
+        unknown = [name for name in chosen if name not in (*RIVALS, *self.methods)]
         if unknown:
             raise ValueError(f"there is no rival {unknown[0]!r}: choose from {list(RIVALS)}")
         self._subject = subject
         why = _why_not(subject)
         if why and HEAD in chosen:
             subject.missing[HEAD] = why
-        self.names = [name for name in chosen if name != HEAD or not why]
-        if not self.names:
+        self.names = [name for name in chosen if name in RIVALS and (name != HEAD or not why)]
+        if not self.names and not self.methods:
             raise ValueError(f"there is no rival to compare with: {why}" if why else "rivals must not be empty")
         rotates = HEAD in self.names
         self.rotated = with_head(subject.net, copy.deepcopy(subject.net.head)) if rotates else None
