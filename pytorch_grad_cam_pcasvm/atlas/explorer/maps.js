@@ -124,7 +124,7 @@
 
   /** Returns a text that breaks between the words of a file name, not within them. */
   function breakable(text) {
-    return text.split(/(?<=[/_-])|(?=\.[a-z])/i).flatMap((part) => [document.createElement("wbr"), part]).slice(1);
+    return text.split(/(?<=[/_-])/).flatMap((part) => [document.createElement("wbr"), part]).slice(1);
   }
 
   /** Returns a tile: canvases with lines of text; a button if it has something to do. */

@@ -17,9 +17,10 @@
   }
 
   /** Returns the decision between both classes, with parts where they add up, and both margins; or {reason}. */
-  async function explained({ row, head, predicted, truth }) {
-    if (!head.classes.includes(truth)) return { reason: "This head knows no class " + truth + "." };
-    const pairs = [[predicted, truth], [predicted, null], [truth, null]];
+  async function explained({ row, head, truth }) {
+    const first = head.predictions[row], second = head.classes.indexOf(truth);
+    if (second < 0) return { reason: "This head knows no class " + truth + "." };
+    const pairs = [[first, second], [first, null], [second, null]];
     const [found, ...margins] = await Promise.all(
       pairs.map(([category, versus]) => atlas.explain(row, { head: head.number, category, versus })));
     return { ...found, parts: found.p0 && found.parts, margins: margins.map(({ value }) => value) };
@@ -66,6 +67,7 @@
     if (of("mistake-panel").hidden) return [];
     const { row, predicted, truth } = here;
     const [found, picture, maps] = await Promise.all([explained(here), atlas.data.pictureOf(row), atlas.data.mapsOf(row)]);
+    if (atlas.view.current.row !== row || atlas.view.current.headData !== here.head) return []; // another is on its way
     const plain = tile(atlas.maps.canvases(picture, { map: null }, SIZE, "image " + atlas.panels.titleOf(row)), ["The image"]);
     note.textContent = why(found, here);
     key.replaceChildren();

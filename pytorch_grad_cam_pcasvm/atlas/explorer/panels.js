@@ -24,7 +24,8 @@
   /** Returns an image in words: its class, unless its name begins with that, and its name. */
   function titleOf(row) {
     const group = classNameOf(row), name = nameOf(row);
-    const repeated = /\p{L}/u.test(group) && name.startsWith(group) && !/^[\p{L}\p{N}]/u.test(name.slice(group.length));
+    const begins = /\p{L}/u.test(group) && name.toLowerCase().startsWith(group.toLowerCase());
+    const repeated = begins && !/^[\p{L}\p{N}]/u.test(name.slice(group.length));
     return group && !repeated ? group + " · " + name : name;
   }
 
