@@ -24,6 +24,7 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 _MOST_NAMED = 3  # components in the title
+_ROUNDING = 1e-4  # how exactly maps in single precision add up
 
 
 def plot_mistake(
@@ -166,12 +167,12 @@ def _sentence(steps: Steps, margins: Sequence[tuple[str, float]]) -> str:
     what = f'predicted "{predicted}" ({number(of_predicted)}), but it is "{truth}" ({number(of_truth)})'
     if steps.value <= 0:  # of three or more classes, where the others' votes decide
         return f'{what}: between these two alone it would be "{truth}"'
-    tipped, left = [], steps.value
+    tipped, left, least = [], steps.value, _ROUNDING * steps.value
     for part in sorted(steps.parts, key=lambda part: -part.rise):
-        if left > 0 and part.rise > 0:
+        if left > least and part.rise > 0:
             tipped.append(str(part.components[0] + 1))
             left -= part.rise
-    if left > 0:
+    if left > least:
         return f'{what}: no component tipped it, at the baseline it is "{predicted}" already'
     if len(tipped) > _MOST_NAMED + 1:
         tipped[_MOST_NAMED:] = [f"{len(tipped) - _MOST_NAMED} others"]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from atlases import layer, problem
 from PIL import Image
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
@@ -47,7 +48,8 @@ from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import SAVED, decided
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text, packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, rows_of_points
-from pytorch_grad_cam_pcasvm.cams.recombine import tail_of
+from pytorch_grad_cam_pcasvm.cams.recombine import steps_of, tail_of
+from pytorch_grad_cam_pcasvm.figures.steps import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
@@ -705,6 +707,176 @@ def test_support_vectors_are_shown_with_their_parts(opened: Any, browser: Browse
     assert sizes == sorted(sizes, reverse=True)
 
 
+def wrong(store: Any, head: Any) -> np.ndarray:
+    said = store.predictions if head is None else head.predict(store.components)
+    return np.flatnonzero(said != store.labels)
+
+
+def explained_mistake(browser: Browser, number: int, row: int) -> dict[str, Any]:
+    """Return what the page says of a row that a head gets wrong."""
+    browser.run(f"atlas.view.set({{head: {number}, row: {row}, why: true}})")
+    browser.wait(f"atlas.view.current.headData.number === {number}")
+    return browser.run(f"""(async () => {{
+        const here = atlas.mistake.classes(), found = await atlas.mistake.explained(here);
+        const maps = await atlas.data.mapsOf({row}), {{ labels }} = atlas.data.about;
+        const part = (b) => [...atlas.explanation.partMap(found, {row}, maps, [b])];
+        return {{...found, ...here, head: null, map: null, parts: found.parts && [...found.parts],
+                 maps: found.parts && [...found.parts.keys()].map(part),
+                 tipped: found.parts && atlas.mistake.tipping(found),
+                 near: [here.predicted, here.truth].map((each) => atlas.mistake.nearest({row}, labels.indexOf(each)))}};
+    }})()""")
+
+
+def mistake_compared(store: Any, head: Any, row: int, found: dict[str, Any]) -> None:
+    """Hold the view of a mistake against what the figure draws, and what it is made of."""
+    fitted = Head.of(store.head if head is None else head)
+    said = store.predictions[row] if head is None else head.predict(store.components[[row]])[0]
+    predicted, truth = said.item(), store.labels[row].item()
+    assert [found["predicted"], found["truth"]] == [str(predicted), str(truth)]
+    alone = store.explain([row], [SVMTarget(predicted), SVMTarget(truth)], head=fitted).values[0].numpy()
+    np.testing.assert_allclose(found["margins"], alone, rtol=1e-6, atol=1e-6)
+    for label, near in zip((predicted, truth), found["near"], strict=True):
+        distances = np.linalg.norm(store.components - store.components[row], axis=1)
+        distances[(store.labels != label) | (np.arange(len(store)) == row)] = np.inf
+        order = np.argsort(distances, kind="stable")[:5]
+        assert [other for other, _ in near] == order.tolist()
+        np.testing.assert_allclose([distance for _, distance in near], distances[order], rtol=1e-9)
+    if not store.manifest["adds_up"]:
+        assert found["parts"] is None
+        return
+    target = SVMTarget(predicted, versus=truth)
+    steps = Steps.of(store.maps([row]), fitted, target, COMPONENTS)
+    top = max(1.0, abs(steps.value))
+    assert abs(found["value"] - steps.value) <= 1e-6 * top
+    assert abs(found["baselineValue"] - steps.start) <= 1e-6 * top
+    assert abs(sum(found["parts"]) + found["baselineValue"] - found["value"]) <= 1e-6 * top
+    for part in steps.parts:
+        (b,) = part.components
+        expected = part.map.flatten().numpy() * np.exp(steps.log_scale)
+        shown = np.array(found["maps"][b]) * np.exp(found["logScale"])
+        np.testing.assert_allclose(shown, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+        assert abs(found["parts"][b] - part.rise) <= 2e-2 * top  # as exact as half precision is
+    secants, start, log_scale = steps_of(store.maps([row]), fitted, target)
+    parts = (secants[0] * (torch.from_numpy(store.components[row]) - start[0]) * log_scale.exp()).numpy()
+    np.testing.assert_allclose(found["parts"], parts, rtol=0, atol=1e-6 * top)
+    if steps.value > 0:  # the fewest, from the largest on
+        left = steps.value - np.concatenate([[0.0], np.cumsum(np.sort(parts[parts > 0])[::-1])])
+        enough = np.flatnonzero(left <= 1e-6 * steps.value)
+        assert found["tipped"] == (np.argsort(-parts)[: enough[0]].tolist() if len(enough) else None)
+
+
+@needs_chromium
+def test_the_view_of_a_mistake_equals_the_figure(opened: Any, browser: Browser) -> None:
+    store, heads, page = opened
+    browser.open(page.as_uri())
+    seen = 0
+    for number, (name, head) in enumerate({SAVED: None, **heads}.items()):
+        for row in [] if name in ("regressor", "one class") else wrong(store, head)[:4].tolist():
+            mistake_compared(store, head, row, explained_mistake(browser, number, row))
+            seen += 1
+    assert seen > 6
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_the_parts_of_a_mistake_lead_from_where_both_classes_are_even(browser: Browser, tmp_path: Path) -> None:
+    net, data = problem()  # features are means over positions
+    store = atlas.build(net, data, [layer(net)], tmp_path / "atlas", progress=False)
+    few = SVC().fit(store.components[:12], store.labels[:12])  # wrong quite often
+    browser.open(write_page(store, tmp_path / "page", heads={"few": few}).as_uri())
+    seen = 0
+    for number, head in enumerate([None, few]):
+        for row in wrong(store, head)[:6].tolist():
+            found = explained_mistake(browser, number, row)
+            mistake_compared(store, head, row, found)
+            seen += abs(found["baselineValue"]) < 1e-6 * abs(found["value"])
+            assert np.abs(np.sum(found["maps"], axis=1) - found["parts"]).max() < 2e-2 * max(map(abs, found["parts"]))
+    assert seen > 6
+    browser.wait("document.getElementById('mistake-key').textContent.includes('from 0, where the two are even, to ')")
+    assert not browser.complaints
+
+
+@needs_chromium
+@pytest.mark.parametrize("single_file", [False, True], ids=["folder", "one file"])
+def test_the_view_of_a_mistake_is_offered_where_there_is_one(
+    single_file: bool, browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("mistake")
+    store = built(folder / "atlas", 3, ContributionCAM, names := ["ant", "second", "cat"])
+    assert store.labels is not None
+    few = SVC().fit(store.components[:9], store.labels[:9])  # wrong quite often
+    out = folder / ("page.html" if single_file else "page")
+    page = write_page(store, out, heads={"few": few}, single_file=single_file)
+    said = few.predict(store.components)
+    row = next(row for row in wrong(store, few).tolist() if 1 in (said[row], store.labels[row]))
+    right = int(np.flatnonzero(said == store.labels)[0])
+    predicted, truth = (names[int(label)] for label in (said[row], store.labels[row]))
+    browser.open(page.as_uri() + f"#head=1&row={row}")
+    text = "document.getElementById('{}').textContent".format
+    hidden = "document.getElementById('{}').hidden".format
+    browser.wait(f"{text('why')} === 'Why not {truth}?' && !{hidden('why')}")
+    assert browser.run(hidden("mistake-panel"))
+    browser.run("document.getElementById('why').click()")
+    browser.wait("document.querySelectorAll('#mistake .tile, #near-truth .tile').length >= 11")
+    assert not browser.run(hidden("mistake-panel"))
+    browser.wait("location.hash.includes('why=true')")
+    assert browser.run(text("mistake-title")) == f"Why {predicted}, and not {truth}?"
+    assert browser.run(text("mistake-note")).startswith(f"Predicted: {predicted} (margin ")
+    assert f"Labelled: {truth} (margin " in browser.run(text("mistake-note"))
+    assert f"Red speaks for {predicted}, blue for {truth}" in browser.run(text("mistake-key"))
+    # The amounts below the maps, after the first, which is all of them, are the parts of all components.
+    lines = browser.run("[...document.querySelectorAll('#mistake .line:nth-child(3)')].map((each) => each.textContent)")
+    whole, *amounts = [float(line.split(",")[0].replace("\N{MINUS SIGN}", "-")) for line in lines]
+    assert len(amounts) == COMPONENTS
+    assert sum(amounts) == pytest.approx(whole, abs=0.01 * max(map(abs, amounts)))
+    assert [abs(each) for each in amounts] == sorted(map(abs, amounts), reverse=True)
+    assert all(line.endswith(predicted if float(line[0] + "1") > 0 else truth)
+               for line in (each.replace("\N{MINUS SIGN}", "-") for each in lines))  # fmt: skip
+    assert "not necessarily training images" in browser.run(text("near-note"))
+    # A neighbour can be gone to; where nothing is wrong, nothing is offered.
+    near = browser.run(f"atlas.mistake.nearest({row}, {int(store.labels[row])})[0][0]")
+    browser.run("document.querySelector('#near-truth button').click()")
+    browser.wait(f"atlas.view.current.row === {near}")
+    browser.run(f"atlas.view.set({{row: {right}}})")
+    browser.wait(f"{hidden('why')} && {hidden('mistake-panel')}")
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_what_is_not_known_of_a_mistake_is_said(browser: Browser, tmp_path: Path) -> None:
+    store = FakeStore(60)
+    some = store.labels < 2
+    knows_two = SVC().fit(store.components[some], store.labels[some])
+    page = write_page(store, tmp_path / "page", heads={"two": knows_two})
+    row = int(np.flatnonzero(store.labels == 2)[0])
+    browser.open(page.as_uri() + f"#head=1&row={row}&why=true")
+    browser.wait("document.getElementById('mistake-note').textContent === 'This head knows no class class 2.'")
+    browser.wait("document.querySelectorAll('#near-truth .tile').length === 5")
+    assert not browser.complaints
+
+
+@needs_chromium
+def test_names_of_images_do_not_repeat_their_class(browser: Browser, tmp_path: Path) -> None:
+    store = FakeStore(20)
+    names = [
+        "{0}/{1}_0007.jpg",
+        "test/{0}/7.jpg",
+        "x\\{0}\\7.jpg",
+        "site A/patient 7/scan.png",
+        "7",
+        f"{'long' * 10}.png",
+    ]
+    expected = ["{1}_0007.jpg", "{0} · test/7.jpg", "{0} · x/7.jpg", "{0} · site A/patient 7/scan.png", "{0} · 7"]
+    expected.append("{0} · …" + ("long" * 10 + ".png")[-31:])
+    of = [f"class {label}" for label in store.labels]
+    store.ids = [names[row % 6].format(of[row], of[row].upper()) for row in range(20)]
+    browser.open(write_page(store, tmp_path / "page").as_uri())
+    found = browser.run("atlas.data.ids.map((_, row) => atlas.panels.titleOf(row))")
+    assert found == [expected[row % 6].format(of[row], of[row].upper()) for row in range(20)]
+    browser.wait("document.querySelectorAll('#highest .line wbr').length > 0")
+    assert not browser.complaints
+
+
 @needs_chromium
 def test_gradients_and_secants_equal_those_of_the_kernels(browser: Browser, tmp_path: Path) -> None:
     """Anywhere: on support vectors, far from all, with a baseline at the same place, near it and far away."""
@@ -750,6 +922,10 @@ def test_heads_that_the_page_cannot_compute_are_said_to_be_so(browser: Browser, 
     browser.open(page.as_uri() + "#head=1&colour=error")
     browser.wait("document.getElementById('parts-note').textContent.includes('not affine')")
     browser.wait("document.querySelectorAll('#components canvas').length > 0")
+    row = wrong(store, beyond)[0]
+    browser.run(f"atlas.view.set({{row: {row}, why: true}})")
+    browser.wait("document.getElementById('mistake-note').textContent.includes('not affine')")
+    browser.wait("document.querySelectorAll('#near-truth .tile').length === 5")
     right = int((beyond.predict(store.components) == store.labels).sum())
     browser.run("atlas.view.set({judged: 'right'})")
     browser.wait(f"document.getElementById('count').textContent.startsWith('{right} of')")
@@ -765,6 +941,9 @@ def test_methods_that_are_not_linear_show_components_alone(browser: Browser, tmp
     # Both signs have a map of their own.
     browser.wait("document.querySelectorAll('#components canvas').length === 8")
     assert browser.run("document.querySelectorAll('#large canvas').length") == 1
+    browser.run(f"atlas.view.set({{row: {wrong(store, None)[0]}, why: true}})")
+    browser.wait("document.getElementById('mistake-note').textContent.includes('do not add up to it')")
+    assert browser.run("document.querySelectorAll('#mistake .tile').length") == 1
     assert not browser.complaints
 
 
@@ -813,6 +992,9 @@ def test_without_labels_and_pictures_the_rest_works(browser: Browser, tmp_path: 
     assert browser.run("atlas.view.selected().length") == (predicted == 1).sum()
     browser.wait("document.querySelectorAll('#highest canvas').length > 3")
     assert browser.run("document.getElementById('judged').parentElement.hidden")
+    browser.run("atlas.view.set({why: true})")
+    browser.wait("location.hash.includes('why=true')")
+    assert browser.run("['why', 'mistake-panel'].every((id) => document.getElementById(id).hidden)")
     assert not browser.complaints
 
 

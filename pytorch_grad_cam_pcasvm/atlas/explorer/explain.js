@@ -25,9 +25,9 @@
     const target = targetOf(head, row, category, versus);
     if (head.reason) return { ...target, reason: head.reason };
     const seed = atlas.machine.seedOf(head.machine, target.category, target.versus);
-    if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: choose a single class." };
+    if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: it explains single classes only." };
     const { p, p0: mean } = atlas.data.pointOf(row);
-    const p0 = (mean && atlas.machine.startOf(head.machine, target.category, target.versus)) || mean;
+    const start = mean && atlas.machine.startOf(head.machine, target.category, target.versus), p0 = start || mean;
     const sum = (values) => values.reduce((total, value, d) => total + seed[d] * value, 0);
     const found = atlas.machine.gradient(head.machine, seed, p, p0);
     const factor = Math.exp(found.logScale);
@@ -37,34 +37,36 @@
       value: sum(atlas.machine.decisions(head.machine, p)),
       baselineValue: p0 ? sum(atlas.machine.decisions(head.machine, p0)) : null,
       p0,
+      moved: Boolean(start),
       gradient: found.gradient,
       logScale: found.logScale,
       parts: found.gradient.map((g, b) => factor * g * (p0 ? p[b] - p0[b] : p[b])),
     };
   }
 
+  /** Returns the part of some components in the map of a decision; that of all is the map itself. */
+  function partMap({ factors, moved, p0 }, row, { maps, nu }, components) {
+    const size = atlas.data.about.height * atlas.data.about.width, map = new Float64Array(size);
+    const { p0: mean } = atlas.data.pointOf(row);
+    for (const b of components) {
+      if (factors[b] === 0) continue;
+      // The component maps start at the mean; from another start every position has the same share less.
+      const less = moved ? (factors[b] * (p0[b] - mean[b])) / size : 0;
+      for (let i = 0; i < size; i++) map[i] += factors[b] * nu[b] * maps[b * size + i] - less;
+    }
+    return map;
+  }
+
   /** Adds the map of the decision, divided by exp(logScale), its nu, and each component's factor in it. */
-  function combined(decision, row, { maps, nu }) {
-    const { about, logScale, remainder } = atlas.data;
-    const count = about.components, size = about.height * about.width;
+  function combined(decision, row, maps) {
+    const { about, logScale, remainder } = atlas.data, count = about.components;
     // Factors that were taken out of single components.
     const sizes = Array.from(decision.gradient, (g, b) => (g === 0 || !logScale ? 0 : logScale[row * count + b]));
     const used = sizes.filter((_, b) => decision.gradient[b] !== 0);
     const largest = logScale && used.length ? Math.max(...used) : 0;
     const factors = decision.gradient.map((g, b) => g * Math.exp(sizes[b] - largest));
-    const map = new Float64Array(size);
-    let outside = 0;
-    factors.forEach((factor, b) => {
-      if (factor === 0) return;
-      for (let i = 0; i < size; i++) map[i] += factor * nu[b] * maps[b * size + i];
-      if (remainder) outside += factor * remainder[row * count + b];
-    });
-    // The component maps start at the mean; from another start every position has the same share less.
-    const { p0: mean } = atlas.data.pointOf(row);
-    if (decision.p0 !== mean) {
-      const excess = factors.reduce((total, factor, b) => total + factor * (decision.p0[b] - mean[b]), 0);
-      for (let i = 0; i < size; i++) map[i] -= excess / size;
-    }
+    const map = partMap({ ...decision, factors }, row, maps, factors.keys());
+    const outside = remainder ? factors.reduce((all, factor, b) => all + factor * remainder[row * count + b], 0) : 0;
     const total = decision.logScale + largest;
     return {
       ...decision, map, factors, nu: largestOf(map), logScale: total, remainder: outside * Math.exp(total),
@@ -109,5 +111,5 @@
     });
   }
 
-  atlas.explanation = { valuesOf };
+  atlas.explanation = { partMap, valuesOf };
 })((window.atlas = window.atlas || {}));

@@ -26,6 +26,7 @@
     atlas.scatter.setUp();
     atlas.decision.setUp();
     atlas.panels.setUp();
+    atlas.mistake.setUp();
     view.start();
     // The address as it was given: a change of the view may have overwritten it meanwhile.
     window.addEventListener("hashchange", (event) => view.set(applied(new URL(event.newURL).hash)));

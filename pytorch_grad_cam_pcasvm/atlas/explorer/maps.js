@@ -122,6 +122,11 @@
     return element("span", { className: "bar" }, MINUS + top, bar, top + " (nu)");
   }
 
+  /** Returns a text that breaks between the words of a file name, not within them. */
+  function breakable(text) {
+    return text.split(/(?<=[/_-])/).flatMap((part) => [document.createElement("wbr"), part]).slice(1);
+  }
+
   /** Returns a tile: canvases with lines of text; a button if it has something to do. */
   function tile(pictures, lines, label, act) {
     const made = element(act ? "button" : "figure", { className: "tile" });
@@ -132,7 +137,7 @@
       pictures.forEach((canvas) => canvas.setAttribute("aria-hidden", "true"));
     }
     made.append(element("span", { className: "pictures" }, ...pictures));
-    for (const line of lines) made.append(line instanceof Node ? line : element("span", { className: "line" }, line));
+    for (const line of lines) made.append(line instanceof Node ? line : element("span", { className: "line" }, ...breakable(line)));
     return made;
   }
 

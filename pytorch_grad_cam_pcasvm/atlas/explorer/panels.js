@@ -5,6 +5,7 @@
   const { element, filling, number, tile } = atlas.maps;
   const AT_FIRST = 24; // components that are drawn before all are asked for
   const AT_AN_END = 10;
+  const LONGEST = 32; // characters of a name in a tile
 
   let every = false;
 
@@ -13,10 +14,19 @@
     return group < 0 ? "" : groupsOf(current)[group];
   }
 
-  /** Returns an image in words: its class and number. */
+  /** Returns the name of an image without the folder of its class, and of long ones the end. */
+  function nameOf(row) {
+    const folders = atlas.data.ids[row].split(/[\\/]/), file = folders.pop();
+    const name = [...folders.filter((each) => each !== classNameOf(row)), file].join("/");
+    return name.length > LONGEST ? "…" + name.slice(1 - LONGEST) : name;
+  }
+
+  /** Returns an image in words: its class, unless its name begins with that, and its name. */
   function titleOf(row) {
-    const name = classNameOf(row), id = atlas.data.ids[row], short = id.length > 24 ? "…" + id.slice(-23) : id;
-    return (name ? name + " · " : "") + short;
+    const group = classNameOf(row), name = nameOf(row);
+    const begins = /\p{L}/u.test(group) && name.toLowerCase().startsWith(group.toLowerCase());
+    const repeated = begins && !/^[\p{L}\p{N}]/u.test(name.slice(group.length));
+    return group && !repeated ? group + " · " + name : name;
   }
 
   /** Returns how strong the map of a component of a row is, in units in which all maps compare. */
@@ -83,7 +93,7 @@
     const strengths = Array.from(maps.nu, (nu, b) => (parts ? nu * parts[b] : strengthOf(row, b, nu)));
     const one = scale === "own" || (scale === "parts" && !parts) ? null : largestOf(strengths);
     const note = document.getElementById("components-note");
-    const less = parts && found.p0 !== p0 ? ", which has the same number less at every position" : "";
+    const less = parts && found.moved ? ", which has the same number less at every position" : "";
     note.textContent = parts ? "Each map times its factor g, all on one scale: together they are the map of the decision" + less + "."
       : one === null ? "Each map on its own scale, nu. Click one to see the two ends of its component."
         : "All on one scale, the largest nu of this image. Click one to see the two ends of its component.";
@@ -177,5 +187,5 @@
     of("next").addEventListener("click", () => step(1));
   }
 
-  atlas.panels = { setUp, titleOf };
+  atlas.panels = { nameOf, setUp, titleOf };
 })((window.atlas = window.atlas || {}));

@@ -4,7 +4,7 @@
 
   const DEFAULTS = {
     x: 0, y: 1, colour: "class", head: 0, category: null, versus: null, style: "signed", scale: "own", opacity: 50,
-    row: 0, component: 0, class: null, judged: "all", low: null, high: null, by: null,
+    row: 0, component: 0, class: null, judged: "all", low: null, high: null, by: null, why: false,
   };
   const CHOICES = {
     colour: ["class", "prediction", "decision", "error"],
@@ -68,6 +68,7 @@
     for (const [name, choices] of Object.entries(CHOICES)) {
       if (choices.includes(words.get(name))) found[name] = words.get(name);
     }
+    found.why = words.get("why") === "true";
     found.head = integer(words.get("head"), about.heads.length, 0);
     const classes = (about.heads[found.head] && about.heads[found.head].classes) || [];
     found.category = integer(words.get("category"), classes.length, null);

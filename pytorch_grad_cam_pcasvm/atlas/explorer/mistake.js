@@ -1,0 +1,152 @@
+// The mistake: why an image was not taken for the class that it is labelled, and which images of both classes are near.
+(function (atlas) {
+  "use strict";
+
+  const { element, filling, number, tile } = atlas.maps;
+  const STRONGEST = 5; // components that are drawn by themselves
+  const NEAREST = 5; // images of each class
+  const SIZE = 126;
+
+  const of = (id) => document.getElementById(id);
+
+  /** Returns the predicted class of the image that is shown and the one it is labelled, by names; null if it is right. */
+  function classes() {
+    const { row, headData: head } = atlas.view.current, { about, labels } = atlas.data;
+    if (!head || !head.correct || head.correct[row]) return null;
+    return { row, head, predicted: head.classes[head.predictions[row]], truth: about.labels[labels[row]] };
+  }
+
+  /** Returns the decision between both classes, with parts where they add up, and both margins; or {reason}. */
+  async function explained({ row, head, truth }) {
+    const first = head.predictions[row], second = head.classes.indexOf(truth);
+    if (second < 0) return { reason: "This head knows no class " + truth + "." };
+    const pairs = [[first, second], [first, null], [second, null]];
+    const [found, ...margins] = await Promise.all(
+      pairs.map(([category, versus]) => atlas.explain(row, { head: head.number, category, versus })));
+    return { ...found, parts: found.p0 && found.parts, margins: margins.map(({ value }) => value) };
+  }
+
+  /** Returns the fewest components, from the largest part on, without whose parts it would be right; null if none. */
+  function tipping({ parts, value }) {
+    const found = [], least = 1e-6 * Math.abs(value); // less is rounding
+    let left = value;
+    for (const b of [...parts.keys()].sort((first, second) => parts[second] - parts[first])) {
+      if (left <= least || parts[b] <= 0) break;
+      found.push(b);
+      left -= parts[b];
+    }
+    return left > least ? null : found;
+  }
+
+  function listed(components) {
+    const names = components.map((b) => String(b + 1));
+    if (names.length > 4) names.splice(3, names.length, names.length - 3 + " others");
+    return (names.length > 1 ? "components " : "component ") + new Intl.ListFormat("en-GB").format(names);
+  }
+
+  /** Returns in a sentence or two why it is wrong. */
+  function why(found, { predicted, truth }) {
+    if (found.reason) return found.reason;
+    const margins = "Predicted: " + predicted + " (margin " + number(found.margins[0]) + "). Labelled: " + truth + " (margin "
+      + number(found.margins[1]) + "). ";
+    if (found.value <= 0) {
+      return margins + "Between these two alone it would be " + truth + " (" + number(found.value) + "): other classes decided.";
+    }
+    const between = margins + "Between the two it is " + predicted + ", by " + number(found.value) + ". ";
+    if (!found.parts) {
+      return between + "With " + atlas.data.about.method + " the maps of components do not add up to it, so none are shown.";
+    }
+    const tipped = tipping(found);
+    return between + (tipped ? "Without " + listed(tipped) + " it would be " + truth + "."
+      : "No component tipped it: at the baseline, before any of them counts, it is " + predicted + " already.");
+  }
+
+  /** Returns the tiles of the image, of the decision and of its parts, all on one scale. */
+  async function parts() {
+    const here = classes(), note = of("mistake-note"), key = of("mistake-key");
+    if (of("mistake-panel").hidden) return [];
+    const { row, predicted, truth } = here;
+    const [found, picture, maps] = await Promise.all([explained(here), atlas.data.pictureOf(row), atlas.data.mapsOf(row)]);
+    if (atlas.view.current.row !== row || atlas.view.current.headData !== here.head) return []; // another is on its way
+    const plain = tile(atlas.maps.canvases(picture, { map: null }, SIZE, "image " + atlas.panels.titleOf(row)), ["The image"]);
+    note.textContent = why(found, here);
+    key.replaceChildren();
+    if (!found.parts) return [plain];
+    const order = [...found.parts.keys()].sort((a, b) => Math.abs(found.parts[b]) - Math.abs(found.parts[a]));
+    const shown = order.slice(0, order.length > STRONGEST + 1 ? STRONGEST : order.length), others = order.slice(shown.length);
+    const drawn = [order, ...shown.map((b) => [b]), ...(others.length ? [others] : [])].map((components) => ({
+      components,
+      amount: components.reduce((total, b) => total + found.parts[b], 0),
+      map: atlas.explanation.partMap(found, row, maps, components),
+    }));
+    const top = drawn.reduce((most, { map }) => map.reduce((far, value) => Math.max(far, Math.abs(value)), most), 0);
+    const even = Math.abs(found.baselineValue) < 1e-6 * Math.abs(found.value);
+    const start = even ? "0, where the two are even," : number(found.baselineValue) + " at the baseline";
+    key.append("Red speaks for " + predicted + ", blue for " + truth + ", on one scale: ",
+      atlas.maps.colourBar(top, found.logScale), ". ",
+      "The parts lead from " + start + " to " + number(found.value) + ".",
+      atlas.data.remainder ? " Their numbers include what is not on the maps." : "");
+    const tiles = drawn.map(({ components, amount, map }, k) => {
+      const name = k === 0 ? "All together" : components.length > 1 ? components.length + " others" : "Component " + (components[0] + 1);
+      const value = (amount > 0 ? "+" : "") + number(amount), speaks = amount < 0 ? truth : predicted;
+      const line = element("span", { className: amount < 0 ? "line blue" : "line red" }, value + ", for " + speaks);
+      const act = k && components.length === 1 ? () => atlas.view.set({ component: components[0] }) : null;
+      const what = name + ": " + value + ", for " + speaks;
+      const canvases = atlas.maps.canvases(picture, { map, divisor: top }, SIZE, what);
+      const sign = element("span", { className: "sign" }, k > 1 ? "+" : k ? "=" : "");
+      return element("span", { className: "part" }, sign, tile(canvases, [name, line], what + ": show its two ends", act));
+    });
+    return [plain, ...tiles];
+  }
+
+  /** Returns the images of a class that are nearest to a row, [row, distance], by all components. */
+  function nearest(row, label) {
+    const { about, labels, pointOf } = atlas.data, { p } = pointOf(row), found = [];
+    labels.forEach((each, other) => {
+      if (each !== label || other === row) return;
+      found.push([other, Math.hypot(...pointOf(other).p.map((value, b) => value - p[b]))]);
+    });
+    return found.sort((a, b) => a[1] - b[1] || a[0] - b[0]).slice(0, NEAREST);
+  }
+
+  async function neighbours(which) {
+    const here = classes();
+    if (of("mistake-panel").hidden) return [];
+    of("near-" + which + "-title").textContent = "Nearest images labelled " + here[which];
+    const near = nearest(here.row, atlas.data.about.labels.indexOf(here[which]));
+    if (!near.length) return ["No other image of this atlas is."];
+    const pictures = await Promise.all(near.map(([row]) => atlas.data.pictureOf(row)));
+    return near.map(([row, distance], k) => {
+      const name = atlas.panels.nameOf(row), text = "distance " + number(distance);
+      const canvases = atlas.maps.canvases(pictures[k], { map: null }, 96, "");
+      return tile(canvases, [text, name], "Image " + name + ", " + text + ": show this image", () => atlas.view.set({ row }));
+    });
+  }
+
+  function offer() {
+    const here = classes(), button = of("why"), { why: open } = atlas.view.current;
+    button.hidden = !here;
+    of("mistake-panel").hidden = !here || !open;
+    if (!here) return;
+    button.textContent = "Why not " + here.truth + "?";
+    button.setAttribute("aria-expanded", String(open));
+    of("mistake-title").textContent = "Why " + here.predicted + ", and not " + here.truth + "?";
+    const { components } = atlas.data.about;
+    of("near-note").textContent = "These are images of this atlas, not necessarily training images; distances are Euclidean, in the "
+      + "space of " + (components === 1 ? "its component." : "all " + components + " components.");
+  }
+
+  /** Makes the view of a mistake follow the image. */
+  function setUp() {
+    const { current, on, set } = atlas.view, names = ["row", "headData", "why"];
+    on(names, offer);
+    on([...names, "style", "opacity"], filling(of("mistake"), parts));
+    for (const which of ["predicted", "truth"]) on(names, filling(of("near-" + which), () => neighbours(which)));
+    of("why").addEventListener("click", () => {
+      set({ why: !current.why });
+      requestAnimationFrame(() => of("mistake-panel").scrollIntoView());
+    });
+  }
+
+  atlas.mistake = { classes, explained, nearest, setUp, tipping };
+})((window.atlas = window.atlas || {}));
