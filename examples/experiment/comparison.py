@@ -99,6 +99,14 @@ class Measured:
             for check in ("faithfulness", "sensitivity", "localisation")
             if check in entry
         }
+        measured = {row.method for found in self._found.values() for row in found.rows}
+        self.methods = [name for name in METHODS if name in measured]
+        self.contradictory = [
+            entry["contradictory"]
+            for of_set in self.every.values()
+            for kind in of_set["heads"].values()
+            for entry in kind.values()
+        ]
 
     def number(self, check: str, head: str, key: tuple[str, ...], name: str | None = None) -> Estimate:
         """Return a number of one set, or the mean over all; a check may miss it."""
@@ -132,12 +140,27 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         results: as in ``which_method.json``.
 
     Returns:
-        All sets together, in short and by head; randomisation; deletion and insertion, and two photos side by side, of
-        each set; contradictory maps; baselines, also of imbalanced sets; accuracies.
+        If all methods are measured: all sets together, in short and by head; randomisation; deletion and insertion, and
+        two photos side by side, of each set. Then contradictory maps; if the neutral one is among them baselines, also
+        of imbalanced sets; accuracies.
     """
     of = Measured(results)
+    found = (of_methods(of) if of.layers() else {}) | contradictions(of)
+    if "Contributions" in of.methods:
+        found |= {f"Baselines, {name or 'all sets'}": baselines(of, name) for name in (None, *of.every)}
+    found["Accuracy"] = table(
+        ["set", "training / test images", *(f"{kind}, {head}" for kind in ("dense", "pooled") for head in of.heads)],
+        [[name, f"{of_set['training images']:,} / {of_set['test images']}",
+          *(f"{of_set['heads'][kind][head]['test accuracy']:.2f}" for kind in ("dense", "pooled") for head in of.heads)]
+         for name, of_set in of.every.items()],
+    )  # fmt: skip
+    return found
+
+
+def of_methods(of: Measured) -> dict[str, str]:
+    """Return the tables of all methods."""
     names, heads = of.sets, of.heads
-    short = [[method] for method in (*METHODS, BLIND)]
+    short = [[method] for method in (*of.methods, BLIND)]
     for row in short:
         method = row[0]
         for head in heads:
@@ -169,13 +192,13 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
                     unsigned(of.number("sensitivity", head, (method, "likeness", BLIND))),
                     unsigned(of.number("localisation", head, (method, SHARE))),
                 ]
-                for method in METHODS
+                for method in of.methods
             ],
         )  # fmt: skip
         found[f"Randomised, {head}"] = table(
             ["method", *of.layers()],
             [[method, *(unsigned(of.number("sensitivity", head, (method, what))) for what in of.layers())]
-             for method in (*METHODS, BLIND)],
+             for method in (*of.methods, BLIND)],
         )  # fmt: skip
     for name in names:
         found[f"Deletion / insertion, {name}"] = table(
@@ -186,59 +209,65 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
                     *(" / ".join(str(of.number("faithfulness", head, (method, kind, RANDOM), name)) for kind in KINDS)
                       for head in heads),
                 ]
-                for method in METHODS
+                for method in of.methods
             ],
         )  # fmt: skip
         found[f"Side by side, {name}"] = table(
             ["method", *heads],
             [[method, *(unsigned(of.number("localisation", head, (method, SHARE), name)) for head in heads)]
-             for method in (*METHODS, BLIND)],
+             for method in (*of.methods, BLIND)],
         )  # fmt: skip
-
-    def wrong(chosen: Sequence[str], kind: str, head: str, method: str, key: str) -> str:
-        counted = [of.every[name]["heads"][kind][head]["contradictory"] for name in chosen]
-        shares = [each[method][key] for each in counted if method in each]
-        return " / ".join(percent(float(share)) for share in np.atleast_1d(np.mean(shares, axis=0))) if shares else "–"
-
-    kinds = ("dense", "pooled")
-    found["Contradictory maps of components"] = table(
-        ["method", *(f"{kind}: P1 / P2 / P3" for kind in kinds)],
-        [[method, *(wrong(names, kind, heads[0], method, "components") for kind in kinds)] for method in METHODS],
-    )
-    found["Contradictory maps of decisions"] = table(
-        ["method", *(f"{kind}, {head}" for kind in kinds for head in heads)],
-        [[method, *(wrong(names, kind, head, method, "decision") for kind in kinds for head in heads)]
-         for method in METHODS],
-    )  # fmt: skip
-    for name in [None, *of.every]:
-        found[f"Baselines, {name or 'all sets'}"] = table(
-            [
-                "head",
-                "baseline",
-                *(f"contradictory, {kind}" for kind in kinds),
-                *(what + against for against in ("", ", than neutral") for what in (*KINDS, "side by side")),
-            ],
-            [
-                [
-                    head,
-                    method,
-                    *(wrong(names if name is None else [name], kind, head, method, "decision") for kind in kinds),
-                    *(str(of.number("faithfulness", head, (method, kind, RANDOM), name)) for kind in KINDS),
-                    unsigned(of.number("localisation", head, (method, SHARE), name)),
-                    *(str(of.number("faithfulness", head, (method, kind, "Contributions"), name)) for kind in KINDS),
-                    str(of.number("localisation", head, (method, SHARE, "Contributions"), name)),
-                ]
-                for head in heads
-                for method in BASELINES
-            ],
-        )
-    found["Accuracy"] = table(
-        ["set", "training / test images", *(f"{kind}, {head}" for kind in ("dense", "pooled") for head in heads)],
-        [[name, f"{of_set['training images']:,} / {of_set['test images']}",
-          *(f"{of_set['heads'][kind][head]['test accuracy']:.2f}" for kind in ("dense", "pooled") for head in heads)]
-         for name, of_set in of.every.items()],
-    )  # fmt: skip
     return found
+
+
+KIND_OF_FEATURES = ("dense", "pooled")
+
+
+def wrong(of: Measured, chosen: Sequence[str], kind: str, head: str, method: str, key: str) -> str:
+    """Return the share of contradictory maps of components or decisions, in the mean over some sets."""
+    counted = [of.every[name]["heads"][kind][head]["contradictory"] for name in chosen]
+    shares = [each[method][key] for each in counted if method in each]
+    return " / ".join(percent(float(share)) for share in np.atleast_1d(np.mean(shares, axis=0))) if shares else "–"
+
+
+def contradictions(of: Measured) -> dict[str, str]:
+    """Return how many maps contradict the value above them, over all sets."""
+    methods = [name for name in METHODS if any(name in each for each in of.contradictory)]
+    kinds, first = KIND_OF_FEATURES, of.heads[0]
+    return {
+        "Contradictory maps of components": table(
+            ["method", *(f"{kind}: P1 / P2 / P3" for kind in kinds)],
+            [[each, *(wrong(of, of.sets, kind, first, each, "components") for kind in kinds)] for each in methods],
+        ),
+        "Contradictory maps of decisions": table(
+            ["method", *(f"{kind}, {head}" for kind in kinds for head in of.heads)],
+            [
+                [each, *(wrong(of, of.sets, kind, head, each, "decision") for kind in kinds for head in of.heads)]
+                for each in methods
+            ],
+        ),
+    }
+
+
+def baselines(of: Measured, name: str | None) -> str:
+    """Return a table of the baselines of contributions, of one set or over all."""
+
+    def row(head: str, method: str) -> list[str]:
+        chosen = of.sets if name is None else [name]
+        shares = [wrong(of, chosen, kind, head, method, "decision") for kind in KIND_OF_FEATURES]
+        gains = [of.number("faithfulness", head, (method, kind, RANDOM), name) for kind in KINDS]
+        beside = of.number("localisation", head, (method, SHARE), name)
+        ahead = [of.number("faithfulness", head, (method, kind, "Contributions"), name) for kind in KINDS]
+        ahead += [of.number("localisation", head, (method, SHARE, "Contributions"), name)]
+        return [head, method, *shares, *map(str, gains), unsigned(beside), *map(str, ahead)]
+
+    measures = (*KINDS, "side by side")
+    header = ["head", "maps", *(f"contradictory, {kind}" for kind in KIND_OF_FEATURES)]
+    rows = [row(head, method) for head in of.heads for method in BASELINES]
+    return table(
+        [*header, *(what + against for against in ("", ", than neutral") for what in measures)],
+        [each for each in rows if set(each[2:]) != {"–"}],
+    )
 
 
 def unsigned(estimate: Estimate) -> str:
@@ -251,22 +280,22 @@ def plot(results: dict[str, Any]) -> Figure:
     of = Measured(results)
     figure = Figure(figsize=(10.5, 7.6), layout="constrained")
     grid = figure.subplots(2, len(of.heads), sharex="row", sharey=True, squeeze=False)
-    places = np.arange(len(METHODS))
+    places = np.arange(len(of.methods))
     for (above, below), head in zip(grid.T, of.heads, strict=True):
         for kind, colour, shift in (("deletion", "#b2182b", -0.17), ("insertion", "#2166ac", 0.17)):
-            found = [of.number("faithfulness", head, (method, kind, RANDOM)) for method in METHODS]
+            found = [of.number("faithfulness", head, (method, kind, RANDOM)) for method in of.methods]
             above.errorbar(
                 [each.mean for each in found], places + shift, xerr=[each.standard_error for each in found],
                 fmt="o" if kind == "deletion" else "D", color=colour, markersize=3.2, linewidth=1, label=kind,
             )  # fmt: skip
         above.axvline(0, color="0.5", linewidth=0.8)
         above.set_title(head, fontsize="medium")
-        shares = [of.number("localisation", head, (method, SHARE)) for method in METHODS]
+        shares = [of.number("localisation", head, (method, SHARE)) for method in of.methods]
         below.errorbar([each.mean for each in shares], places, xerr=[each.standard_error for each in shares], fmt="o",
                        color="0.25", markersize=3.2, linewidth=1)  # fmt: skip
         below.axvline(0.5, color="0.5", linewidth=0.8)
         for axis in (above, below):
-            axis.set_yticks(places, METHODS, fontsize="small")
+            axis.set_yticks(places, of.methods, fontsize="small")
             axis.grid(axis="y", color="0.92")
             axis.spines[["top", "right"]].set_visible(False)
     grid[0, 0].invert_yaxis()
