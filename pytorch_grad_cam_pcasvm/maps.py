@@ -19,16 +19,7 @@ from pytorch_grad_cam_pcasvm.model.net import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
-from pytorch_grad_cam_pcasvm.targets import (
-    HotellingTarget,
-    LogRatioTarget,
-    PCATarget,
-    PredictedScore,
-    ProbabilityTarget,
-    ResidualTarget,
-    ScoreTarget,
-    SVMTarget,
-)
+from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
 
 SCALES = ("map", "target", "none")
 FORMATS = ("pytorch_grad_cam_pcasvm maps 1", "pytorch_grad_cam_pcasvm maps 2")
@@ -402,55 +393,6 @@ def _named(output: Any) -> dict[str, Tensor]:
     extras = {name: getattr(output, name, None) for name in ("components", "margins", "features")}
     named = {f"output.{name}": tensor for name, tensor in extras.items() if tensor is not None}
     return {"output.scores": output.as_subclass(Tensor), **named}
-
-
-def encoded(target: Any) -> Any:
-    """Return a target as JSON: its class and fields, or only the name of one from outside this package."""
-    kind = type(target)
-    if kind not in _TARGETS.values():
-        return target if isinstance(target, str) else getattr(target, "__name__", kind.__name__)
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return list(map(plain, value))
-        found = value.item() if isinstance(value, np.generic | Tensor) else value
-        if not isinstance(found, None | bool | int | float | str):
-            what = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
-            raise TypeError(f"{target} cannot be saved: {what}")
-        return {"dtype": value.dtype.str, "value": found} if isinstance(value, np.generic) else found
-
-    return {"target": kind.__name__, "fields": {name: plain(value) for name, value in vars(target).items()}}
-
-
-def decoded(target: Any) -> Any:
-    """Return the target that :func:`encoded` wrote, or the name of one from outside this package."""
-    if isinstance(target, str):
-        return target
-    kind = _TARGETS.get(target["target"])
-    if kind is None:
-        raise ValueError(f"unknown target {target['target']!r}: the file is from a later version, update the package")
-
-    def read(value: Any) -> Any:
-        if isinstance(value, list):
-            return tuple(map(read, value))
-        return np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
-
-    return kind(**{name: read(value) for name, value in target["fields"].items()})
-
-
-_TARGETS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        PCATarget,
-        SVMTarget,
-        LogRatioTarget,
-        ProbabilityTarget,
-        ScoreTarget,
-        PredictedScore,
-        HotellingTarget,
-        ResidualTarget,
-    )
-}
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -78,7 +78,11 @@ TESTS = {
     "maps.py": "maps",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "cams/output_gradients.py": "output_gradients targets outputs base coalitions anomalies",
-    "targets.py": "targets log_ratio anomalies output_gradients head outputs base",
+    "targets/target.py": "targets anomalies output_gradients head",
+    "targets/components.py": "targets anomalies output_gradients head outputs base",
+    "targets/decisions.py": "targets log_ratio output_gradients head outputs base",
+    "targets/scores.py": "targets output_gradients head outputs",
+    "targets/classes.py": "targets output_gradients base",
 }
 # Of some files only these functions are mathematics.
 ONLY = {
@@ -149,13 +153,15 @@ FASTER = {
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
     # What is left over of an image.
-    "targets.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
-    "targets.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,
-    "targets.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> z.shape[-1] ** 0.5": BOUND,
-    "targets.py ResidualTarget._parts: residual.norm(dim=-1) > rounding -> residual.norm(dim=-1) >= rounding": BOUND,
-    "targets.py ResidualTarget._parts: z.norm(dim=-1) + restored.norm(dim=-1) -> restored.norm(dim=-1)": BOUND,
-    "targets.py ResidualTarget._parts: z.norm(dim=-1) + restored.norm(dim=-1) -> z.norm(dim=-1)": BOUND,
-    "targets.py ResidualTarget._parts: z.shape[-1] ** 0.5 -> z.shape[-1]": BOUND,
+    "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
+    "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,
+    "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> z.shape[-1] ** 0.5": BOUND,
+    "targets/components.py ResidualTarget._parts: "
+    "residual.norm(dim=-1) > rounding -> residual.norm(dim=-1) >= rounding": BOUND,
+    "targets/components.py ResidualTarget._parts: "
+    "z.norm(dim=-1) + restored.norm(dim=-1) -> restored.norm(dim=-1)": BOUND,
+    "targets/components.py ResidualTarget._parts: z.norm(dim=-1) + restored.norm(dim=-1) -> z.norm(dim=-1)": BOUND,
+    "targets/components.py ResidualTarget._parts: z.shape[-1] ** 0.5 -> z.shape[-1]": BOUND,
     # The same numbers by another way.
     "head/log_ratio.py Evidence.gradient: grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * "
     "rounding_errors(x) -> grad.abs() < 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * rounding_errors(x)": BOUND,
@@ -171,7 +177,8 @@ EQUIVALENT: dict[str, str] = {
     "head/log_ratio.py Evidence.secant: here.abs() + there.abs() -> here.abs()": BOUND,
     "head/log_ratio.py Evidence.secant: here.abs() + there.abs() -> there.abs()": BOUND,
     "head/log_ratio.py Line._at_once: _AT_ONCE // self.start.numel() -> _AT_ONCE": BLOCKS,
-    "targets.py LogRatioTarget.seeds: log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
+    "targets/decisions.py LogRatioTarget.seeds: "
+    "log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,
     "autodiff/lrp.py relevance: without output in values": UNREACHED,
     "autodiff/lrp.py _shared: x < 0 -> x <= 0": NOTHING,

@@ -19,12 +19,11 @@ from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.cams import ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
-from pytorch_grad_cam_pcasvm.maps import encoded
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import files
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
-from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
 
 # Images that the network sees at once: rounding depends on it, so it depends on nothing else.
 BLOCK = {"cpu": 16, "cuda": 64}

@@ -18,9 +18,9 @@ from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps, means_of
 from pytorch_grad_cam_pcasvm.atlas.table import Table
 from pytorch_grad_cam_pcasvm.cams.recombine import recombined
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, decoded
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target, decoded
 
 HEAD = "head.safetensors"
 

@@ -1,0 +1,33 @@
+"""Targets: what a map explains. Each can be called on the network's output and knows its closed-form gradient."""
+
+from pytorch_grad_cam_pcasvm.targets.classes import every_class, fixed
+from pytorch_grad_cam_pcasvm.targets.coded import decoded, encoded
+from pytorch_grad_cam_pcasvm.targets.components import (
+    HotellingTarget,
+    PCATarget,
+    QuadraticTarget,
+    ResidualTarget,
+    every_component,
+)
+from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target
+
+__all__ = [
+    "ClosedFormTarget",
+    "HotellingTarget",
+    "LogRatioTarget",
+    "PCATarget",
+    "PredictedScore",
+    "ProbabilityTarget",
+    "QuadraticTarget",
+    "ResidualTarget",
+    "SVMTarget",
+    "ScoreTarget",
+    "Target",
+    "decoded",
+    "encoded",
+    "every_class",
+    "every_component",
+    "fixed",
+]

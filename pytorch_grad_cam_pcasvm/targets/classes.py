@@ -1,0 +1,55 @@
+"""Targets of the classes that a head has, and those that are meant for an image."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.model.net import OfHead
+from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.scores import ProbabilityTarget, ScoreTarget
+from pytorch_grad_cam_pcasvm.targets.target import Target
+
+
+def every_class(output: Any) -> Sequence[Target]:
+    """Return a target for every class of an output, or for its only value."""
+    if not isinstance(output, OfHead):
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            raise ValueError("jacobians needs a network that returns scores (N, C), or a PCASVMNet: use explain")
+        return [ScoreTarget(category) for category in range(output.shape[-1])]
+    if output.decision is None:
+        return ()
+    classes = output.head.classes_
+    return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
+
+
+def fixed(target: Any, output: Any) -> Any:
+    """Return a target that means the same class for every copy of an image.
+
+    Args:
+        target: any target.
+        output: the network's output for the image, a batch of one.
+
+    Returns:
+        The target with the class that is predicted for this image, and its runner-up, by name.
+    """
+    if isinstance(target, ScoreTarget) and target.category is None:
+        return ScoreTarget(int(output.reshape(-1).argmax()))
+    if isinstance(target, ProbabilityTarget) and target.category is None:
+        return replace(target, category=output.labels()[0].item())
+    if (
+        not isinstance(target, SVMTarget | LogRatioTarget)
+        or not isinstance(output, OfHead)
+        or output.head.classes_ is None
+    ):
+        return target
+    labels, voting = output.head.classes_.tolist(), output.head.voting
+    decision: Any = output.decision
+    category, versus = target.category, target.versus
+    if category is None:
+        category = labels[int(voting.predicted(decision)[0])]
+    if isinstance(versus, str) and versus == "runner-up" and "runner-up" not in labels:
+        order = voting.ranking(decision)[0].argsort(descending=True).tolist()
+        versus = next(labels[index] for index in order if labels[index] != category)
+    return replace(target, category=category, versus=versus)

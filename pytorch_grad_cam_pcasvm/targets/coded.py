@@ -1,0 +1,58 @@
+"""Targets as JSON."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget
+from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
+
+_TARGETS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        PCATarget,
+        SVMTarget,
+        LogRatioTarget,
+        ProbabilityTarget,
+        ScoreTarget,
+        PredictedScore,
+        HotellingTarget,
+        ResidualTarget,
+    )
+}
+
+
+def encoded(target: Any) -> Any:
+    """Return a target as JSON: its class and fields, or only the name of one from outside this package."""
+    kind = type(target)
+    if kind not in _TARGETS.values():
+        return target if isinstance(target, str) else getattr(target, "__name__", kind.__name__)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return list(map(plain, value))
+        found = value.item() if isinstance(value, np.generic | Tensor) else value
+        if not isinstance(found, None | bool | int | float | str):
+            what = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
+            raise TypeError(f"{target} cannot be saved: {what}")
+        return {"dtype": value.dtype.str, "value": found} if isinstance(value, np.generic) else found
+
+    return {"target": kind.__name__, "fields": {name: plain(value) for name, value in vars(target).items()}}
+
+
+def decoded(target: Any) -> Any:
+    """Return the target that :func:`encoded` wrote, or the name of one from outside this package."""
+    if isinstance(target, str):
+        return target
+    kind = _TARGETS.get(target["target"])
+    if kind is None:
+        raise ValueError(f"unknown target {target['target']!r}: the file is from a later version, update the package")
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(map(read, value))
+        return np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
+
+    return kind(**{name: read(value) for name, value in target["fields"].items()})

@@ -1,0 +1,236 @@
+"""Targets of components: one of them, how far they are from the mean, and what none of them keeps."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head.stages import Projection
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput, OfHead
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target, check_sign, components_of, factor_of
+
+
+@dataclass(frozen=True, repr=False)
+class QuadraticTarget(ClosedFormTarget):
+    """A target that is quadratic in the head's values.
+
+    Args:
+        sign: ``"+"`` for what raises it, ``"-"`` for what lowers it.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+    """
+
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        check_sign(self.sign)
+
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient by position, or the secant: of a quadratic target, the mean of those at both ends."""
+        here = self._gradient(output)
+        if baseline is None:
+            return here
+        there = self._gradient(baseline)
+        return {position: (seed + there[position]) / 2 for position, seed in here.items()}
+
+    def of_changed(self, changed: Any, output: Any) -> Tensor:
+        """Return the value for M changed versions of an image, (M,)."""
+        return self(changed)
+
+    @abstractmethod
+    def _gradient(self, output: Any) -> dict[int, Tensor]:
+        """Return the gradient by position of the head's value."""
+
+
+@dataclass(frozen=True, repr=False)
+class PCATarget(ClosedFormTarget):
+    """Principal component ``p_b`` (b from 0: ``PCATarget(0)`` is the paper's P_1).
+
+    Args:
+        component: the component's number b, from 0.
+        sign: ``"+"`` for what raises the component (P_b^+), ``"-"`` for what lowers it (P_b^-, of ``-p_b``).
+
+    Raises:
+        TypeError: the component is not an integer.
+        ValueError: it is negative, or the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> cam.explain(images, [PCATarget(0), PCATarget(2, sign="-")]).maps.shape
+        torch.Size([2, 2, 8, 8])
+    """
+
+    component: int
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.component, bool | np.bool_) or not isinstance(self.component, int | np.integer):
+            raise TypeError(f"component must be an integer, counted from 0, got {self.component!r}")
+        if self.component < 0:
+            raise ValueError(f"component must be 0 or more, got {self.component}")
+        check_sign(self.sign)
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return ``p_b`` or ``-p_b``: a number for a row, shape (N,) for a batch."""
+        components = self._components(output)
+        return components[..., self.component] * factor_of(self.sign)
+
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
+        components = self._components(output)
+        seed = components.new_zeros(1, components.shape[-1])
+        seed[0, self.component] = factor_of(self.sign)
+        return {output.head.component_position: seed}
+
+    @staticmethod
+    def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
+        """Return the values, shape (N, K), of K components, and the gradient by position, shape (1, K, B).
+
+        If the targets are all components in order, the gradient is the identity, returned as None.
+        """
+        components = max(targets, key=lambda target: target.component)._components(output)
+        position, count = output.head.component_position, components.shape[1]
+        if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
+            return components, {position: None}
+        # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
+        plus = torch.eye(count, dtype=components.dtype, device=components.device)
+        rows = {"+": plus.unbind(), "-": (-plus).unbind()}
+        seeds = torch.stack([rows[target.sign][target.component] for target in targets])
+        return components @ seeds.T, {position: seeds.unsqueeze(0)}
+
+    def _components(self, output: Any) -> Tensor:
+        components = components_of(output, self)
+        if self.component >= components.shape[-1]:
+            raise ValueError(f"{self}: the head has {components.shape[-1]} components, numbered from 0")
+        return components
+
+
+@dataclass(frozen=True, repr=False)
+class HotellingTarget(QuadraticTarget):
+    """Hotelling's T^2: how far the components are from their mean, in units of their variances.
+
+    ``T^2 = sum_b p_b^2 / lambda_b``, lambda = ``explained_variance_``, shape (B,); ``sum_b p_b^2`` for a whitened PCA.
+    Its gradient is ``2 p / lambda``, its secant from a baseline ``(p + p0) / lambda``. As in whitening, variances below
+    the square of the machine epsilon are replaced by it. T^2 is the squared Mahalanobis distance of the features within
+    the subspace of the components; :class:`ResidualTarget` measures what lies outside.
+
+    For PCA and IncrementalPCA; raises a ValueError for a head with another reduction or none.
+    Hotelling, The generalization of Student's ratio, Annals of Mathematical Statistics 2 (1931).
+
+    Args:
+        sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, HotellingTarget())
+    """
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return ``T^2`` or ``-T^2``: a number for a row, shape (N,) for a batch."""
+        components, variances = self._parts(output)
+        return factor_of(self.sign) * (components.square() / variances).sum(-1)
+
+    def _gradient(self, output: Any) -> dict[int, Tensor]:
+        """Return the gradient by position of the head's value: ``2 p / lambda`` over the components, shape (N, B)."""
+        components, variances = self._parts(output)
+        return {output.head.component_position: 2 * factor_of(self.sign) * components / variances}
+
+    def _parts(self, output: Any) -> tuple[Tensor, Tensor]:
+        components = components_of(output, self)
+        reduction = _reduction_of(output)
+        variances = getattr(reduction, "variances", None)
+        if variances is None:
+            needs = "the variances of uncorrelated components, as PCA and IncrementalPCA have them"
+            raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
+        return components, variances.to(components)
+
+
+@dataclass(frozen=True, repr=False)
+class ResidualTarget(QuadraticTarget):
+    """The Q statistic: the squared distance of the PCA's input to the subspace of its components.
+
+    ``Q = |r|^2`` with ``r = z - inverse_transform(p)``, shape (D,), z the input of the PCA (after any scaler before
+    it), and ``p = transform(z)``: the part of an image that the components cannot express. Its gradient is ``2 r`` with
+    respect to z and ``-2 R r`` with respect to p, R the rows that ``inverse_transform`` sums, shape (B, D); for a PCA
+    they combine to ``2 r``. Its secant from a baseline has ``r + r0`` in place of ``2 r``.
+
+    For reductions with a linear ``inverse_transform``: PCA (also whitened), IncrementalPCA, TruncatedSVD, SparsePCA,
+    FastICA, PLSRegression; raises a ValueError for a head with another reduction or none. Where the components express
+    an image fully, Q is 0 rather than a rounding error, and its map is blank. Jackson and Mudholkar, Control procedures
+    for residuals associated with principal component analysis, Technometrics 21 (1979).
+
+    Args:
+        sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, ResidualTarget())
+    """
+
+    behind_reduction = False
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return ``Q`` or ``-Q``: a number for a row, shape (N,) for a batch."""
+        residual, _ = self._parts(output)
+        return factor_of(self.sign) * residual.square().sum(-1)
+
+    def _gradient(self, output: Any) -> dict[int, Tensor]:
+        """Return the gradient by position: ``2 r`` over the input of the PCA, (N, D), ``-2 R r`` over p, (N, B)."""
+        residual, restoring = self._parts(output)
+        twice = 2 * factor_of(self.sign) * residual
+        position = output.head.component_position
+        return {position - 1: twice, position: -twice @ restoring.mT}
+
+    def _parts(self, output: Any) -> tuple[Tensor, Tensor]:
+        components = components_of(output, self)
+        reduction = _reduction_of(output)
+        restoring = getattr(reduction, "restoring", None)
+        if restoring is None:
+            needs = "a reduction with a linear inverse_transform, as of PCA, IncrementalPCA and TruncatedSVD"
+            raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
+        z = output.head_trace.values[output.head.component_position - 1]
+        if z is None:
+            raise ValueError(
+                f"{self} is not a function of the components, which are all that is known here: compute its maps with "
+                "the network, cam.explain(x, [ResidualTarget()])"
+            )
+        restoring = restoring.to(components)
+        centred, restored = z - reduction.mean.to(components), components @ restoring
+        residual = centred - restored
+        # A map of rounding errors would show anything. Where all dimensions are kept, they are those of the estimator,
+        # which may have been fitted in single precision.
+        precision = torch.finfo(torch.float32 if len(restoring) >= restoring.shape[1] else z.dtype)
+        rounding = 4 * z.shape[-1] ** 0.5 * precision.eps * (z.norm(dim=-1) + restored.norm(dim=-1))
+        return residual * (residual.norm(dim=-1) > rounding).unsqueeze(-1), restoring
+
+
+def _reduction_of(output: Any) -> Any:
+    return output.head.stages[output.head.component_position - 1]
+
+
+def _why_unknown(reduction: Any) -> str:
+    """Return why a reduction lacks what a target needs."""
+    if isinstance(reduction, Projection) and reduction.inverse is None and reduction.variances is None:
+        again = "then save it again from the fitted estimator, Head.of(estimator).save(path)"
+        return f"this one has none, or the head was read from a file of an earlier version; {again}"
+    return "this one has none"
+
+
+def every_component(output: Any) -> Sequence[Target]:
+    """Return a target for every component of an output, if it has any."""
+    components = output.components if isinstance(output, OfHead) else None
+    return () if components is None else _components(components.shape[-1])
+
+
+@lru_cache(maxsize=8)
+def _components(count: int) -> tuple[PCATarget, ...]:
+    return tuple(PCATarget(b) for b in range(count))

@@ -1,0 +1,261 @@
+"""Targets of decisions: margins, pairs of classes, log-ratios."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head.kernels import known_to
+from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
+from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
+from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, check_sign, head_of
+
+
+@dataclass(frozen=True, repr=False)
+class SVMTarget(ClosedFormTarget):
+    """The margin of a class, the decision between two classes, or what sets a class apart from several.
+
+    Args:
+        category: a label from ``classes_``; None: the class predicted for each image (also for regressors and one-class
+            machines, where it means their only value).
+        versus: another label: the pairwise decision of ``category`` against it; ``"runner-up"``: against the class that
+            came second for each image; a list of labels, or ``"others"`` for all other classes: the margin minus
+            ``strength`` times the mean of theirs, in which what all of them share cancels (Zhang et al., Finer-CAM,
+            arXiv 2501.11309).
+        sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
+        strength: how much of the mean of several margins is subtracted, from 0 on.
+
+    Raises:
+        TypeError: a label is an array, or the category a list.
+        ValueError: ``versus`` is the category itself or no class at all, there is a strength without several, it is
+            negative or not finite, or the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, [SVMTarget(), SVMTarget("cat"), SVMTarget("cat", versus="runner-up")])
+        >>> fine = cam.explain(images, SVMTarget("cat", versus=["dog", "elk"], strength=0.6))
+    """
+
+    category: Any = None
+    versus: Any = None
+    sign: str = "+"
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.versus, list | tuple):
+            object.__setattr__(self, "versus", tuple(self.versus))  # a list has no hash
+            if not self.versus:
+                raise ValueError("versus names no class: name at least one, or leave it out")
+        rivals = self.versus if isinstance(self.versus, tuple) else (self.versus,)
+        for label in (self.category, *rivals):
+            array = isinstance(label, Tensor) and label.dim() > 0
+            if array or isinstance(label, tuple) or not isinstance(label, Hashable):
+                raise TypeError(f"a class label must be one value of classes_, got {label!r:.80}")
+        if self.category is not None and self.category in rivals:
+            raise ValueError(f"versus must be another class than the category, got {self.category!r} for both")
+        if self.strength != 1.0 and not (isinstance(self.versus, tuple) or self.versus == "others"):
+            raise ValueError('strength is for several classes: versus=["b", "c"] or versus="others"')
+        if not 0 <= self.strength < float("inf"):
+            raise ValueError(f"strength must be a number from 0, got {self.strength!r}")
+        check_sign(self.sign)
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return the margin: a number for a row, shape (N,) for a batch."""
+        decision = self.decision(output)
+        return (decision * self._seed(output, decision.detach())).sum(-1)
+
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
+        decision = self.decision(output).detach()
+        named = self.category is not None and not self._means("runner-up", output.head)
+        return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
+
+    def boundaries(self, head: Any) -> int:
+        """Return 1 if the classes are named, one for each class or pair that images may have; 0 for a regressor."""
+        if head.decision_position is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
+            return 0
+        free = (self.category is None and head.classes_ is not None) + self._means("runner-up", head)
+        return int(head.voting.n_classes**free)
+
+    def boundary_of(self, output: Any) -> Tensor:
+        """Return the number of each image's class, or pair, among those that it may have, shape (N,)."""
+        category, second = self._classes(output.head, self.decision(output))
+        if second is None or not self._means("runner-up", output.head):
+            return category
+        return second if self.category is not None else category * output.head.voting.n_classes + second
+
+    def at_boundary(self, head: Any, number: int) -> "SVMTarget":
+        """Return the target with its classes by name; that of a class and itself is the class's margin."""
+        if head.classes_ is None:
+            return replace(self, sign="+")
+        labels, versus, strength = head.classes_.tolist(), self.versus, self.strength
+        if self._means("runner-up", head):
+            number, second = divmod(number, len(labels)) if self.category is None else (0, number)
+            versus = labels[second]
+        category = labels[number] if self.category is None else self.category
+        if isinstance(versus, tuple):
+            versus = tuple(label for label in versus if label != category)
+        if versus in ((), category):
+            versus, strength = None, 1.0
+        return SVMTarget(category, versus, strength=strength)
+
+    def why_blank(self, output: HeadOutput) -> str | None:
+        """Return why the map of a row of the output is blank, if that is known; else None."""
+        if self.category is None and not isinstance(self.versus, tuple | None) and self.versus == output.labels():
+            return f"the predicted class is {self.versus!r} itself"
+        return output.head.why_blank(output.head_trace, self._seed(output, self.decision(output)))
+
+    def decision(self, output: Any) -> Tensor:
+        """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""
+        position = _decision_position(output, self)
+        return output.head_trace.values[position]
+
+    def seed(self, output: Any) -> Tensor:
+        """Return the derivative with respect to the decision values, shape (N, P), or (P,) for a row."""
+        return self._seed(output, self.decision(output).detach())
+
+    def _means(self, word: str, head: Any) -> bool:
+        """Return whether ``versus`` is a word, and not a class of that name."""
+        classes = [] if head.classes_ is None else head.classes_.tolist()
+        return isinstance(self.versus, str) and self.versus == word and word not in classes
+
+    def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
+        head, voting = output.head, output.head.voting
+        if head.classes_ is None and self.versus is not None:
+            raise ValueError(f"{self}: the head has no classes to compare")
+
+        category, second = self._classes(head, decision)
+        if isinstance(self.versus, tuple) or self._means("others", head):
+            seed = self._against_several(head, category)
+        else:
+            seed = voting.seed(category, second)
+        return seed if self.sign == "+" else -seed
+
+    def _classes(self, head: Any, decision: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the indices of the class and of the one it is against, each of shape (...); None without one."""
+        voting = head.voting
+
+        def indices(label: Any) -> Tensor:
+            return torch.full(decision.shape[:-1], head.class_index(label), device=decision.device)
+
+        category = voting.predicted(decision) if self.category is None else indices(self.category)
+        if self.versus is None or isinstance(self.versus, tuple) or self._means("others", head):
+            return category, None
+        if self._means("runner-up", head):
+            ranking = voting.ranking(decision)
+            return category, ranking.scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
+        return category, indices(self.versus)
+
+    def _against_several(self, head: Any, category: Tensor) -> Tensor:
+        """Return the rows of classes minus ``strength`` times the mean of those of their rivals."""
+        matrix = head.voting.matrix.to(category.device)
+        place = torch.arange(len(matrix), device=category.device)
+        rivals = place != category.unsqueeze(-1)  # no class is its own
+        if isinstance(self.versus, tuple):
+            named = [place == head.class_index(label) for label in self.versus]
+            rivals = rivals & torch.stack(named).any(0)
+        rivals = rivals.to(matrix)
+        mean = rivals @ matrix / rivals.sum(-1, keepdim=True).clamp(min=1)
+        return matrix[category] - self.strength * mean
+
+
+@dataclass(frozen=True, repr=False)
+class LogRatioTarget(ClosedFormTarget):
+    """The log-ratio of the evidence of an RBF SVM: what speaks for a class, divided by what speaks against it.
+
+    Of a decision value ``a(p) = sum_i c_i K(p_i, p) + g``, with ``c_i = alpha_i y_i``, it is
+    ``L(p) = log sum_(c_i > 0) c_i K(p_i, p) - log sum_(c_i < 0) |c_i| K(p_i, p)``, with ``|g|`` among the terms of its
+    sign. It always has the sign of a, but where the kernels fade it grows with the squared distances instead of coming
+    to rest at g: take it if gamma is large. With s the shares of the terms in their sums its gradient is
+    ``2 gamma sum_i (s_i^+ - s_i^-) (p_i - p)``; its secant from a baseline, the mean of the gradient along the straight
+    line to p, is integrated numerically. Bley et al., arXiv 2508.03913.
+
+    Of one-vs-one SVMs, the margin of a class is the sum of the log-ratios of its pairs; of one-vs-rest ones, the
+    decision between two classes is the difference of their log-ratios; of calibrated ones, the mean of the members' is
+    taken. Sums and differences need not have the sign of the margin. For SVC, NuSVC and OneClassSVM with an RBF kernel,
+    also in ensembles; raises a ValueError for a head with another kernel or decision, or whose evidence has one sign.
+
+    Args:
+        category: a label from ``classes_``; None: the class predicted for each image (also for one-class SVMs, where it
+            means that the image is an inlier).
+        versus: another label, or ``"runner-up"``: the pairwise decision, as of :class:`SVMTarget`; likewise a list of
+            labels, or ``"others"``: the log-ratio minus the mean of theirs.
+        sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
+
+    Raises:
+        TypeError: a label is an array, or the category a list.
+        ValueError: ``versus`` is the category itself or no class at all, or the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> maps = cam.explain(images, [LogRatioTarget(), LogRatioTarget("cat", versus="dog")])
+    """
+
+    category: Any = None
+    versus: Any = None
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versus", self._margin.versus)  # which refuses what is none; a list has no hash
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return the log-ratio: a number for a row, shape (N,) for a batch."""
+        return self._value(output, output)
+
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient by position: rows over the input of the SVM, shape (N, B)."""
+        stage, position = self._stage(output)
+        traces = [each.head_trace for each in (output, baseline) if each is not None]
+        saved = [stage.evaluate(trace.values[position])[1] for trace in traces]
+        with known_to(traces[0].eps, partial(output.head.errors, traces[0], position)):
+            grad, log_scale = pulled_through(stage, (self._margin.seed(output).unsqueeze(1), None), *saved)
+        return {position: (grad if log_scale is None else grad * log_scale.exp().unsqueeze(-1)).squeeze(1)}
+
+    def of_changed(self, changed: Any, output: Any) -> Tensor:
+        """Return the value for M changed versions of an image, (M,), keeping its predicted class and runner-up."""
+        return self._value(changed, output)
+
+    def boundaries(self, head: Any) -> int:
+        """Return how many boundaries it has: as many as the margin."""
+        return self._margin.boundaries(head)
+
+    def boundary_of(self, output: Any) -> Tensor:
+        """Return the number of each image's boundary, shape (N,)."""
+        return self._margin.boundary_of(output)
+
+    def at_boundary(self, head: Any, number: int) -> "LogRatioTarget":
+        """Return the target with its classes by name."""
+        named = self._margin.at_boundary(head, number)
+        return LogRatioTarget(named.category, named.versus)
+
+    def why_blank(self, output: HeadOutput) -> str | None:
+        """Return why the map of a row of the output is blank, if that is known; else None."""
+        return self._margin.why_blank(output)
+
+    @property
+    def _margin(self) -> SVMTarget:
+        """The same question to the margin."""
+        return SVMTarget(self.category, self.versus, self.sign)
+
+    def _stage(self, output: Any) -> tuple[Stage, int]:
+        """Return the stage of the log-ratios, in place of the decision, and the position of its input."""
+        position = _decision_position(output, self)
+        return log_ratios(output.head.stages[position - 1]), position - 1
+
+    def _value(self, output: Any, of_classes: Any) -> Tensor:
+        """Return the value, for the classes that are meant where the output is another."""
+        stage, position = self._stage(output)
+        x = output.head_trace.values[position]
+        ratios, _ = stage.evaluate(x.reshape(-1, x.shape[-1]))
+        return (ratios.reshape(*x.shape[:-1], -1) * self._margin.seed(of_classes)).sum(-1)
+
+
+def _decision_position(output: Any, target: ClosedFormTarget) -> int:
+    """Return the position of the decision values; a ValueError without an SVM."""
+    head = head_of(output, target)
+    if head.decision_position is None:
+        raise ValueError(f"{target} needs a head with an SVM, but this one has none: use PCATarget")
+    return head.decision_position

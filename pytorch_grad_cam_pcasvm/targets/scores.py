@@ -1,0 +1,79 @@
+"""Targets of scores: probabilities, and the outputs of a network without a head."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, ShortRepr, check_sign, factor_of
+
+
+@dataclass(frozen=True, repr=False)
+class ProbabilityTarget(ShortRepr):
+    """The calibrated probability of a class, exactly as returned by ``predict_proba``.
+
+    Far from the decision boundary a probability saturates and its gradient fades; ``SVMTarget`` explains the margin.
+
+    Args:
+        category: a label from ``classes_``; None: the class predicted for each image.
+        sign: ``"+"`` for what raises the probability, ``"-"`` for what lowers it.
+
+    Raises:
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+
+    Example:
+        >>> logistic = PCASVMNet(backbone, LogisticRegression().fit(features, labels)).eval()
+        >>> maps = ClosedFormGradCAM(logistic, ["layer2"]).explain(images, ProbabilityTarget("cat"))
+    """
+
+    category: Any = None
+    sign: str = "+"
+
+    def __post_init__(self) -> None:
+        check_sign(self.sign)
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return the probability: a number for a row, shape (N,) for a batch."""
+        decision = SVMTarget(self.category).decision(output)
+        voting = output.head.voting
+        probabilities = voting.probabilities(decision) * factor_of(self.sign)
+        if self.category is not None:
+            return probabilities[..., output.head.class_index(self.category)]
+        return probabilities.gather(-1, voting.predicted(decision.detach()).unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, repr=False)
+class ScoreTarget(ClosedFormTarget):
+    """A score of an ordinary classifier, by its index; None: the largest of each image."""
+
+    category: int | None = None
+
+    def __call__(self, output: Tensor) -> Tensor:
+        """Return the score: a number for a row, shape (N,) for a batch."""
+        return output.max(-1).values if self.category is None else output[..., self.category]
+
+    def seeds(self, output: Tensor, baseline: Any = None) -> dict[int, Tensor]:
+        """Return a one-hot row per image, shape (N, C)."""
+        index = output.argmax(-1) if self.category is None else torch.full_like(output[..., 0], self.category).long()
+        return {0: torch.zeros_like(output).scatter(-1, index.unsqueeze(-1), 1.0)}
+
+
+@dataclass(frozen=True)
+class PredictedScore:
+    """scikit-learn's score of each image's predicted class: what pytorch-grad-cam explains if no targets are given.
+
+    Its map equals that of ``SVMTarget()`` except for the size of the gradient, which matters to pytorch-grad-cam's
+    scaling because that adds 1e-7.
+    """
+
+    def __repr__(self) -> str:
+        return "the predicted class"
+
+    def __call__(self, output: HeadOutput) -> Tensor:
+        """Return the score of a row."""
+        decision = SVMTarget().decision(output)
+        voting = output.head.voting
+        return voting.ranking(decision)[voting.predicted(decision.detach())]

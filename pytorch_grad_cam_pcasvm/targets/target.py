@@ -1,0 +1,113 @@
+"""A target: what a map explains. It can be called on the network's output and knows its closed-form gradient."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+Target = Callable[[Any], Any]
+
+
+class ShortRepr:
+    """A dataclass (with ``repr=False``) that is written as one would type it: defaults are left out."""
+
+    def __repr__(self) -> str:
+        given = []
+        for place, field in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value != field.default:
+                given.append(("" if place == 0 else f"{field.name}=") + _typed(value))
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+class ClosedFormTarget(ShortRepr, ABC):
+    """A target that knows its gradient: linear in one of the head's values, unless it says how it is evaluated."""
+
+    # Whether the components, or what follows them, are all that it reads.
+    behind_reduction = True
+
+    @abstractmethod
+    def __call__(self, output: Any) -> Tensor:
+        """Return the target's value: a number for a row of the output, shape (N,) for a batch."""
+
+    @abstractmethod
+    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+        """Return the gradient, or the secant from a baseline of N rows, by position of the head's value.
+
+        Its shape is (N, .), or (1, .) if it is the same for all images.
+        """
+
+    def boundaries(self, head: Any) -> int:
+        """Return how many boundaries, where its value is 0, it has for a head, of which an image has one."""
+        return 0
+
+    def boundary_of(self, output: Any) -> Tensor:
+        """Return the number of each image's boundary, shape (N,)."""
+        raise NotImplementedError
+
+    def at_boundary(self, head: Any, number: int) -> "ClosedFormTarget":
+        """Return the target of a boundary, the same for all images."""
+        raise NotImplementedError
+
+    def of_changed(self, changed: Any, output: Any) -> Tensor | None:
+        """Return the value for M changed versions of an image, (M,), keeping the classes that are meant for it.
+
+        Args:
+            changed: the output for the changed versions.
+            output: the output for the image, of one row.
+
+        Returns:
+            The value; None: the product of the image's gradient with what the gradient is with respect to.
+        """
+        return None
+
+
+def head_of(output: Any, target: ClosedFormTarget) -> Any:
+    """Return the head of an output; refuse one without.
+
+    Raises:
+        ValueError: the output is not a PCASVMNet's.
+    """
+    # Not isinstance: softmax of a HeadOutput carries the head along too.
+    head = getattr(output, "head", None)
+    if head is None:
+        instead = "for an ordinary classifier use ClassifierOutputTarget"
+        raise ValueError(f"{target} needs the output of a PCASVMNet; {instead}")
+    return head
+
+
+def components_of(output: Any, target: ClosedFormTarget) -> Tensor:
+    """Return the components, shape (N, B), or (B,) of a row; a ValueError without a PCA."""
+    head = head_of(output, target)
+    if head.component_position is None:
+        why = " needs a head with a PCA, but this one has none: use SVMTarget"
+        if any(getattr(module, "reduces", False) for module in head.modules()):
+            pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
+            why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
+        raise ValueError(f"{target}{why}")
+    return output.head_trace.values[head.component_position]
+
+
+def _typed(value: Any) -> str:
+    """Return a label, or labels, as one would type them."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_typed, value))}]"
+    return repr(value.item() if isinstance(value, np.generic | Tensor) else value)
+
+
+def check_sign(sign: str) -> None:
+    """Refuse what is no sign.
+
+    Raises:
+        ValueError: it is neither ``"+"`` nor ``"-"``.
+    """
+    if sign not in ("+", "-"):
+        raise ValueError(f"sign must be '+' or '-', got {sign!r}")
+
+
+def factor_of(sign: str) -> float:
+    """Return 1 or -1."""
+    return 1.0 if sign == "+" else -1.0
