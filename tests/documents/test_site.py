@@ -180,6 +180,7 @@ def run(page, names):
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", package.CoarseMapWarning)  # photos of 64x64 pixels, not 224: 2x2 positions
         exec(compile(code, page, "exec"), names)
     return names
 
