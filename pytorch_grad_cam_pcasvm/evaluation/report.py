@@ -269,7 +269,7 @@ def _name(path: str) -> str:
     told = [each for each in folders if not file.lower().startswith(each.lower().removesuffix("s"))]
     short = "/".join([*told, file])
     title = f' title="{html.escape(path)}"' if told != folders else ""
-    breaks = re.sub("([/_.-])", r"<wbr>\1", html.escape(short))
+    breaks = re.sub("([/_-])", r"\1<wbr>", html.escape(short))
     return f"<li{title}>{breaks}</li>"
 
 

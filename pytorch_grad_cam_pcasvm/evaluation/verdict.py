@@ -86,10 +86,10 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         clauses += _clauses(found, against, "worse than") + _clauses(found, undecided, "no better than")
         return _made(found, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + undecided)
     if 0 < found.images < FEW or few:
-        counts = {_counted(found, check, row) for check, row in few} or {f"{found.images} images"}
-        few_of = " and ".join(sorted(counts))
+        counts = {_counted(found, check, row) for check, row in few}
+        few_of = f"{found.images} images" if found.images < FEW else " and ".join(sorted(counts))
         sentence = f"It cannot be said {whether}: {few_of} are too few, at least {FEW} are needed."
-        return _made(found, OPEN, sentence, few)
+        return _made(found, OPEN, sentence, few if found.images >= FEW else [])
     if missing:
         sentence = f"It cannot be said {whether}: {_listed(missing)} against random maps {_was(missing)} not measured."
         return _made(found, OPEN, sentence, [])
@@ -182,8 +182,9 @@ def _counted(found: _Found, check: str, row: Row) -> str:
     """Return how many images a row is of."""
     if check != "localisation":
         return f"{row.estimate.n} images"
-    tiles = {2: "pairs", 4: "groups of four"}.get(found.results[check].settings.get("tiles"))  # type: ignore[arg-type]
-    kind = f"{tiles} of different classes, classified correctly," if tiles else "images with the object"
+    settings = found.results[check].settings
+    tiles = {2: "pairs", 4: "groups of four"}.get(settings.get("tiles"))  # type: ignore[arg-type]
+    kind = f"{tiles} of images" if tiles else "pasted images" if settings.get("pasted") else "images with a mask"
     return f"{row.estimate.n} {kind}"
 
 
