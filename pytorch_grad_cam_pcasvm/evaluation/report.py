@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, TOO
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, MOST_BLANK, USE, Verdict, verdict
+from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, MOST_BLANK, OPEN, USE, Verdict, verdict
 from pytorch_grad_cam_pcasvm.figures import plot_maps
 from pytorch_grad_cam_pcasvm.model.modules import layer_name
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
@@ -203,7 +203,8 @@ def _verdicts(entries: Mapping[str, Any]) -> list[Verdict]:
 def _told(found: Verdict) -> str:
     """Return a verdict as HTML."""
     mark = {USE: PASSED, DO_NOT: FAILED}.get(found.verdict, "open")
-    by = f'<br><span class="note">Decided by {html.escape("; ".join(found.decided_by))}.</span>'
+    lead = "Open:" if found.verdict == OPEN else "Decided by"
+    by = f'<span class="note">{lead} {html.escape("; ".join(found.decided_by))}.</span>'
     return f'<li class="verdict {mark}">{html.escape(found.sentence)}{by if found.decided_by else ""}</li>'
 
 

@@ -25,6 +25,7 @@ USE, DO_NOT, OPEN = "use", "do not use", "undecided"
 MOST_BLANK = 0.5  # of the maps, beyond which a method is of no use
 _FAITHFUL = [("faithfulness", kind, RANDOM) for kind in KINDS]
 _LOCAL = [("localisation", SHARE, CHANCE), ("localisation", SHARE, BLIND)]
+_REQUIRED = [*_FAITHFUL, *_LOCAL, ("completeness", CONTRADICTING, "")]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class _Found:
     def __init__(self, method: str, results: Mapping[str, Result]) -> None:
         self.method, self.results = method, results
         self.rows = [(check, row) for check, result in results.items() for row in result.rows if row.method == method]
-        self.required = [(c, row) for c, row in self.rows if (c, row.measure, row.against) in _FAITHFUL + _LOCAL]
+        judged = [(check, row) for check, row in self.rows if row.verdict]
+        self.required = [(check, row) for check, row in judged if (check, row.measure, row.against) in _REQUIRED]
         self.blank = max((result.blank.get(method, 0.0) for result in results.values()), default=0.0)
         self.images = min((int(result.settings.get("images", FEW)) for result in results.values()), default=0)
 
@@ -69,8 +71,8 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
     Returns:
         *Do not use*: most maps are blank, or it failed against random maps in any check, against chance or the blind
         map in localisation, or too many maps contradict the decision. *Use*: none of that, and it passed deletion and
-        insertion against random maps and, where localisation was measured, the share of evidence against chance and
-        the blind map. *Undecided*: anything else, above all fewer than ten images. No other check decides; what of them
+        insertion against random maps and, where they were measured, the share of evidence against chance and the blind
+        map, and the share of maps that contradict a decision. *Undecided*: anything else, above all fewer than ten images. No other check decides; what of them
         failed, and what was not measured, is added to *use*.
     """
     found = _Found(method, results)
@@ -98,8 +100,7 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         sentence = f"Undecided {whether}: {'; '.join(clauses)}. More images may settle it."
         return _made(found, OPEN, sentence, undecided)
     sentence = f"Use {method} {where}: it {_praise(found)}{_but(found)}."
-    colours = [(check, row) for check, row in found.rows if row.measure == CONTRADICTING and row.verdict]
-    return _made(found, USE, sentence, found.required + colours)
+    return _made(found, USE, sentence, found.required)
 
 
 def _can_veto(check: str, row: Row) -> bool:

@@ -117,7 +117,7 @@ def test_what_is_open_is_told_beside_what_failed():
 @pytest.mark.parametrize("row", [row for row in GOOD if row[:2] != ("localisation", POINT)])
 def test_no_method_is_to_be_used_that_has_not_passed_what_decides(row):
     decides = row[2] in (RANDOM, CHANCE) or row[:3] == ("localisation", SHARE, BLIND)
-    required = decides and row[0] != "stability" and row != ("localisation", SHARE, RANDOM)
+    required = row[1] == CONTRADICTING or (decides and row[0] != "stability" and row != ("localisation", SHARE, RANDOM))
     if row[1] != SHARE or row[2]:
         limit = LIMITS.get(row[1], 0.0 if row[2] else 0.5)
         assert (judged({row: (limit, 0.1)}).verdict == OPEN) is required
@@ -198,6 +198,12 @@ def test_what_was_not_measured_is_told():
 )
 def test_where_evidence_lies_is_told_as_it_was_measured(settings, where):
     assert judged(**settings).sentence.endswith(f"and puts 91% of the evidence {where}.")
+
+
+def test_colours_that_may_often_be_wrong_are_no_green_light():
+    found = judged({("completeness", CONTRADICTING, ""): (0.29, 0.1)}, n=24)
+    assert found.verdict == OPEN
+    assert found.sentence.endswith(": 29% of its maps contradict the decision. More images may settle it.")
 
 
 def test_an_open_question_is_told():
