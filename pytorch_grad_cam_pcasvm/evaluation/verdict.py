@@ -72,7 +72,8 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         *Do not use*: most maps are blank, or it failed against random maps in any check, against chance or the blind
         map in localisation, or too many maps contradict the decision. *Use*: none of that, and it passed deletion and
         insertion against random maps and, where they were measured, the share of evidence against chance and the blind
-        map, and the share of maps that contradict a decision. *Undecided*: anything else, above all fewer than ten images. No other check decides; what of them
+        map, and the share of maps that contradict a decision. *Undecided*: anything else, above all fewer than ten
+        images. No other check decides; what of them
         failed, and what was not measured, is added to *use*.
     """
     found = _Found(method, results)
