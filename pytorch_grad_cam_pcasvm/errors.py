@@ -85,7 +85,7 @@ def warn(message: str, category: type[Warning]) -> None:
         category,
         frame.f_code.co_filename,
         frame.f_lineno,
-        module=scope.get("__name__"),
+        module=scope.get("__name__") or "<string>",  # as of exec(code, {}); with None nothing would be told
         registry=scope.setdefault("__warningregistry__", {}),
         source=None,
     )

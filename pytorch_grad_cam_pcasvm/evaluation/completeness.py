@@ -11,8 +11,11 @@ from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, HEAD, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
 ERROR = "distance of the sum from the value"
+CONTRADICTING = "maps that contradict the decision"
+MOST_CONTRADICTING = 0.1  # of the maps
 EXACT = 1e-3  # of the spread of the values; float32 keeps more
 
 
@@ -25,7 +28,8 @@ def completeness(study: Subject) -> Result:
     Returns:
         A row for each method, which passes below a thousandth; and how much farther from the value the sums of another
         image's map and of a randomised head's are. (Random maps and the blind map are not in units of the value.)
-        Methods that do not promise to add up have nothing to pass.
+        Methods that do not promise to add up have nothing to pass. Of decisions also the share of maps that contradict
+        them, as their sum has the other sign: passed below a tenth, whatever the method promises.
 
     Raises:
         ValueError: the target has the same value for all images.
@@ -42,6 +46,8 @@ def completeness(study: Subject) -> Result:
     values = []
     promised: set[str] = set()  # methods whose maps have a value at a baseline to add to
     found = defaultdict[Any, list[np.ndarray]](list)  # by method and rival
+    contradicting = defaultdict[str, list[bool]](list)
+    decides = isinstance(subject.target, ClosedFormTarget) and subject.target.boundaries(subject.net.head) > 0
     for x, _, rows_of in subject.batches("completeness"):
         targets = subject.targets(x)
         values.append(subject.values(x, targets))
@@ -54,6 +60,8 @@ def completeness(study: Subject) -> Result:
             own = np.array([float(each.values) for each in maps])
             for source, each in theirs.items():
                 found[method, source].append(np.abs(_sums(each) - own))
+            signs = [float(each.maps.double().sum()) * float(each.values) for each in maps]
+            contradicting[method] += [sign < 0 for sign in signs]
             subject.add(method, found[method, ""][-1], rows_of, x, maps)
     spread = float(np.concatenate(values).std())
     if not spread > SAME * np.abs(np.concatenate(values)).max():
@@ -68,6 +76,9 @@ def completeness(study: Subject) -> Result:
             Row(method, ERROR, rival, Estimate.of(distances[method, rival] - own), 0.0 if passes else None)
             for rival in against.names
         ]
+        if decides:
+            share = Estimate.of(contradicting[method])
+            rows.append(Row(method, CONTRADICTING, "", share, MOST_CONTRADICTING, below=True))
     return subject.result(
         "completeness",
         "how far are the sums of maps from the values that they explain? (in standard deviations of the values)",

@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 SHARE, POINT = "share of positive evidence", "pointing game"
+CHANCE = "chance"
 NONE, NOWHERE = "maps without positive evidence", "maps that point nowhere"
 _PASTED = 0.36  # of the side: 13 % of the area
 _OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
@@ -94,7 +95,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         for measure, without in ((SHARE, NONE), (POINT, NOWHERE)):
             own = numbers_of[method, measure, ""]
             rows.append(Row(method, measure, "", Estimate.of(own)))
-            rows.append(Row(method, measure, "chance", Estimate.of(own - chance), 0.0))
+            rows.append(Row(method, measure, CHANCE, Estimate.of(own - chance), 0.0))
             theirs = {rival: numbers_of[method, measure, rival] for rival in against.names}
             theirs |= {rival: numbers_of[rival, measure, ""] for rival in against.methods if rival != method}
             rows += [Row(method, measure, rival, Estimate.of(own - each), 0.0) for rival, each in theirs.items()]

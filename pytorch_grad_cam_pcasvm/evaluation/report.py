@@ -5,6 +5,7 @@ import html
 import inspect
 import io
 import json
+import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,8 +22,11 @@ from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, TOO
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, MOST_BLANK, OPEN, USE, Verdict, verdict
 from pytorch_grad_cam_pcasvm.figures import plot_maps
+from pytorch_grad_cam_pcasvm.model.modules import layer_name
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 2"
 CHECKS: dict[str, Callable[..., Result]] = {
@@ -32,7 +36,6 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "completeness": completeness,
     "stability": stability,
 }
-MOST_BLANK = 0.5  # of the maps, where a method that passes is still marked as passed
 NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
 IF_IT_FAILS = {
     "faithfulness": "the pixels marked as important matter no more than those of the other map. Against random maps: "
@@ -42,7 +45,8 @@ IF_IT_FAILS = {
     "classes.",
     "sensitivity": "the map hardly depends on what was randomised. If only the head is affected, the map shows what "
     "the network sees rather than what the SVM decides; the maps of the components say more.",
-    "completeness": "the sum of the map is not the value it explains, so sums over regions mean nothing.",
+    "completeness": "the sum of the map is not the value it explains, so sums over regions mean nothing. Where maps "
+    "contradict the decision, they are blue for a class that was predicted: do not use this method here.",
     "stability": "small changes of the image change the map: average over noise (smoothed), or take a coarser layer.",
 }
 
@@ -58,8 +62,8 @@ def report(  # noqa: D417 - of the study its class tells
             ``{"localisation": {"tiles": 4}}``.
 
     Returns:
-        The path of the page. A check that cannot be made (such as localisation without labels), and pictures that
-        cannot be drawn, are listed with the reason.
+        The path of the page. Both files begin with a verdict for each method, in one sentence. A check that cannot be
+        made (such as localisation without labels), and pictures that cannot be drawn, are listed with the reason.
 
     Raises:
         TypeError: a check has no such option.
@@ -88,8 +92,11 @@ def report(  # noqa: D417 - of the study its class tells
     pictures: dict[str, dict[str, str]] = {}
     entries = {
         "format": FORMAT,
+        "verdicts": [],
         "network": type(study.net.backbone).__name__,
         "layer": str(study.layer),
+        "layers": {method: _layers(study, options) for method, (_, options) in study.named.items()},
+        "target": "" if study.target == SVMTarget() else repr(study.target),
         "methods": list(study.named),
         "results": results,
         "pictures": pictures,
@@ -124,7 +131,7 @@ def _reason(error: Exception) -> str:
 
 
 def _write(file: Path, entries: Mapping[str, Any]) -> None:
-    text = json.dumps(entries, indent=1, allow_nan=False)
+    text = json.dumps({**entries, "verdicts": list(map(vars, _verdicts(entries)))}, indent=1, allow_nan=False)
     with atomically(file) as whole:
         whole.write(text.encode())
 
@@ -154,15 +161,13 @@ def page(written: str | Path) -> Path:
         entries = None
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise ValueError(f"{path} is not a report of this version: make one with evaluation.report(..., out=FOLDER)")
-    results = {
-        name: result["reason"] if "reason" in result else Result.from_dict(result)
-        for name, result in entries["results"].items()
-    }
+    results = _results(entries)
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
         title=f"Can these maps be believed? {html.escape(entries['network'])} at {html.escape(entries['layer'])}",
-        summary="\n".join(_verdicts(entries["methods"], results)),
+        verdicts="\n".join(_told(each) for each in _verdicts(entries)),
+        summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
     )
     out = path.with_name("index.html")
@@ -170,7 +175,40 @@ def page(written: str | Path) -> Path:
     return out
 
 
-def _verdicts(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
+def _layers(study: Subject, options: Mapping[str, Any]) -> str:
+    """Return the names of the layers that a method's maps come from."""
+    given = options.get("target_layers", [study.layer])
+    backbone = study.net.feature_source()[0]
+    return given if isinstance(given, str) else " + ".join(str(layer_name(backbone, each) or each) for each in given)
+
+
+def _results(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each check found, or why it was not made."""
+    return {
+        name: result["reason"] if "reason" in result else Result.from_dict(result)
+        for name, result in entries["results"].items()
+    }
+
+
+def _verdicts(entries: Mapping[str, Any]) -> list[Verdict]:
+    """Return the verdict about each method."""
+    made = {name: result for name, result in _results(entries).items() if isinstance(result, Result)}
+    layers, target = entries.get("layers", {}), entries.get("target", "")
+    explained = f"to explain {target}" if target else "for this head"
+    return [
+        verdict(method, f"at {layers.get(method, entries['layer'])} {explained}", made) for method in entries["methods"]
+    ]
+
+
+def _told(found: Verdict) -> str:
+    """Return a verdict as HTML."""
+    mark = {USE: PASSED, DO_NOT: FAILED}.get(found.verdict, "open")
+    lead = "Open:" if found.verdict == OPEN else "Decided by"
+    by = f'<span class="note">{lead} {html.escape("; ".join(found.decided_by))}.</span>'
+    return f'<li class="verdict {mark}">{html.escape(found.sentence)}{by if found.decided_by else ""}</li>'
+
+
+def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
     """Return a line for each method and check, in words; what did not pass is never left out."""
     lines = []
     for method in methods:
@@ -220,10 +258,20 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
         parts.append(_image(_curves(result), "Deletion and insertion curves"))
     parts += [
         f"<h3>The worst images, {html.escape(method)}</h3>{_image(picture, f'the worst images of {method}')}"
-        f"<ol>{''.join(f'<li>{html.escape(each)}</li>' for each in result.names[method])}</ol>"
+        f"<ol>{''.join(map(_name, result.names[method]))}</ol>"
         for method, picture in pictures.items()
     ]
     return "\n".join([*parts, "</section>"])
+
+
+def _name(path: str) -> str:
+    """Return the path of an image as HTML, without folders that its name begins with, as in cats/cat.12.jpg."""
+    *folders, file = path.split("/")
+    told = [each for each in folders if not file.lower().startswith(each.lower().removesuffix("s"))]
+    short = "/".join([*told, file])
+    title = f' title="{html.escape(path)}"' if told != folders else ""
+    breaks = re.sub("([/_-])", r"\1<wbr>", html.escape(short))
+    return f"<li{title}>{breaks}</li>"
 
 
 def _row(row: Row) -> str:

@@ -404,6 +404,7 @@ def test_without_pyarrow(monkeypatch):
         importlib.import_module("pytorch_grad_cam_pcasvm.atlas")
 
 
+@pytest.mark.document
 @pytest.mark.optional
 @pytest.mark.slow
 def test_the_page_about_atlases_runs(tmp_path, monkeypatch):

@@ -267,6 +267,12 @@ def test_they_point_to_the_line_of_the_user(net, x):
     assert {each.filename for each in found} == {__file__}
 
 
+def test_code_without_a_name_is_told_as_well(net, x):
+    cam, images = doubtful(net, x)
+    names = {"cam": cam, "images": images}  # no __name__, as where a snippet or a doctest runs
+    assert set(doubts(lambda: exec("cam.explain(images)", names))) == set(DOUBTS)
+
+
 def test_where_no_number_may_be_looked_at_they_are_told_by_numpy(net, x):
     cam, images = doubtful(net, x)
     with no_looks():

@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.cams import ClosedFormHiResCAM, ClosedFormLayerCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
 from pytorch_grad_cam_pcasvm.data import stretched
-from pytorch_grad_cam_pcasvm.evaluation.completeness import ERROR
+from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
 from pytorch_grad_cam_pcasvm.evaluation.localisation import (
     NONE,
@@ -178,17 +178,28 @@ def test_completeness_written_out(smooth):
     rows, labels = np.random.default_rng(0).permutation(60), net.predict(x).tolist()
     value = values_of(net, x, labels)
     for method in (ContributionCAM, ClosedFormGradCAM):
-        distances = {"": [], ANOTHER: []}
+        distances, wrong = {"": [], ANOTHER: []}, []
         with method(net, ["0"]) as cam:
             for n, row in enumerate(rows):
                 for source, image in (("", row), (ANOTHER, rows[n - 1] if n else rows[1])):
                     maps = cam.explain(x[[image]], [SVMTarget(labels[row])])
                     start = 0.0 if maps.baseline_values is None else float(maps.baseline_values)
+                    if not source:
+                        wrong.append((float(maps.maps.sum()) > 0) != (value[row] > 0))
                     distances[source].append(abs(float(maps.maps.sum()) + start - value[row]) / value.std())
         own, other = (np.array(numbers) for numbers in distances.values())
         assert found[method.__name__, ERROR].mean == pytest.approx(own.mean(), rel=1e-3, abs=1e-5)
         of_terms = 1e-3 * (other + own).mean()
         assert found[method.__name__, ERROR, ANOTHER].mean == pytest.approx((other - own).mean(), abs=of_terms)
+        assert found[method.__name__, CONTRADICTING] == Estimate.of(wrong)
+
+
+def test_maps_with_the_wrong_sign_contradict_the_decision(corner):
+    net, x, labels = corner
+    methods = {"contributions": ContributionCAM, "turned": Turned}
+    found = E.completeness(net, (x, labels), ["features"], methods, images=12, **QUIET)
+    signs = {row.method: (row.estimate.mean, row.verdict) for row in found.rows if row.measure == CONTRADICTING}
+    assert signs == {"contributions": (0.0, "passed"), "turned": (1.0, "failed")}
 
 
 class Scaled(ContributionCAM):
@@ -308,12 +319,15 @@ def test_a_linear_network_is_complete():
     net, x, labels = problem(backbone, kernel="linear")
     for target in (None, PCATarget(1)):
         found = evaluation.completeness(net, (x, labels), ["0"], BOTH, target, **QUIET)
-        exact, *theirs = (row for row in found.rows if row.method == "ContributionCAM")
+        of_sums = [row for row in found.rows if row.measure == ERROR]
+        exact, *theirs = (row for row in of_sums if row.method == "ContributionCAM")
         assert exact.passed
         assert exact.estimate.mean < 1e-5
         assert [row.against for row in theirs] == [ANOTHER, HEAD]
         assert all(row.passed for row in theirs)
-        assert {row.passed for row in found.rows if row.method == "ClosedFormGradCAM"} == {None}  # it promises nothing
+        assert {row.passed for row in of_sums if row.method == "ClosedFormGradCAM"} == {None}  # it promises nothing
+        signs = [row for row in found.rows if row.measure == CONTRADICTING]
+        assert len(signs) == (2 if target is None else 0)  # a component decides nothing
 
 
 @pytest.mark.slow

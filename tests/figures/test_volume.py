@@ -278,6 +278,7 @@ FEW = ["--volumes", "24", "--epochs", "1"]
 
 
 @pytest.mark.usefixtures("_same_threads")
+@pytest.mark.document
 @pytest.mark.optional
 def test_the_example_writes_nifti_in_the_geometry_of_the_input(tmp_path, capsys):
     nibabel = pytest.importorskip("nibabel")
@@ -300,6 +301,7 @@ def test_the_example_writes_nifti_in_the_geometry_of_the_input(tmp_path, capsys)
 
 
 @pytest.mark.usefixtures("_same_threads")
+@pytest.mark.document
 @pytest.mark.slow
 def test_the_example_without_nibabel_says_so_and_gives_the_same_numbers_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "nibabel", None)

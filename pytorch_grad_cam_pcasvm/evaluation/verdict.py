@@ -1,0 +1,202 @@
+"""Verdicts: may a method be used for a head? One sentence each, decided by a few of the checks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
+from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, POINT, SHARE
+from pytorch_grad_cam_pcasvm.evaluation.result import (
+    BLANK,
+    FAILED,
+    FEW,
+    PASSED,
+    TOO_FEW,
+    UNDECIDED,
+    Result,
+    Row,
+    number,
+)
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
+from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE
+
+USE, DO_NOT, OPEN = "use", "do not use", "undecided"
+MOST_BLANK = 0.5  # of the maps, beyond which a method is of no use
+_FAITHFUL = [("faithfulness", kind, RANDOM) for kind in KINDS]
+_LOCAL = [("localisation", SHARE, CHANCE), ("localisation", SHARE, BLIND)]
+_REQUIRED = [*_FAITHFUL, *_LOCAL, ("completeness", CONTRADICTING, "")]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a method may be used.
+
+    Attributes:
+        method: the method.
+        verdict: ``"use"``, ``"do not use"`` or ``"undecided"``.
+        sentence: the verdict in a sentence, with its reason.
+        decided_by: the rows that decided, in words.
+    """
+
+    method: str
+    verdict: str
+    sentence: str
+    decided_by: list[str]
+
+
+class _Found:
+    """What all checks found about one method."""
+
+    def __init__(self, method: str, results: Mapping[str, Result]) -> None:
+        self.method, self.results = method, results
+        self.rows = [(check, row) for check, result in results.items() for row in result.rows if row.method == method]
+        judged = [(check, row) for check, row in self.rows if row.verdict]
+        self.required = [(check, row) for check, row in judged if (check, row.measure, row.against) in _REQUIRED]
+        self.blank = max((result.blank.get(method, 0.0) for result in results.values()), default=0.0)
+        self.images = min((int(result.settings.get("images", FEW)) for result in results.values()), default=0)
+
+    def with_verdict(self, verdict: str, rows: Iterable[tuple[str, Row]]) -> list[tuple[str, Row]]:
+        return [(check, row) for check, row in rows if row.verdict == verdict]
+
+
+def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
+    """Return the verdict about a method.
+
+    Args:
+        method: the method.
+        where: its layer, and what it explains, as in ``"at layer4 for this head"``.
+        results: what was found, by the name of the check.
+
+    Returns:
+        *Do not use*: most maps are blank, or it failed against random maps in any check, against chance or the blind
+        map in localisation, or too many maps contradict the decision. *Use*: none of that, and it passed deletion and
+        insertion against random maps and, where they were measured, the share of evidence against chance and the blind
+        map, and the share of maps that contradict a decision. *Undecided*: anything else, above all fewer than ten
+        images. No other check decides; what of them
+        failed, and what was not measured, is added to *use*.
+    """
+    found = _Found(method, results)
+    against = [(check, row) for check, row in found.rows if row.verdict == FAILED and _can_veto(check, row)]
+    undecided = found.with_verdict(UNDECIDED, found.required)
+    few = found.with_verdict(TOO_FEW, found.required)
+    blank = found.images >= FEW and (found.blank > MOST_BLANK or bool(found.with_verdict(BLANK, found.required)))
+    measured = {(check, row.measure, row.against) for check, row in found.required}
+    missing = [kind for _, kind, _ in _FAITHFUL if ("faithfulness", kind, RANDOM) not in measured]
+    whether = f"whether to use {method} {where}"
+    if blank or against:
+        clauses = [f"{found.blank:.0%} of its maps are blank"] if blank else []
+        clauses += _clauses(found, against, "worse than") + _clauses(found, undecided, "no better than")
+        return _made(found, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + undecided)
+    if 0 < found.images < FEW or few:
+        counts = {_counted(found, check, row) for check, row in few}
+        few_of = f"{found.images} images" if found.images < FEW else " and ".join(sorted(counts))
+        sentence = f"It cannot be said {whether}: {few_of} are too few, at least {FEW} are needed."
+        return _made(found, OPEN, sentence, few if found.images >= FEW else [])
+    if missing:
+        sentence = f"It cannot be said {whether}: {_listed(missing)} against random maps {_was(missing)} not measured."
+        return _made(found, OPEN, sentence, [])
+    if undecided:
+        clauses = _clauses(found, undecided, "not clearly better than")
+        sentence = f"Undecided {whether}: {'; '.join(clauses)}. More images may settle it."
+        return _made(found, OPEN, sentence, undecided)
+    sentence = f"Use {method} {where}: it {_praise(found)}{_but(found)}."
+    return _made(found, USE, sentence, found.required)
+
+
+def _can_veto(check: str, row: Row) -> bool:
+    """Return whether a method that fails a row is not to be used, whatever else it passes."""
+    local = check == "localisation" and row.against in (CHANCE, BLIND)
+    return local or row.against == RANDOM or row.measure == CONTRADICTING
+
+
+def _made(found: _Found, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]]) -> Verdict:
+    told = []
+    for _, row in rows:
+        against = f" against {row.against}" if row.against else ""
+        told.append(f"{row.measure}{against}: {number(row)}, n = {row.estimate.n} ({row.verdict})")
+    if found.blank:
+        told.append(f"{found.blank:.0%} of the maps are blank")
+    return Verdict(found.method, verdict, sentence, told)
+
+
+def _clauses(found: _Found, rows: Sequence[tuple[str, Row]], than: str) -> list[str]:
+    """Return clauses about rows that did not pass, one for each check and measure, or each rival."""
+    clauses = []
+    share = [row for _, row in rows if row.measure == CONTRADICTING]
+    clauses += [f"{row.estimate.mean:.0%} of its maps contradict the decision" for row in share]
+    kinds = [row.measure for check, row in rows if check == "faithfulness"]
+    clauses += [f"{_listed(kinds)} {'is' if len(kinds) == 1 else 'are'} {than} with random maps"] if kinds else []
+    for measure in (SHARE, POINT):
+        rivals = [row.against for check, row in rows if check == "localisation" and row.measure == measure]
+        if rivals:
+            what = _share(found) if measure == SHARE else f"has its largest value {_place(found)}"
+            clauses.append(f"it {what}, {than} {_listed(rivals)}")
+    others = [row.measure for check, row in rows if check == "stability"]
+    clauses += [f"its maps are {than} random maps in stability ({_listed(others)})"] if others else []
+    return clauses
+
+
+def _praise(found: _Found) -> str:
+    """Return what speaks for a method that may be used."""
+    error = [row for _, row in found.rows if row.measure == ERROR and not row.against]
+    parts = ["beats random maps in deletion and insertion"]
+    parts += ["adds up"] if error and error[0].verdict == PASSED else []
+    local = "localisation" in found.results
+    unknown = [] if local else ["whether it tells classes apart"]
+    unknown += [] if "completeness" in found.results else ["whether its maps contradict the decision"]
+    praise = _listed([*parts, _share(found)] if local else parts)
+    return f"{praise}; {_listed(unknown)} {_was(unknown)} not measured" if unknown else praise
+
+
+def _but(found: _Found) -> str:
+    """Return what failed, though it does not decide; empty if nothing did."""
+    failed = found.with_verdict(FAILED, found.rows)
+    parts = []
+    for kind in KINDS:
+        rivals = [row.against for check, row in failed if check == "faithfulness" and row.measure == kind]
+        parts += [f"{kind} is worse than with {_listed(rivals)}"] if rivals else []
+    rivals = sorted({row.against for check, row in failed if check == "localisation"})
+    parts += [f"its evidence is placed worse than that of {_listed(rivals)}"] if rivals else []
+    parts += ["its maps do not add up"] if any(check == "completeness" for check, _ in failed) else []
+    kept = [row.measure for check, row in failed if check == "sensitivity"]
+    parts += [f"its maps hardly change with {_listed(kept)}"] if kept else []
+    moved = {row.measure for check, row in failed if check == "stability"}
+    parts += [f"its maps {'change under noise' if each == NOISE else 'do not move with the image'}" for each in moved]
+    parts += [f"{found.blank:.0%} of its maps are blank"] if found.blank >= 0.005 else []
+    return f"; but {_listed(sorted(parts))}" if parts else ""
+
+
+def _place(found: _Found) -> str:
+    settings = found.results["localisation"].settings
+    if settings.get("pasted"):
+        return "on the pasted image"
+    tiles = {2: "two", 4: "four"}.get(settings.get("tiles"))  # type: ignore[arg-type]
+    return f"on the right one of {tiles} images" if tiles else "inside the masks"
+
+
+def _share(found: _Found) -> str:
+    share = found.results["localisation"][found.method, SHARE].mean
+    return f"puts {share:.0%} of the evidence {_place(found)}"
+
+
+def _counted(found: _Found, check: str, row: Row) -> str:
+    """Return how many images a row is of."""
+    if check != "localisation":
+        return f"{row.estimate.n} images"
+    settings = found.results[check].settings
+    tiles = {2: "pairs", 4: "groups of four"}.get(settings.get("tiles"))  # type: ignore[arg-type]
+    kind = f"{tiles} of images" if tiles else "pasted images" if settings.get("pasted") else "images with a mask"
+    return f"{row.estimate.n} {kind}"
+
+
+def _was(parts: Sequence[Any]) -> str:
+    return "was" if len(parts) == 1 else "were"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Return parts as people list them."""
+    if len(parts) < 2:
+        return "".join(parts)
+    comma = "," if len(parts) > 2 or any(" and " in part for part in parts) else ""
+    return f"{', '.join(parts[:-1])}{comma} and {parts[-1]}"
