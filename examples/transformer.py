@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm import (
+    BaselineWarning,
     BlankMapWarning,
     ClosedFormGradCAM,
     ContributionCAM,
@@ -198,7 +199,8 @@ def main() -> None:
     args = parser.parse_args()
     start = time.perf_counter()
     torch.set_num_threads(1)  # the same seed then gives the same network, however many cores there are
-    warnings.simplefilter("ignore", BlankMapWarning)  # they are counted
+    for category in (BlankMapWarning, BaselineWarning):  # blank maps are counted, and all start at the mean
+        warnings.simplefilter("ignore", category)
 
     names, training, test = pictures(args.dataset, args.root, args.limit, args.seed)
     backbone = train(training, len(names), args.seed, args.steps)

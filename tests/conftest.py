@@ -17,7 +17,6 @@ _DOUBTS = ("BaselineWarning", "CoarseMapWarning", "OutsideTrainingWarning")
 _OF_TOYS = {
     "test_paper": "CoarseMapWarning",  # pictures of 64x64 pixels: 3x3 positions
     "test_which_method": "CoarseMapWarning",
-    "test_the_example_runs": "BaselineWarning",  # it starts at the mean, whatever the value is there
 }
 
 

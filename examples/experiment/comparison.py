@@ -54,7 +54,7 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Contributions, zero": (ContributionCAM, {"baseline": "zero"}),
     "Contributions, mean": (ContributionCAM, {"baseline": "mean"}),
     "Contributions, balanced mean": (ContributionCAM, {"baseline": "balanced mean"}),
-    "Contributions, log-ratio": (LogRatioContributions, {}),
+    "Contributions, log-ratio": (LogRatioContributions, {"baseline": "mean"}),  # sums over pairs may have no boundary
 }
 BASELINES = ["Grad-CAM (the paper's)", *(name for name in METHODS if name.startswith("Contributions"))]
 KINDS = ("deletion", "insertion")
