@@ -106,12 +106,16 @@ def layers(
     study = Subject(net, data, named[last][-1:], methods, **common)
     result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND, last))
     for kind in ("side by side", "pasted"):
-        try:
-            more = localisation(study, pasted=kind == "pasted", rivals=(RANDOM,))
-        except ValueError as error:
-            result.settings[f"not {kind}"] = str(error)
-            continue
-        result.rows += [replace(row, measure=f"{kind}: {row.measure}") for row in more.rows if row.method in methods]
+        for title, method in methods.items():
+            alone = Subject(
+                net, data, named[last][-1:], {title: method}, **common
+            )  # one may refuse what others explain
+            try:
+                more = localisation(alone, pasted=kind == "pasted", rivals=(RANDOM,))
+            except ValueError as error:
+                result.settings[f"not {kind}"] = f"{title}: {error}"
+                continue
+            result.rows += [replace(row, measure=f"{kind}: {row.measure}") for row in more.rows if row.method == title]
     ahead = {title: [result[title, kind, last] for kind in KINDS] for title in methods if title != last}
     gains = {title: sum(each.mean for each in both) for title, both in ahead.items()}
     spread = {title: math.hypot(*(each.standard_error for each in both)) for title, both in ahead.items()}

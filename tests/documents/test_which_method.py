@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import which_layer
 import which_method
 from experiment import comparison
 from PIL import Image
@@ -63,7 +64,8 @@ def test_a_run_leaves_tables_numbers_and_a_figure_and_goes_on_from_what_it_kept(
     text = (out / "which_method.md").read_text()
     assert text in capsys.readouterr().out
     for row in some:
-        assert text.count(f"\n| {row} |") == 5  # in short, all sets, randomised, deletion and insertion, side by side
+        # In short, all sets, randomised, deletion and insertion, side by side, contradictions (two).
+        assert text.count(f"\n| {row} |") == 7
     assert (out / "which_method.png").read_bytes().startswith(b"\x89PNG")
     (beside,) = [row for row in text.splitlines() if row.startswith("| the blind map | 0.5")]
     assert "nan" not in text
@@ -89,9 +91,14 @@ def test_a_set_that_is_not_there_is_said_so(weights, tmp_path, capsys):
 
 def test_the_tables_of_the_page_are_those_of_the_numbers():
     tables = comparison.tables(json.loads((DOCS / "which_method.json").read_text()))
+    baselines = comparison.tables(json.loads((DOCS / "which_baseline.json").read_text()))
     text = (DOCS / "paper.md").read_text()
     for title, table in tables.items():
-        assert table in text, title
+        assert table in text or title.startswith("Contradictory"), title  # of which the later run knows all methods
+    shown = [title for title in baselines if title.startswith("Contradictory") or title.endswith(("all sets", ":10"))]
+    assert len(shown) == 5
+    for title in shown:
+        assert baselines[title] in text, title
     short = tables["In short"].splitlines()
     assert "\n".join(short) in (DOCS / "methods.md").read_text()
     readme = (DOCS.parent / "README.md").read_text().splitlines()
@@ -99,3 +106,53 @@ def test_the_tables_of_the_page_are_those_of_the_numbers():
     shown = readme[start : readme.index("", start)]
     assert len(shown) > 4
     assert set(shown) <= set(short)
+
+
+@pytest.mark.slow
+def test_imbalanced_training_sets_and_their_tables(data, weights, tmp_path, monkeypatch):
+    monkeypatch.setattr(which_method, "SVMS", {"RBF": SVC})
+    few = {"Grad-CAM (the paper's)", "Contributions", "Contributions, zero", "Contributions, balanced mean"}
+    some = {name: method for name, method in comparison.METHODS.items() if name in few}
+    for module in (which_method, comparison):
+        monkeypatch.setattr(module, "METHODS", some)
+    out = tmp_path / "out"
+    options = [
+        *("--sets", "folder:2", "--root", str(data), "--weights", str(weights), "--backbone", "squeezenet1_1"),
+        *("--size", "64", "--images", "6", "--epochs", "1", "--out", str(out)),
+    ]
+    assert which_method.main(options) == 0
+    results = json.loads((out / "which_method.json").read_text())
+    assert results["sets"]["folder:2"]["training images"] == 10 + 5
+    for kind in ("dense", "pooled"):
+        counted = results["sets"]["folder:2"]["heads"][kind]["RBF"]["contradictory"]
+        assert counted.get("Contributions", {"decision": 0})["decision"] == 0
+    tables = comparison.tables(results)
+    assert "In short" not in tables  # nothing is randomised
+    assert "| RBF | Contributions, zero |" in tables["Baselines, folder:2"]
+
+
+@pytest.mark.slow
+def test_which_layer_measures_halves_and_goes_on_where_it_stopped(data, weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = [
+        *("--sets", "folder", "--root", str(data), "--weights", str(weights), "--backbone", "squeezenet1_1"),
+        *("--size", "64", "--images", "4", "--components", "3", "--out", str(out)),
+    ]
+    assert which_layer.main(options) == 0
+    results = json.loads((out / "which_layer.json").read_text())
+    first, second = results["folder"]["halves"]
+    assert first["settings"]["images"] == second["settings"]["images"] == 4
+    written = (out / "which_layer.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert which_layer.main(options) == 0
+    assert (out / "which_layer.json").stat().st_mtime_ns == written
+    printed = capsys.readouterr().out
+    assert "### What one half recommends, on the other half" in printed
+    assert "nan" not in printed
+
+
+def test_the_tables_of_layers_are_those_of_the_numbers():
+    tables = which_layer.tables(json.loads((DOCS / "which_layer.json").read_text()))
+    text = (DOCS / "layers.md").read_text()
+    for title in ("All sets", "chest-xray", "dog-vs-cat", "What one half recommends, on the other half"):
+        assert tables[title] in text, title
