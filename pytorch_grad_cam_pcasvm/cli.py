@@ -345,7 +345,7 @@ def _layer(options: Any, net: Any, transform: Any) -> str:
     from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
 
     images = Images(options.images, transform, thumbnails=False)
-    x = images.read([*range(len(images))][:8]).images[:1].to(device_of(net))
+    x = next(read.images for row in range(len(images)) if (read := images.read([row])).rows).to(device_of(net))
     backbone, source = net.feature_source(x)
     with evaluating(net):
         candidates = last_blocks(backbone, source, x)[-4:]
@@ -370,8 +370,9 @@ def _options(options: Any, methods: Sequence[type], net: Any, layer: str, transf
         from pytorch_grad_cam_pcasvm.data import Images
 
         images = Images(options.images, transform, thumbnails=False)
-        parts = (range(first, len(images))[: options.batch_size] for first in range(0, len(images), options.batch_size))
-        start["mean"] = package.mean_activations(net, (images.read([*rows]).images for rows in parts), layer)
+        # Of a fixed size: an atlas that is resumed has to start at the same numbers.
+        parts = (images.read([*range(len(images))[first : first + 16]]) for first in range(0, len(images), 16))
+        start["mean"] = package.mean_activations(net, (part.images for part in parts if part.rows), layer)
         print(f"contributions start near the mean of these images at {layer}")
     return {method: common | (start if issubclass(method, WithBaseline) else {}) for method in methods}
 

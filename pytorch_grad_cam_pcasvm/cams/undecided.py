@@ -30,7 +30,8 @@ class Undecided:
 
     def __init__(self, mean: Tensor) -> None:
         self.mean = mean
-        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}  # by target, activations and what is 0 in comparison
+        # By target: activations, the size of its values at the mean, and how large a value is none.
+        self._kept: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
 
     def at(self, run: Run, layer: int, target: Any) -> Tensor:
         """Return activations, of one row, at which a target is 0, or for None all components.
@@ -41,7 +42,7 @@ class Undecided:
             target: a target with one boundary.
 
         Returns:
-            The activations; where nothing may be looked at the mean, if there are none.
+            The activations; if there are none, and nothing may be looked at, where all components are 0.
 
         Raises:
             NoBoundaryError: there are none.
@@ -49,26 +50,26 @@ class Undecided:
         targets = every_component(run.output) if target is None else [target]
         if not targets:
             return self.mean
-        if target in self._kept and may_look(self.mean):
-            x, nothing = self._kept[target]
-            if bool(_moved(run, layer, x).seeds(targets).values.norm() <= nothing):
-                return x
         size = _moved(run, layer, self.mean).seeds(targets).values.norm()
-        if target is None:
-            found = _solved(run, layer, self.mean, targets, size)
-        else:
-            found = (
-                _solved(run, layer, self.at(run, layer, None), targets, size)
-                or _solved(run, layer, self.mean, targets, size)  # where all components are 0, a kernel may be flat
-                or self._by_components(run, layer, target, size)
-            )
-        if found is None and target is not None:
+        if target in self._kept and may_look(self.mean):
+            x, before, nothing = self._kept[target]
+            same = _moved(run, layer, x).seeds(targets).values.norm() <= nothing
+            if bool((size == before) & same):  # of a network that has changed another number stands at the mean
+                return x
+        found = (
+            _solved(run, layer, self.mean, targets, size) or (self.mean, torch.full_like(size, torch.inf))
+            if target is None
+            else _solved(run, layer, self.at(run, layer, None), targets, size)
+            or _solved(run, layer, self.mean, targets, size)  # where all components are 0, a kernel may be flat
+            or self._by_components(run, layer, target, size)
+        )
+        if found is None:
             raise NoBoundaryError(
                 f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
                 "value is 0: start at the mean instead, baseline='mean'"
             )
-        self._kept[target] = found or (self.mean, torch.full((), torch.inf).to(self.mean))
-        return self._kept[target][0]
+        self._kept[target] = found[0], size, found[1]
+        return found[0]
 
     def _by_components(self, run: Run, layer: int, target: Any, size: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return activations whose components are those of a point on the boundary that the head knows."""
@@ -118,11 +119,12 @@ def _solved(
         slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
         missing = seeds.values - goal
         values = (missing * (-seeds.log_scale).exp())[0]
+        slopes, values = (each.nan_to_num(0, 0, 0) for each in (slopes, values))  # too far a step is not taken below
         step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
         return missing.norm(), step.to(x).reshape(x.shape)
 
     x, (distance, step) = start, at(start)
-    damping, eps = torch.ones_like(size), max(1e-10, 64 * torch.finfo(start.dtype).eps)
+    damping, eps = torch.ones_like(size), min(max(1e-10, 64 * torch.finfo(start.dtype).eps), 1e-3)
     nothing = eps * torch.maximum(distance, size)
     looks = may_look(start)
     for _ in range(_STEPS):

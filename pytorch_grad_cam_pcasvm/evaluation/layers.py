@@ -92,10 +92,17 @@ def layers(
     # A container ends with the last layer in it.
     places = [name for name, _ in backbone.named_modules()]
     ends = {name: max(n for n, inner in enumerate(places) if f"{inner}.".startswith(f"{name}.")) for name in means}
+    firsts: dict[Any, Any] = {}  # an image of each target
+    for rows in subject.parts(subject.rows.tolist(), "targets", "image"):
+        x = subject.read(rows)[0]
+        for n, target in enumerate(subject.targets(x)):
+            firsts.setdefault(target, x[n : n + 1])
     unfit = {}
     for title, (kind, options) in list(methods.items()):
         try:
-            kind(net, **options).explain(x)
+            cam = kind(net, **options)
+            for target, image in firsts.items():
+                cam.explain(image, [target])
         except ValueError as error:
             unfit[f"not {title}"] = str(error)
             del methods[title]
