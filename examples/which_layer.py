@@ -76,12 +76,12 @@ def measured(name: str, options: argparse.Namespace, conv: nn.Module) -> dict[st
         half = images(test, index, options.size), torch.from_numpy(test.labels[index])
         halves.append(evaluation.layers(net, half, images=options.images, batch_size=8, seed=options.seed))
     return {
-        "accuracy": float(halves_accuracy(net, test, order, options)),
+        "accuracy": accuracy(net, test, order, options),
         "halves": [each.to_dict() for each in halves],
     }
 
 
-def halves_accuracy(net: PCASVMNet, test: datasets.Part, order: np.ndarray, options: argparse.Namespace) -> float:
+def accuracy(net: PCASVMNet, test: datasets.Part, order: np.ndarray, options: argparse.Namespace) -> float:
     """Return the accuracy on the test images."""
     found = [net.predict(images(test, index, options.size)) for index in np.array_split(order, len(order) // 16 + 1)]
     return float((np.concatenate(found) == test.labels[order]).mean())

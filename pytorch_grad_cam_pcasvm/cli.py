@@ -345,7 +345,10 @@ def _layer(options: Any, net: Any, transform: Any) -> str:
     from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
 
     images = Images(options.images, transform, thumbnails=False)
-    x = next(read.images for row in range(len(images)) if (read := images.read([row])).rows).to(device_of(net))
+    x = next((read.images for row in range(len(images)) if (read := images.read([row])).rows), None)
+    if x is None:
+        raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
+    x = x.to(device_of(net))
     backbone, source = net.feature_source(x)
     with evaluating(net):
         candidates = last_blocks(backbone, source, x)[-4:]

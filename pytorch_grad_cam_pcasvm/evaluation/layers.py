@@ -114,9 +114,8 @@ def layers(
     result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND, last))
     for kind in ("side by side", "pasted"):
         for title, method in methods.items():
-            alone = Subject(
-                net, data, named[last][-1:], {title: method}, **common
-            )  # one may refuse what others explain
+            # On its own: one may refuse what others explain.
+            alone = Subject(net, data, named[last][-1:], {title: method}, **common)
             try:
                 more = localisation(alone, pasted=kind == "pasted", rivals=(RANDOM,))
             except ValueError as error:
