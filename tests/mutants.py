@@ -71,6 +71,7 @@ TESTS = {
     "cams/base.py": "maps base",
     "cams/boundary.py": "boundary",
     "cams/levels.py": "boundary",
+    "cams/undecided.py": "boundary",
     "cams/context.py": "maps methods base contributions",
     "cams/gradient.py": "methods maps",
     "cams/contributions.py": "contributions baselines methods",
