@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, is_image_file
@@ -65,7 +66,9 @@ def image_and_label(given: Any) -> tuple[Any, Any]:
 
 def plain_tensor(value: Any) -> Any:
     """Return a tensor without its subclass, such as MONAI's MetaTensor, which carries metadata; others unchanged."""
-    return value.as_subclass(Tensor) if isinstance(value, Tensor) and type(value) is not Tensor else value
+    if not isinstance(value, Tensor) or type(value) is Tensor or isinstance(value, FakeTensor):  # of a tracer
+        return value
+    return value.as_subclass(Tensor)
 
 
 class Images:

@@ -7,7 +7,15 @@ import warnings
 _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib", "functools"}
 
 
-class NoClosedFormError(ValueError):
+class _Refusal(ValueError):
+    """Something cannot be had; the message says why and what to do about it."""
+
+    def __init__(self, reason: str, *ways_out: str) -> None:
+        self.reason, self.ways_out = reason, ways_out
+        super().__init__(f"{reason}: {', or '.join(ways_out)}" if ways_out else reason)
+
+
+class NoClosedFormError(_Refusal):
     """A layer, an estimator or a kernel has no closed-form Jacobian; the message says why and what to do about it.
 
     Example:
@@ -18,9 +26,18 @@ class NoClosedFormError(ValueError):
         DecisionTreeClassifier has no closed-form Jacobian: its output is piecewise constant, its gradient 0. ...
     """
 
-    def __init__(self, reason: str, *ways_out: str) -> None:
-        self.reason, self.ways_out = reason, ways_out
-        super().__init__(f"{reason}: {', or '.join(ways_out)}" if ways_out else reason)
+
+class NoProgramError(_Refusal):
+    """An explanation cannot be exported as a program; the message says why and what to do about it.
+
+    Example:
+        >>> from pytorch_grad_cam_pcasvm import export
+        >>> try:
+        ...     export.program(ShapCAM(net, ["layer2"]), images)
+        ... except NoProgramError as error:
+        ...     print(error.reason)
+        ShapCAM runs each image on its own, again and again, which is no program
+    """
 
 
 class NoBoundaryError(ValueError):

@@ -273,8 +273,8 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
-    "cams/perturbation.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> len(run)": BAR,
-    "cams/perturbation.py ClosedFormScoreCAM._explained: len(run) * -(-count // self.batch_size) -> "
+    "cams/perturbation.py ClosedFormScoreCAM._explained: run.count * -(-count // self.batch_size) -> run.count": BAR,
+    "cams/perturbation.py ClosedFormScoreCAM._explained: run.count * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,
     "cams/perturbation.py ClosedFormScoreCAM._explained: -(-count // self.batch_size) -> "
     "-count // self.batch_size": BAR,

@@ -6,6 +6,7 @@ zero except at some tokens stays so; one summed over tokens is pulled back as on
 and the same for all; and the contributions of a token, ``sum_t J_t (x_t - x0_t)``, are the same before and after.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial, reduce
@@ -67,7 +68,7 @@ class Walk(Pullback):
         rows, channels = self.value.shape[:2]
 
         def keeps(call: Call, before: Tensor, after: Tensor) -> bool:
-            told = after.shape[:2] == (rows, channels) or (after.dim() == 2 and len(after) == len(before) == rows)
+            told = after.shape[:2] == (rows, channels) or (after.dim() == 2 and after.shape[0] == before.shape[0] == rows)
             # From a baseline only sums of linear steps are kept.
             if not told or (self.baseline is not None and call.rule.secant != "linear"):
                 return False
@@ -76,7 +77,7 @@ class Walk(Pullback):
 
         found = self._behind(keeps)
         if found.shape[:2] != (rows, channels):
-            found = found.view((rows, channels, found.shape.numel() // max(1, rows * channels)))
+            found = found.view((rows, channels, math.prod(found.shape) // (rows * channels)))
         return found.over_positions()
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:

@@ -1,5 +1,6 @@
 """The path from target layers to features: recorded in every call, pulled back in closed form, checked once."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -144,8 +145,8 @@ class Path:
 
     def _signature(self, tape: Tape) -> Any:
         """Return what a pass is known by: its steps, and the modules and functions that took them."""
-        # Hooks, ours among them, are called from torch's own module code in another way.
-        codes = frozenset(code for code in tape.codes.values() if code.co_filename != _OF_MODULES)
+        # Hooks, ours among them, are called from torch's own module code in another way; tracers are around modules.
+        codes = frozenset(code for code in tape.codes.values() if not code.co_filename.startswith(_AROUND_MODULES))
         return tape.signature, codes, tuple(map(type, self._modules)), tuple(map(id, self._hooked()))
 
     def _hooked(self) -> list[nn.Module]:
@@ -266,7 +267,7 @@ class Path:
         return compared
 
 
-_OF_MODULES = nn.Module.__call__.__code__.co_filename
+_AROUND_MODULES = nn.Module.__call__.__code__.co_filename, os.path.dirname(torch.fx.__file__)
 
 
 def _own_gradients(tape: Tape) -> bool:

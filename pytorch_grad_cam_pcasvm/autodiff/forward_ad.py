@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.backends import cuda
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
@@ -17,7 +18,7 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradien
 _lock = threading.RLock()  # there is one dual level in all threads
 _ADD, _SUB, _MUL, _DIV = ({getattr(torch, name), getattr(Tensor, name)} for name in ("add", "sub", "mul", "div"))
 _WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
-_AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED
+_AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED | {torch.addcdiv, torch.addmm, F.batch_norm}
 
 
 _KERNELS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
@@ -74,6 +75,12 @@ class _Constants(Mode):
         kwargs = kwargs or {}
         if function is torch._C._set_grad_enabled:  # no concern of a mode that records around this
             return set_gradients(*args)
+        if function is torch.cat and not torch.is_grad_enabled():  # whose own zeros are of a known size
+            parts = [forward_ad.unpack_dual(x) for x in args[0]]
+            if any(part.tangent is not None for part in parts):
+                changes = [torch.zeros_like(x) if change is None else change for x, change in parts]
+                values = [x for x, _ in parts]
+                return forward_ad.make_dual(function(values, *args[1:], **kwargs), function(changes, *args[1:], **kwargs))
         # Under a graph are targets alone; they are small, and may count what is called, as checkpoints do.
         if function in _AFFINE and not torch.is_grad_enabled():
             place = _place_of_dual(args, kwargs)
@@ -89,7 +96,7 @@ class _Constants(Mode):
 def _place_of_dual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """Return the position of the one argument that is a dual number; None if there is another number of them."""
     given = [*args, *kwargs.values()]
-    if any(isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter) for x in given):
+    if any(isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter, FakeTensor) for x in given):
         return None  # of a class of its own, which may not know how to be asked
     try:
         found = [forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) else None for x in given]
@@ -103,12 +110,29 @@ def _with(args: tuple[Any, ...], place: int, x: Tensor) -> list[Any]:
     return [*args[:place], x, *args[place + 1 :]]
 
 
+def _normalised(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Any = None, bias: Any = None, training: bool = False,
+    momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor | None:  # fmt: skip
+    """Return what a batch norm makes of the change of its input, in evaluation."""
+    scale = (var + eps).rsqrt() * (1 if weight is None else weight)
+    return None if training else x * scale.reshape(-1, *[1] * (x.dim() - 2))
+
+
 def _linear(function: Any, args: list[Any], place: int, kwargs: dict[str, Any]) -> Tensor | None:
     """Return what a function makes of the change of one argument; None if it is not affine in that, or not known."""
     if function in _WEIGHTED and place == 0 and len(args) > 1:
         args[2:3] = [None]  # a bias changes nothing
         return function(*args, **{name: item for name, item in kwargs.items() if name != "bias"})
-    if len(args) != 2 or kwargs:
+    if function is F.batch_norm:
+        return _normalised(*args, **kwargs)
+    if kwargs:
+        return None
+    if function is torch.addcdiv and place == 1:
+        return args[1] / args[2]
+    if function is torch.addmm and place == 1:
+        return args[1] @ args[2]
+    if len(args) != 2:
         return None
     if function in _MUL or (function in _DIV and place == 0):
         return function(*args)

@@ -349,7 +349,7 @@ def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
 
 def _like(activations: Tensor, recorded: Tensor) -> Tensor:
     """Return activations, one row for all or one for each, in the shape and layout of those recorded."""
-    if activations.shape[1:] != recorded.shape[1:] or len(activations) not in (1, len(recorded)):
+    if activations.shape[1:] != recorded.shape[1:] or activations.shape[0] not in (1, recorded.shape[0]):
         raise ValueError(
             f"activations have the shape {tuple(recorded.shape)}, or one row of it, got {tuple(activations.shape)}"
         )

@@ -130,6 +130,8 @@ class ClosedFormCAM(BaseCAM):
     replays = False
     # Whether maps of several target layers are one map of a call to explain.
     combines = False
+    # Whether each image is run on its own, again and again.
+    runs_each_image = False
     # Whether the weights are sums over positions where the host takes means.
     weights_are_sums = False
 
@@ -381,7 +383,7 @@ class ClosedFormCAM(BaseCAM):
             return Explained(
                 maps, weights, seeds.values, seeds.log_scale + log_scale, None, seeds.baseline_values, remainder
             )
-        parts = [self.compute(run, layer, chunk) for chunk in self._chunks(targets, run.passed, len(run))]
+        parts = [self.compute(run, layer, chunk) for chunk in self._chunks(targets, run.passed, run.count)]
         return joined(parts, range(len(targets)))
 
     def _is_linear(self, run: Run) -> bool:
@@ -512,7 +514,7 @@ class ClosedFormCAM(BaseCAM):
         if not targets:
             return None, None
         parts, log_scales = [], []
-        for chunk in self._chunks(targets, run.passed, len(run)):
+        for chunk in self._chunks(targets, run.passed, run.count):
             seeds = run.seeds(chunk)
             parts.append(run.gradients(seeds, 0).dense().flatten(3).permute(1, 2, 0, 3))
             log_scales.append(seeds.log_scale)

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.model.features import checked_images, output_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
@@ -211,14 +211,14 @@ class WithBaseline(ClosedFormCAM):
                 )
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
         found: dict[Any, Tensor] = {}
-        single = None if boundary is not None else self._of_single(run)
+        single = None if boundary is not None or is_traced() else self._of_single(run)
         near = None if mean is None else self._near(run.layers[layer], mean)
         starts = []
         for members, names, which in grouped(targets, head, run.output):
             for name in names:
                 if name not in found and boundary is not None:
                     found[name] = _everywhere(boundary.point(name).unsqueeze(0), like)
-                elif name not in found and near is not None and single is not None:
+                elif name not in found and near is not None:
                     found[name] = near.at(single, layer, name)
             rows = torch.cat([found[name] for name in names])
             starts.append((members, rows if which is None else rows[which]))
@@ -227,7 +227,10 @@ class WithBaseline(ClosedFormCAM):
     def _near(self, layer: str, mean: Tensor) -> Undecided:
         """Return where targets are undecided near a mean at a layer; what is kept holds for this mean alone."""
         key = layer, mean.shape, mean.dtype, mean.device
-        if key not in self._undecided or not (may_look(mean) and torch.equal(self._undecided[key].mean, mean)):
+        known = key in self._undecided and (
+            is_traced() or (may_look(mean) and torch.equal(self._undecided[key].mean, mean))
+        )
+        if not known:
             self._undecided[key] = Undecided(mean)
         return self._undecided[key]
 

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.model.net import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.runtime.looks import may_choose, may_look
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
@@ -62,7 +62,7 @@ def _alternatives(target: Any, head: Head | None, output: Any) -> tuple[list[Any
     if count < 2:
         return [target.at_boundary(head, 0) if count else None], None
     which = target.boundary_of(output)
-    if may_look(which) or count > _MANY:
+    if may_choose(which) or count > _MANY:
         found, which = which.unique(return_inverse=True)
         return [target.at_boundary(head, number) for number in found.tolist()], which
     return [target.at_boundary(head, number) for number in range(count)], which
@@ -114,7 +114,7 @@ class Boundary:
         if key not in self._runs:
             if len(self._runs) >= _RUNS:
                 self._runs.clear()
-            points = torch.stack([self.point(name, needed=which is None or may_look(which)) for name in names])
+            points = torch.stack([self.point(name, needed=which is None or may_choose(which)) for name in names])
             self._runs[key] = HeadRun(self.head, self.head(points))
         return self._runs[key] if which is None else self._runs[key].rows(which)
 
@@ -124,7 +124,7 @@ class Boundary:
         for members, names, which in grouped(targets, self.head, output):
             there = self.at(names, which)
             kind = there.head_trace.values[until].dtype if until else dtype
-            seeds = seeds_of(output, len(output), [targets[k] for k in members], kind, there, until=until)
+            seeds = seeds_of(output, output.count, [targets[k] for k in members], kind, there, until=until)
             (grad,) = seeds.grads
             assert grad is not None
             step = there.head_trace.values[until] - self.start.head_trace.values[until]

@@ -79,7 +79,7 @@ class Players:
         head = getattr(self._run.output, "head", None)
         row = 8 * max(self._origin[image].numel(), len(self._rows[image]))
         if self._position is None:
-            row *= len(self._run)  # what goes around the path may be that of every image
+            row *= self._run.count  # what goes around the path may be that of every image
         return max(1, self._bytes // (row + (0 if head is None else head.bytes_per_target(1))))
 
     def values(self, image: int, rows: Tensor) -> Tensor:

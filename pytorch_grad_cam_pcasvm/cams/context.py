@@ -43,8 +43,10 @@ class Run:
     kept: dict[int, Any] = field(default_factory=dict)
     _last: Any = None
 
-    def __len__(self) -> int:
-        return len(self.images)
+    @property
+    def count(self) -> int:
+        """N; in a program to export a symbol, which ``len`` would make a number."""
+        return self.images.shape[0]
 
     def activations(self, layer: int) -> Tensor:
         """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
@@ -74,7 +76,7 @@ class Run:
         They are with respect to the features, in the precision of maps, or to another of the head's values, in its own.
         """
         dtype = self.output.head_trace.values[until].dtype if until else self.dtype
-        return seeds_of(self.output, len(self), targets, dtype, baseline, until=until)
+        return seeds_of(self.output, self.count, targets, dtype, baseline, until=until)
 
     @property
     def public_output(self) -> Any:
@@ -189,7 +191,7 @@ class Run:
     def _by_image(self, numbers: Tensor, layer: int) -> Tensor:
         """Return the sums over everything else of numbers as the network has them, shape (N,)."""
         transform = self.transforms[layer]
-        if not isinstance(transform, Layout) and len(numbers) != len(self):
+        if not isinstance(transform, Layout) and numbers.shape[0] != self.count:
             raise ValueError(
                 f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does not "
                 "count images, so what reshape_transform leaves out is unknown: pass reshape_transform='tokens'"

@@ -159,7 +159,7 @@ def _per_image(output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: t
         part, base = output, baseline
         if len(groups) > 1:
             part = output.rows(rows)
-            base = base if base is None or len(base) == 1 else base.rows(rows)
+            base = base if base is None or base.count == 1 else base.rows(rows)
         shared = Rowwise([targets[row] for row in rows]) if target is None else target
         parts.append((rows, _of_head(part, [shared], dtype, base)))
     if len(parts) == 1:
@@ -177,7 +177,7 @@ def _per_image(output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: t
 def _of_head(
     output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None, until: int = 0
 ) -> Seeds:
-    count = len(output)
+    count = output.count
     trace = None if baseline is None else baseline.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
     for members, values, seeds in _grouped(targets, output, baseline):
@@ -394,5 +394,4 @@ def _stack(seeds: Sequence[Tensor]) -> Tensor:
     """Stack K seeds of shape (N, .) or (1, .) to (N, K, .), or (1, K, .) where none differs between images."""
     if len(seeds) == 1:
         return seeds[0].unsqueeze(1)
-    rows = max(len(seed) for seed in seeds)
-    return torch.stack([seed.expand(rows, -1) for seed in seeds], 1)
+    return torch.stack(torch.broadcast_tensors(*seeds), 1)

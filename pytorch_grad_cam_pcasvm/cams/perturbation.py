@@ -29,11 +29,13 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
     Desai and Ramaswamy, WACV 2020.
     """
 
+    runs_each_image = True
+
     def _from_one(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations = run.activations(layer)
         players = Players(run, layer, self._difference(run, layer), "channels", targets, self.max_bytes)
         values, weights = [], []
-        for image in range(len(run)):
+        for image in range(run.count):
             origin, rows = players.of(image)
             value = players.values(image, origin.unsqueeze(0))
             values.append(value)
@@ -63,6 +65,8 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         >>> maps = ClosedFormScoreCAM(net, ["layer2"], channels=4).explain(images)
     """
 
+    runs_each_image = True
+
     _predicted = SVMTarget()
 
     def __init__(
@@ -88,10 +92,10 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         count = min(self.channels or activations.shape[1], activations.shape[1])
         chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices
         blank = self.model(torch.zeros_like(run.images[:1]))
-        steps = len(run) * -(-count // self.batch_size)
+        steps = run.count * -(-count // self.batch_size)
         values, weights = [], []
         with progress_bar(None if steps > 20 else False, total=steps, desc="Score-CAM", leave=False) as bar:
-            for image in range(len(run)):
+            for image in range(run.count):
                 scores = []
                 for part in chosen[image].split(self.batch_size):
                     masked = run.images[image] * _masks(activations[image, part], run.images.shape[2:])
@@ -138,6 +142,8 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         >>> errors = ShapCAM(net, ["layer2"], samples=8).explain(images, PCATarget(0)).standard_errors
     """
 
+    runs_each_image = True
+
     def __init__(
         self,
         model: Any,
@@ -174,7 +180,7 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         # The same orders for every image: its map does not depend on the others.
         parts = [
             shapley_values(players, image, self.samples, torch.Generator().manual_seed(self.seed))
-            for image in range(len(run))
+            for image in range(run.count)
         ]
         maps, errors, values, baseline_values = (torch.stack(column) for column in zip(*parts, strict=True))
         maps, errors = (numbers.unflatten(-1, shape).to(run.dtype) for numbers in (maps, errors))

@@ -44,7 +44,7 @@ def transform_of(
                 "reshape_transform='tokens', or lambda t: t if they come first"
             )
         return None
-    key = (name, x.shape[1:], activations.shape)
+    key = (name, x.shape[1:], activations.shape[1:])
     if key not in seen:
         seen.add(key)
         _hint_at_other_tokens(given, name, activations, layout)

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.model.net import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
 from pytorch_grad_cam_pcasvm.targets import every_component
 
 _STEPS = 40  # of Newton's at most
@@ -47,6 +47,8 @@ class Undecided:
         Raises:
             NoBoundaryError: there are none.
         """
+        if is_traced():
+            return self._kept[target][0] if target in self._kept else self.mean
         targets = every_component(run.output) if target is None else [target]
         if not targets:
             return self.mean

@@ -83,7 +83,7 @@ class Linear(_OfInnerProduct):
 
     def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K); from a baseline, the same."""
-        grad = torch.tensordot(coefficients, points, 1).expand(len(at[0]), -1, -1)
+        grad = torch.tensordot(coefficients, points, 1).expand(at[0].shape[0], -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
 
 
@@ -300,7 +300,7 @@ def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]
     For coefficients of shape (N, K, I) or (1, K, I) and exponents (N, I). The factor's logarithm, (N, K), is second.
     """
     if not coefficients.shape[-1]:  # a machine without support vectors
-        products = coefficients.expand(len(exponents), -1, -1)
+        products = coefficients.expand(exponents.shape[0], -1, -1)
         return products, products.new_zeros(products.shape[:2])
     # What takes no part in a target must not set its scale.
     exponents = exponents.unsqueeze(1).masked_fill(coefficients == 0, -torch.inf)

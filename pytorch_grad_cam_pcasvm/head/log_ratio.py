@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.head.kernels import RBF, rounding_errors, squared_d
 from pytorch_grad_cam_pcasvm.head.multiclass import Regression
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
 
 # A line is integrated over in so many intervals, of which as many as _HALVED are halved in each of _ROUNDS.
 _INTERVALS, _HALVED, _ROUNDS = 8, 8, 10
@@ -156,7 +156,7 @@ class Evidence:
         origin = x0[:1]
         slopes = 2 * self.gamma * (step @ (self.points - origin).T - (step * (x0 - origin)).sum(-1, keepdim=True))
         line = Line(
-            self.log_coefficients.unsqueeze(1) - self.gamma * squared_distances(x0, self.points).expand(len(x), -1),
+            self.log_coefficients.unsqueeze(1) - self.gamma * squared_distances(x0, self.points).expand(x.shape[0], -1),
             slopes,
             self.log_intercept.unsqueeze(-1),
             self.gamma * squared,
@@ -174,7 +174,7 @@ class Evidence:
     def _terms(self, x: Tensor) -> Tensor:
         """Return the logarithms of the terms of both sides, those of the intercept last, shape (2, N, I + 1)."""
         kernels = self.log_coefficients.unsqueeze(1) - self.gamma * squared_distances(x, self.points)
-        return torch.cat([kernels, self.log_intercept.unsqueeze(-1).expand(-1, len(x), -1)], -1)
+        return torch.cat([kernels, self.log_intercept.unsqueeze(-1).expand(-1, x.shape[0], -1)], -1)
 
     def _around(self, signed: Tensor, x: Tensor) -> Tensor:
         """Return ``2 gamma sum_i s_i (p_i - x)``, shape (N, B), for signed shares (N, I)."""
@@ -256,4 +256,5 @@ class Line:
         return terms, of_intercept, total, largest + total.log()
 
     def _at_once(self) -> int:
-        return max(1, _AT_ONCE // self.start.numel())
+        images = 8 if is_traced() else self.start.shape[1]  # a program is for any number: let it be a few
+        return max(1, _AT_ONCE // (images * self.start[:, 0].numel()))

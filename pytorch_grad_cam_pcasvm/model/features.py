@@ -264,7 +264,7 @@ def checked_images(x: Any) -> Tensor:
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
     if x.dim() == 3:
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
-    if x.dim() < 2 or len(x) == 0:
+    if x.dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
     if may_look(x) and not all_finite(x):

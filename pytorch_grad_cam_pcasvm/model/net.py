@@ -29,6 +29,11 @@ class OfHead:
     head_trace: HeadTrace
 
     @property
+    def count(self) -> int:
+        """Number of rows N."""
+        return self.head_trace.values[0].shape[0]
+
+    @property
     def features(self) -> Tensor:
         """The features q, shape (N, D), in the head's precision."""
         return self.head_trace.values[0]
@@ -66,9 +71,6 @@ class HeadRun(OfHead):
 
     head: Head
     head_trace: HeadTrace
-
-    def __len__(self) -> int:
-        return len(self.head_trace.values[-1])
 
     @property
     def device(self) -> torch.device:

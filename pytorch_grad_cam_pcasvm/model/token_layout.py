@@ -93,7 +93,8 @@ def layout_of(
         ValueError: it cannot be determined.
     """
     # Written into a network, another number of tokens changes the shape.
-    key = (name, tuple(x.shape[1:]), x.dtype, None if output is None else (len(x), tuple(output.shape)))
+    sizes = None if output is None else tuple("N" if size == x.shape[0] else size for size in output.shape)
+    key = (name, tuple(x.shape[1:]), x.dtype, sizes)
     known = _known.setdefault(backbone, {})
     if key not in known:
         with unchanged(backbone), torch.no_grad():

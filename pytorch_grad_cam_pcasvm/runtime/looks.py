@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from torch import Tensor
 
 _allowed = ContextVar("looks", default=True)
+_choosy = ContextVar("choices", default=True)
+_traced = ContextVar("traced", default=False)
 
 
 def may_look(tensor: Tensor) -> bool:
@@ -17,11 +19,41 @@ def may_look(tensor: Tensor) -> bool:
     return _allowed.get() and tensor.device.type == "cpu"
 
 
+def may_choose(tensor: Tensor) -> bool:
+    """Return whether only what these images need may be computed: if one may look, outside of :func:`every_choice`."""
+    return _choosy.get() and may_look(tensor)
+
+
+def is_traced() -> bool:
+    """Return whether what runs is being made a program, which takes over what was found before, as constants."""
+    return _traced.get()
+
+
 @contextmanager
 def no_looks() -> Iterator[None]:
     """Look at no number, as on a GPU, whatever the device."""
-    before = _allowed.set(False)
+    with _set(_allowed, value=False):
+        yield
+
+
+@contextmanager
+def every_choice() -> Iterator[None]:
+    """Compute what any image may need, and keep it for a program."""
+    with _set(_choosy, value=False):
+        yield
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Make a program: look at no number, and take what :func:`every_choice` has kept."""
+    with no_looks(), _set(_traced, value=True):
+        yield
+
+
+@contextmanager
+def _set(variable: "ContextVar[bool]", *, value: bool) -> Iterator[None]:
+    before = variable.set(value)
     try:
         yield
     finally:
-        _allowed.reset(before)
+        variable.reset(before)

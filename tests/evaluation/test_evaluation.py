@@ -87,7 +87,7 @@ class Noise(ClosedFormCAM):
 
     def compute(self, run, layer, targets):
         activations, seeds = run.activations(layer), run.seeds(targets)
-        maps = torch.randn(len(run), len(targets), *activations.shape[2:], generator=self.generator)
+        maps = torch.randn(run.count, len(targets), *activations.shape[2:], generator=self.generator)
         return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
 
 

@@ -43,7 +43,7 @@ def convolution(
     def of_input() -> Tensor:
         # An image without a batch dimension has one here: that of the targets.
         batched = grad.flatten(0, -spatial - 2)
-        shape = (len(batched), *input.shape[-spatial - 1 :])
+        shape = (batched.shape[0], *input.shape[-spatial - 1 :])
         return _INPUTS[spatial - 1](shape, weight, batched, *options).reshape(len(grad), *input.shape)
 
     def of_weight(part: Tensor) -> Tensor:

@@ -149,8 +149,8 @@ def group_norm(
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a group of channels."""
     grad = grad if weight is None else grad * weight.reshape(-1, *[1] * (input.dim() - 2))
     x0 = first_of(base, input)
-    groups = input.reshape(len(input), num_groups, -1)
-    groups0 = groups if x0 is input else x0.reshape(len(x0), num_groups, -1)
+    groups = input.reshape(input.shape[0], num_groups, -1)
+    groups0 = groups if x0 is input else x0.reshape(x0.shape[0], num_groups, -1)
     return _standardised(grad.reshape(len(grad), *groups.shape), groups, groups0, [-1], eps).reshape(grad.shape)
 
 

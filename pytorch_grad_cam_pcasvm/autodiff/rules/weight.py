@@ -34,7 +34,7 @@ def through_sums(grad: Tensor, weight: Tensor, channels: int) -> Tensor:
         return forward_ad.make_dual(*through_sums(torch.cat([primal, tangent]), weight, channels).chunk(2))
     if weight.shape[1] == channels:
         return by_weight(grad, weight.to(grad.dtype))
-    if grad.shape[:-1].numel() == 1:  # the weight is read once either way
+    if grad[..., 0].numel() == 1:  # the weight is read once either way
         return (grad @ weight.to(grad.dtype)).unflatten(-1, (channels, -1)).sum(-1)
     if weight.numel() < LARGE or weight.dtype != grad.dtype:
         return by_weight(grad, weight.unflatten(1, (channels, -1)).sum(-1, dtype=grad.dtype))
@@ -128,7 +128,7 @@ def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
         moved[moving] = by_weight(tangent[moving], weight)
         return forward_ad.make_dual(by_weight(primal, weight), moved)
     rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
-    active = reached(rows, weight) if len(rows) >= _MANY else None
+    active = reached(rows, weight) if may_look(rows) and len(rows) >= _MANY else None
     if active is not None:
         rows, weight = rows[:, active], weight[active]
     return (rows @ weight).reshape(*grad.shape[:-1], weight.shape[-1])

@@ -1,0 +1,202 @@
+"""Programs: what ``explain`` computes, as a graph of torch's operators in which the number of images is a symbol."""
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.errors import NoProgramError
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.model.features import checked_images
+from pytorch_grad_cam_pcasvm.model.modules import device_of
+from pytorch_grad_cam_pcasvm.model.net import OfHead
+from pytorch_grad_cam_pcasvm.runtime.looks import every_choice, traced
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
+
+# What a program gives, where there is some.
+OUTPUTS = (
+    "scores", "label", "components", "values", "nu", "log_scale", "maps", "opposite", "baseline_values", "remainder",
+)  # fmt: skip
+_BATCH = 61  # like no other size, so that nothing is taken to be equal to it
+
+
+def program(
+    cam: ClosedFormCAM,
+    images: Tensor,
+    targets: Sequence[Target] | Target | None = None,
+    *,
+    size: Sequence[int] | None = None,
+) -> ExportedProgram:
+    """Return what ``cam.explain(images, targets)`` computes as a program, for any number of images.
+
+    The program explains the network as it is now: it has copies of all weights, and neither follows what happens to
+    the network nor looks at a number. It can be saved (``torch.export.save``), compiled (``torch.compile``), captured
+    in a CUDA graph, and packaged for C++ (``torch._inductor.aoti_compile_and_package``). Called with images (N, ...), of
+    the shape and precision of those given but for N, ``program.module()`` returns a dictionary:
+
+    - ``scores`` (N, C), ``label`` (N,), the index of the predicted class, and ``components`` (N, B), where there are
+      some;
+    - ``values``, ``nu`` and ``log_scale`` (N, K), ``maps`` (N, K, H, W), and of some methods ``opposite``,
+      ``baseline_values`` and ``remainder``, as in :class:`.SignedMaps`.
+
+    Args:
+        cam: a method, but Score-CAM, Ablation-CAM and ShapCAM.
+        images: images to try it on, shape (N, ...).
+        targets: K targets, each for all images; None: every component, then the predicted class.
+        size: (H, W) to upsample maps to; None: their own resolution.
+
+    Returns:
+        The program.
+
+    Raises:
+        NoProgramError: the method, a target or the network needs to look at numbers, or autograd.
+        TypeError: it is not a method.
+        ValueError: as in ``explain``, or precision is not single.
+
+    Example:
+        >>> from pytorch_grad_cam_pcasvm import export
+        >>> explained = export.program(cam, images, size=(32, 32)).module()(images)
+        >>> explained["maps"].shape, explained["label"].shape
+        (torch.Size([2, 4, 32, 32]), torch.Size([2]))
+    """
+    return traced_program(cam, images, targets, size)[0]
+
+
+def traced_program(
+    cam: ClosedFormCAM, images: Tensor, targets: Sequence[Target] | Target | None, size: Sequence[int] | None
+) -> tuple[ExportedProgram, SignedMaps]:
+    """Return the program, and the maps of the images that it was tried on."""
+    if not isinstance(cam, ClosedFormCAM):
+        raise TypeError(f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}")
+    name = type(cam).__name__
+    if cam.runs_each_image:
+        raise NoProgramError(
+            f"{name} runs each image on its own, again and again, which is no program",
+            "export ContributionCAM, or a gradient method",
+        )
+    x = checked_images(images).to(device_of(cam.model))
+    kinds = {x.dtype, *(value.dtype for value in cam.model.parameters() if value.is_floating_point())}
+    if kinds != {torch.float32} or torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            "a program computes in single precision (the head in double, as always): use net.float() and images.float(),"
+            " outside of autocast"
+        )
+    with every_choice():
+        made = cam.explain(x, targets)
+    _refuse(cam, made)
+    graph, names = _graph(cam, x, made.targets, size)
+    found = torch.export.export(
+        _Named(graph, names), (x.new_zeros(_BATCH, *x.shape[1:]),),
+        dynamic_shapes={"images": {0: Dim("batch")}}, strict=False,
+    )  # fmt: skip
+    return found, made
+
+
+class _Named(nn.Module):
+    """A graph whose outputs have names."""
+
+    def __init__(self, graph: GraphModule, names: Sequence[str]) -> None:
+        super().__init__()
+        self.explained, self._names = graph, names
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self._names, self.explained(images), strict=True))
+
+
+def outputs_of(made: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
+    """Return what a program gives for maps, by name."""
+    found: dict[str, Any] = {name: getattr(made, name, None) for name in OUTPUTS}
+    output = made.output
+    if isinstance(output, OfHead):
+        head = output.head
+        found["scores"], found["components"] = head.scores(output.head_trace), output.components
+        if head.decision_position is not None and head.classes_ is not None:
+            found["label"] = head.voting.predicted(output.decision)
+    elif isinstance(output, Tensor) and output.dim() == 2:
+        found["scores"], found["label"] = output, output.argmax(-1)
+    for name in ("maps", "opposite"):
+        if size is not None and found[name] is not None:
+            found[name] = upsampled(found[name], size)
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _refuse(cam: ClosedFormCAM, made: SignedMaps) -> None:
+    """Refuse what autograd would be needed for."""
+    if cam._by_autograd:
+        raise NoProgramError(
+            "a program has no autograd, and the path from the target layer to the features needs it",
+            "choose a later target layer",
+            "use jacobian='closed_form', which names the step without a closed form",
+        )
+    foreign = next((target for target in made.targets if not isinstance(target, ClosedFormTarget)), None)
+    if foreign is not None:
+        raise NoProgramError(
+            f"{foreign!r} is a function of your own, which autograd differentiates, and a program has none",
+            "use SVMTarget, PCATarget or another target of this package",
+        )
+
+
+def _graph(
+    cam: ClosedFormCAM, x: Tensor, targets: Sequence[Target], size: Sequence[int] | None
+) -> tuple[GraphModule, list[str]]:
+    """Return the graph of ``explain``, with copies of all weights, and the names of its outputs."""
+    shapes, names = ShapeEnv(), list[str]()
+    fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    fake.cache_enabled = False  # which loses the derivatives of views
+    dims = [DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (x.dim() - 1)
+    example = fake.from_tensor(
+        torch.empty(_BATCH, *x.shape[1:], device=x.device), symbolic_context=StatelessSymbolicContext(dims)
+    )
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        found = outputs_of(cam.explain(images, targets), size)
+        names[:] = found
+        return tuple(found.values())
+
+    network = type(cam.model).__name__
+    try:
+        with traced(), fake, enable_python_dispatcher(), torch.no_grad():
+            graph = make_fx(run, _allow_non_fake_inputs=True)(example)
+    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
+        raise NoProgramError(
+            f"{_place(error)} decides by the value of a number, so another image may take other steps than a program",
+            "take the decision out of the network",
+            "choose a later target layer, if it is behind this one",
+        ) from error
+    if shapes.replacements:
+        raise NoProgramError(
+            f"something in {network} works for {_BATCH} images only when it is traced, as len(x), int(x.shape[0]) or a "
+            "loop over images does",
+            "use x.shape[0], which is a symbol then",
+        )
+    known = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
+    weights = {}
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = getattr(graph, node.target)
+        node.target = known.get(id(value), node.target).replace(".", "_")
+        weights[node.target] = nn.Buffer(value.detach().clone())
+    return GraphModule(weights, graph.graph), names
+
+
+def _place(error: BaseException) -> str:
+    """Return where in the network it happened."""
+    package, libraries = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    frames = [f for f in traceback.extract_stack() + traceback.extract_tb(error.__traceback__)]
+    own = [f for f in frames if not f.filename.startswith((package, libraries)) and f.line]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})" if own else "the network"
