@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         BlankMapWarning,
         CoarseMapWarning,
         NoClosedFormError,
+        NoProgramError,
         OutsideTrainingWarning,
     )
     from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
@@ -59,7 +60,7 @@ _NAMES = {
     "cams.recombine": "recombined",
     "cams.smoothing": "smoothed",
     "errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning NoClosedFormError "
-    "OutsideTrainingWarning",
+    "NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
     "model.features": "extract_features",
@@ -92,6 +93,7 @@ __all__ = [
     "Jacobians",
     "LogRatioTarget",
     "NoClosedFormError",
+    "NoProgramError",
     "OutsideTrainingWarning",
     "PCASVMNet",
     "PCATarget",

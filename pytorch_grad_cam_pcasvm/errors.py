@@ -7,7 +7,7 @@ import warnings
 _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib", "functools"}
 
 
-class _Refusal(ValueError):
+class _RefusedError(ValueError):
     """Something cannot be had; the message says why and what to do about it."""
 
     def __init__(self, reason: str, *ways_out: str) -> None:
@@ -15,7 +15,7 @@ class _Refusal(ValueError):
         super().__init__(f"{reason}: {', or '.join(ways_out)}" if ways_out else reason)
 
 
-class NoClosedFormError(_Refusal):
+class NoClosedFormError(_RefusedError):
     """A layer, an estimator or a kernel has no closed-form Jacobian; the message says why and what to do about it.
 
     Example:
@@ -27,7 +27,7 @@ class NoClosedFormError(_Refusal):
     """
 
 
-class NoProgramError(_Refusal):
+class NoProgramError(_RefusedError):
     """An explanation cannot be exported as a program; the message says why and what to do about it.
 
     Example:

@@ -71,7 +71,7 @@ class Tower(nn.Module):
         if self.order == "columns":
             patches = patches.mT
         tokens = patches.flatten(2).mT
-        every = (self.before.expand(len(x), -1, -1), tokens, self.after.expand(len(x), -1, -1))
+        every = (self.before.expand(x.shape[0], -1, -1), tokens, self.after.expand(x.shape[0], -1, -1))
         tokens = self.drop(torch.cat(every, 1))
         if self.order in ("late", "units"):
             grid = torch.arange(patches[0, 0].numel()).reshape(patches.shape[2:])

@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.runtime import files
+from pytorch_grad_cam_pcasvm.runtime import digests, files
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
 
@@ -228,10 +228,10 @@ def _entries(
         "format": manifest.FORMAT,
         "versions": {library.__name__: library.__version__ for library in libraries},
         "backbone": type(backbone).__name__,
-        "weights": manifest.digest_of_module(backbone),
+        "weights": digests.digest_of_module(backbone),
         "head": net.head.digest(),
         "features": repr(source),
-        "pool": manifest.described(net.pool),
+        "pool": digests.described(net.pool),
         "target_layer": explainer.target_layer,
         "method": method.__name__ if method.__module__.startswith(__name__.partition(".")[0]) else repr(method),
         "options": _options(method, explainer.options),
@@ -241,7 +241,7 @@ def _entries(
         "adds_up": "baseline_values" in probe,
         "images": len(images),
         "ids": images.digest(),
-        "first_image": manifest.digest_of_tensor(first.images),
+        "first_image": digests.digest_of_tensor(first.images),
         "input": list(first.images.shape[1:]),
         "columns": {
             name: [str(values.dtype), *values.shape[1:]]
@@ -263,7 +263,7 @@ def _options(method: type[ClosedFormCAM], given: Mapping[str, Any]) -> dict[str,
     """Return all options of a method, those that were not given with their defaults."""
     known = inspect.signature(method).parameters.items()
     defaults = {name: parameter.default for name, parameter in known if parameter.default is not parameter.empty}
-    return {name: manifest.described(option) for name, option in {**defaults, **given}.items()}
+    return {name: digests.described(option) for name, option in {**defaults, **given}.items()}
 
 
 def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:

@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.atlas.manifest import digest_of_tensor
 from pytorch_grad_cam_pcasvm.data import Batch, Images
 from pytorch_grad_cam_pcasvm.model.modules import device_of
+from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
 
 
 @dataclass

@@ -3,13 +3,10 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
@@ -111,40 +108,6 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     ]
     if others:
         warn(f"{folder} was started with {', '.join(others)}: the last bits of its numbers may differ", UserWarning)
-
-
-def digest_of_module(module: nn.Module) -> str:
-    """Return a digest of a network's layers, weights and buffers."""
-    digest = hashlib.sha256(repr(module).encode())
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor):
-            digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(digest_of_tensor(tensor).encode())
-    return digest.hexdigest()
-
-
-def digest_of_tensor(tensor: Tensor) -> str:
-    """Return a digest of a tensor's numbers."""
-    data = tensor.detach().cpu().contiguous()
-    if data.dtype.itemsize and data.numel():
-        return hashlib.sha256(data.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
-    return hashlib.sha256().hexdigest()
-
-
-def described(option: Any) -> Any:
-    """Return an option as JSON: a tensor by its digest, a function by its name."""
-    if option is None or isinstance(option, bool | int | float | str):
-        return option
-    if isinstance(option, Tensor):
-        return f"{tuple(option.shape)} {digest_of_tensor(option)[:16]}"
-    if isinstance(option, list | tuple):
-        return [described(item) for item in option]
-    if isinstance(option, partial):
-        return ["partial", described(option.func), described(option.args), described(list(option.keywords.items()))]
-    name = getattr(option, "__qualname__", None)
-    if name is None and " at 0x" in repr(option):
-        option, name = type(option), type(option).__qualname__
-    return f"{option.__module__}.{name}" if name else repr(option)
 
 
 def _difference(there: Any, now: Any) -> str:

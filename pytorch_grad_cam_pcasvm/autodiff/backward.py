@@ -68,7 +68,9 @@ class Walk(Pullback):
         rows, channels = self.value.shape[:2]
 
         def keeps(call: Call, before: Tensor, after: Tensor) -> bool:
-            told = after.shape[:2] == (rows, channels) or (after.dim() == 2 and after.shape[0] == before.shape[0] == rows)
+            told = after.shape[:2] == (rows, channels) or (
+                after.dim() == 2 and after.shape[0] == before.shape[0] == rows
+            )
             # From a baseline only sums of linear steps are kept.
             if not told or (self.baseline is not None and call.rule.secant != "linear"):
                 return False

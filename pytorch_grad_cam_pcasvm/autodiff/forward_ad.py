@@ -13,6 +13,7 @@ from torch.backends import cuda
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pytorch_grad_cam_pcasvm.runtime.looks import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 
 _lock = threading.RLock()  # there is one dual level in all threads
@@ -75,12 +76,17 @@ class _Constants(Mode):
         kwargs = kwargs or {}
         if function is torch._C._set_grad_enabled:  # no concern of a mode that records around this
             return set_gradients(*args)
+        if function is F.layer_norm and is_traced():  # whose derivative in one piece is for a known number of images
+            with self:
+                return _layer_norm(*args, **kwargs)
         if function is torch.cat and not torch.is_grad_enabled():  # whose own zeros are of a known size
             parts = [forward_ad.unpack_dual(x) for x in args[0]]
             if any(part.tangent is not None for part in parts):
                 changes = [torch.zeros_like(x) if change is None else change for x, change in parts]
                 values = [x for x, _ in parts]
-                return forward_ad.make_dual(function(values, *args[1:], **kwargs), function(changes, *args[1:], **kwargs))
+                return forward_ad.make_dual(
+                    function(values, *args[1:], **kwargs), function(changes, *args[1:], **kwargs)
+                )
         # Under a graph are targets alone; they are small, and may count what is called, as checkpoints do.
         if function in _AFFINE and not torch.is_grad_enabled():
             place = _place_of_dual(args, kwargs)
@@ -108,6 +114,14 @@ def _place_of_dual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 def _with(args: tuple[Any, ...], place: int, x: Tensor) -> list[Any]:
     return [*args[:place], x, *args[place + 1 :]]
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    dims = [*range(-len(shape), 0)]
+    x = x - x.mean(dims, keepdim=True)
+    x = x / (x.square().mean(dims, keepdim=True) + eps).sqrt()
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
 
 
 def _normalised(

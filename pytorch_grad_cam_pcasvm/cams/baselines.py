@@ -211,7 +211,7 @@ class WithBaseline(ClosedFormCAM):
                 )
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
         found: dict[Any, Tensor] = {}
-        single = None if boundary is not None or is_traced() else self._of_single(run)
+        single = run if boundary is not None or is_traced() else self._of_single(run)
         near = None if mean is None else self._near(run.layers[layer], mean)
         starts = []
         for members, names, which in grouped(targets, head, run.output):

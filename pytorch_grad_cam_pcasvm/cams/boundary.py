@@ -114,7 +114,7 @@ class Boundary:
         if key not in self._runs:
             if len(self._runs) >= _RUNS:
                 self._runs.clear()
-            points = torch.stack([self.point(name, needed=which is None or may_choose(which)) for name in names])
+            points = torch.stack([self.point(name, needed=which is None or may_look(which)) for name in names])
             self._runs[key] = HeadRun(self.head, self.head(points))
         return self._runs[key] if which is None else self._runs[key].rows(which)
 

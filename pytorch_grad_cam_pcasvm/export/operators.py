@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import scipy.special
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
 
 _aten = torch.ops.aten
-_NODES = 40  # of the interpolation of erfcx, which is exact to 4e-16 from 30 on
+_NODES = 40  # of the interpolation of erfcx
 _MAP = 3.75  # what x the middle of its interval is
 _BLOCK = 1 << 16  # numbers of points whose differences are taken at once
 
@@ -19,11 +19,13 @@ _BLOCK = 1 << 16  # numbers of points whose differences are taken at once
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return what to put in the place of operators that onnxruntime lacks."""
     return {
-        **get_decompositions([_aten._scaled_dot_product_flash_attention_for_cpu]),
         _aten._cdist_forward.default: distances,
+        _aten._new_zeros_with_same_feature_meta.default: lambda like, shaped: like.new_zeros(shaped.shape),
         _aten.convolution_backward.default: convolution_backward,
+        _aten.copy.default: lambda into, x, wait=False: x.to(into.dtype).expand(into.shape).clone(),
         _aten.nan_to_num.default: nan_to_num,
         _aten.special_erfcx.default: erfcx,
+        _aten.stack.default: lambda parts, dim=0: torch.cat([part.unsqueeze(dim) for part in parts], dim),
     }
 
 
@@ -42,7 +44,9 @@ def convolution_backward(
     if transposed:
         return _aten.convolution(grad, weight, None, stride, padding, dilation, False, [0], groups), None, None
     sizes = zip(input.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    left = [size - ((out - 1) * step - 2 * pad + wide * (kernel - 1) + 1) for size, out, kernel, step, pad, wide in sizes]
+    left = [
+        size - ((out - 1) * step - 2 * pad + wide * (kernel - 1) + 1) for size, out, kernel, step, pad, wide in sizes
+    ]
     return _aten.convolution(grad, weight, None, stride, padding, dilation, True, left, groups), None, None
 
 
@@ -55,14 +59,15 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
 
 
 def erfcx(x: Tensor) -> Tensor:
-    """Return ``exp(x^2) erfc(x)`` for x from 0, a rational function of x to 4e-16 of its size.
+    """Return ``exp(x^2) erfc(x)`` for x from 0, a rational function, right to 2e-15 of its size.
 
     ``(1 + 2 x) erfcx(x)`` is smooth in ``t = (x - k) / (x + k)`` from -1 to 1: it is interpolated between Chebyshev's
     nodes by the barycentric formula (Shepherd and Laframboise, Mathematics of Computation 36 (1981), for t).
     """
-    nodes, weights, values = (x.new_tensor(each) for each in _interpolation())
+    # A tensor of these numbers would be a write, which a program has none of.
+    nodes, weights, values = (torch.cat([x.new_full((1,), number) for number in each]) for each in _interpolation())
     away = ((x - _MAP) / (x + _MAP)).unsqueeze(-1) - nodes
-    shares = weights / torch.where(away == 0, 1e-300, away)
+    shares = weights / torch.where(away == 0, torch.finfo(x.dtype).tiny, away)
     return (shares @ values) / (shares.sum(-1) * (1 + 2 * x))
 
 
@@ -71,6 +76,6 @@ def _interpolation() -> tuple[list[float], list[float], list[float]]:
     """Return nodes t, their barycentric weights, and the values there."""
     angles = math.pi * (np.arange(_NODES) + 0.5) / _NODES
     t = np.cos(angles)
-    x = torch.from_numpy(_MAP * (1 + t) / (1 - t))
-    values = (1 + 2 * x) * torch.special.erfcx(x)
+    x = _MAP * (1 + t) / (1 - t)
+    values = (1 + 2 * x) * scipy.special.erfcx(x)
     return t.tolist(), ((-1.0) ** np.arange(_NODES) * np.sin(angles)).tolist(), values.tolist()

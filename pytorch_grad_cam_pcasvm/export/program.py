@@ -18,9 +18,10 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.errors import NoProgramError
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of
@@ -32,6 +33,7 @@ from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
 OUTPUTS = (
     "scores", "label", "components", "values", "nu", "log_scale", "maps", "opposite", "baseline_values", "remainder",
 )  # fmt: skip
+_REFUSED = (NoClosedFormError, NoProgramError)
 _BATCH = 61  # like no other size, so that nothing is taken to be equal to it
 
 
@@ -44,10 +46,9 @@ def program(
 ) -> ExportedProgram:
     """Return what ``cam.explain(images, targets)`` computes as a program, for any number of images.
 
-    The program explains the network as it is now: it has copies of all weights, and neither follows what happens to
-    the network nor looks at a number. It can be saved (``torch.export.save``), compiled (``torch.compile``), captured
-    in a CUDA graph, and packaged for C++ (``torch._inductor.aoti_compile_and_package``). Called with images (N, ...), of
-    the shape and precision of those given but for N, ``program.module()`` returns a dictionary:
+    The program explains the network as it is now: it has copies of all weights, and does not follow later changes. It
+    can be saved (``torch.export.save``) and compiled (``torch.compile``). Called with images (N, ...), of the shape and
+    precision of those given but for N, ``program.module()`` returns a dictionary:
 
     - ``scores`` (N, C), ``label`` (N,), the index of the predicted class, and ``components`` (N, B), where there are
       some;
@@ -82,7 +83,9 @@ def traced_program(
 ) -> tuple[ExportedProgram, SignedMaps]:
     """Return the program, and the maps of the images that it was tried on."""
     if not isinstance(cam, ClosedFormCAM):
-        raise TypeError(f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}")
+        raise TypeError(
+            f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}"
+        )
     name = type(cam).__name__
     if cam.runs_each_image:
         raise NoProgramError(
@@ -93,8 +96,8 @@ def traced_program(
     kinds = {x.dtype, *(value.dtype for value in cam.model.parameters() if value.is_floating_point())}
     if kinds != {torch.float32} or torch.is_autocast_enabled(x.device.type):
         raise ValueError(
-            "a program computes in single precision (the head in double, as always): use net.float() and images.float(),"
-            " outside of autocast"
+            "a program computes in single precision (the head in double, as always): use net.float() and "
+            "images.float(), outside of autocast"
         )
     with every_choice():
         made = cam.explain(x, targets)
@@ -126,7 +129,7 @@ def outputs_of(made: SignedMaps, size: Sequence[int] | None = None) -> dict[str,
         head = output.head
         found["scores"], found["components"] = head.scores(output.head_trace), output.components
         if head.decision_position is not None and head.classes_ is not None:
-            found["label"] = head.voting.predicted(output.decision)
+            found["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
     elif isinstance(output, Tensor) and output.dim() == 2:
         found["scores"], found["label"] = output, output.argmax(-1)
     for name in ("maps", "opposite"):
@@ -170,7 +173,8 @@ def _graph(
 
     network = type(cam.model).__name__
     try:
-        with traced(), fake, enable_python_dispatcher(), torch.no_grad():
+        # Of attention, only that in single operators is in ONNX.
+        with traced(), fake, enable_python_dispatcher(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             graph = make_fx(run, _allow_non_fake_inputs=True)(example)
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         raise NoProgramError(
@@ -178,11 +182,20 @@ def _graph(
             "take the decision out of the network",
             "choose a later target layer, if it is behind this one",
         ) from error
+    except _REFUSED:
+        raise
+    except Exception as error:  # whatever torch's tracer cannot do
+        raise NoProgramError(
+            f"{type(cam).__name__} cannot be traced through {network} ({str(error).splitlines()[0]})",
+            "choose a later target layer",
+            "export a gradient method such as ClosedFormGradCAM",
+        ) from error
     if shapes.replacements:
         raise NoProgramError(
-            f"something in {network} works for {_BATCH} images only when it is traced, as len(x), int(x.shape[0]) or a "
-            "loop over images does",
+            f"something in {network}, as len(x), int(x.shape[0]) or a loop over images, or a second derivative of "
+            f"{type(cam).__name__}, is traced for {_BATCH} images only",
             "use x.shape[0], which is a symbol then",
+            "export ContributionCAM or ClosedFormGradCAM",
         )
     known = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
     weights = {}
@@ -197,6 +210,6 @@ def _graph(
 def _place(error: BaseException) -> str:
     """Return where in the network it happened."""
     package, libraries = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
-    frames = [f for f in traceback.extract_stack() + traceback.extract_tb(error.__traceback__)]
+    frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith((package, libraries)) and f.line]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})" if own else "the network"

@@ -31,7 +31,7 @@ class OfHead:
     @property
     def count(self) -> int:
         """Number of rows N."""
-        return self.head_trace.values[0].shape[0]
+        return self.head_trace.values[-1].shape[0]
 
     @property
     def features(self) -> Tensor:

@@ -22,6 +22,12 @@ def _over_pictures() -> ListedColormap:
 OVER_PICTURES = _over_pictures()
 
 
+def colour_table() -> list[str]:
+    """Return the colours of maps over pictures, from -1 to 1, without their opacity, as ``rrggbb``."""
+    rounded = np.rint(255 * OVER_PICTURES(np.arange(OVER_PICTURES.N))[:, :3]).astype(np.uint8)
+    return [colour.tobytes().hex() for colour in rounded]
+
+
 def greyed(picture: np.ndarray) -> np.ndarray:
     """Return a picture (H, W, 3) in pale grey, (H, W), on which the colours of a map are seen."""
     return 0.35 + 0.65 * picture.mean(-1)

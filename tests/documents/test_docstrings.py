@@ -22,9 +22,9 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm import atlas, cams, evaluation, figures, head
+from pytorch_grad_cam_pcasvm import atlas, cams, evaluation, export, figures, head
 
-PUBLIC = (package, head, figures, atlas, evaluation)
+PUBLIC = (package, head, figures, atlas, evaluation, export)
 THINGS = {name: getattr(module, name) for module in PUBLIC for name in module.__all__}
 DOCUMENTED = {name: thing for name, thing in THINGS.items() if callable(thing)}
 METHODS = {name: DOCUMENTED[name] for name in cams.__all__}
@@ -90,6 +90,8 @@ def test_everything_public_has_an_example(name):
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_an_example_runs(name, given, estimators, monkeypatch):
+    if name == "onnx":
+        pytest.importorskip("onnxruntime")
     monkeypatch.chdir(given["folder"])
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for example in examples(name):

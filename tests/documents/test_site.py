@@ -28,7 +28,7 @@ from torch import nn
 from torchvision.transforms.functional import to_pil_image
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm import atlas, evaluation, figures, head
+from pytorch_grad_cam_pcasvm import atlas, evaluation, export, figures, head
 from pytorch_grad_cam_pcasvm.errors import warn
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ DOCS = ROOT / "docs"
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
 TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 NAME = package.__name__
-PUBLIC = (package, head, figures, atlas, evaluation)
+PUBLIC = (package, head, figures, atlas, evaluation, export)
 
 # --- names --------------------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def test_every_page_is_in_the_table_of_contents():
 
 START = "docs/getting-started.md"
 # The others are tested with their subject: test_store.py, test_transformers.py.
-OTHERS = ("evaluating", "reading", "mistake", "layers", "methods", "heads", "extending")
+OTHERS = ("evaluating", "reading", "mistake", "layers", "methods", "heads", "extending", "export")
 SNIPPETS = ["README.md", START, *(f"docs/{page}.md" for page in OTHERS)]
 
 
@@ -258,8 +258,12 @@ def test_a_snippet_that_raises_a_doubt_fails(doubt):
         exec("warn('of a snippet', doubt)", names)
 
 
-@pytest.mark.parametrize("page", SNIPPETS)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.optional) if "export" in page else page for page in SNIPPETS]
+)
 def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatch):
+    if "export" in page:
+        pytest.importorskip("onnxruntime")
     monkeypatch.chdir(started["folder"])
     monkeypatch.setattr(torchvision.models, "resnet50", lambda weights: started["backbone"])  # README.md's
     given = {"docs/evaluating.md": small, "docs/mistake.md": lambda: mistaken(started)}

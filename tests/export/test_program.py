@@ -1,0 +1,209 @@
+"""Programs: the same numbers as ``explain`` for other images and any number of them, or a refusal by name."""
+
+import numpy as np
+import pytest
+import torch
+from reference import relative
+from sklearn.decomposition import PCA, KernelPCA
+from sklearn.kernel_approximation import Nystroem
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from torch import nn
+from towers import Tower
+
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    HotellingTarget,
+    LogRatioTarget,
+    NoProgramError,
+    PCASVMNet,
+    PCATarget,
+    ProbabilityTarget,
+    ResidualTarget,
+    SVMTarget,
+    cams,
+    export,
+    extract_features,
+    mean_activations,
+)
+from pytorch_grad_cam_pcasvm.export.operators import erfcx
+from pytorch_grad_cam_pcasvm.export.program import outputs_of
+
+
+class FirstToken(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0]
+
+
+def convolutions():
+    return [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.ReLU()]
+
+
+BACKBONES = {
+    "pooled": (lambda: nn.Sequential(*convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), ["4"]),
+    "behind a layer": (lambda: nn.Sequential(*convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), ["2"]),
+    "dense": (
+        lambda: nn.Sequential(*convolutions(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 8), nn.ReLU()),
+        ["4"],
+    ),
+    "several layers": (lambda: nn.Sequential(*convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), ["2", "4"]),
+    "tokens": (lambda: nn.Sequential(Tower(width=8, fused=True), FirstToken()), ["0.blocks.0"]),
+}
+HEADS = {
+    "RBF": make_pipeline(StandardScaler(), PCA(4), SVC()),
+    "gamma=10": make_pipeline(StandardScaler(), PCA(4), SVC(gamma=10.0)),
+    "two classes": make_pipeline(PCA(4, whiten=True), SVC(class_weight="balanced")),
+    "polynomial": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="poly", degree=2, coef0=0.5)),
+    "sigmoid": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="sigmoid", gamma=0.1)),
+    "linear": make_pipeline(StandardScaler(), PCA(4), LinearSVC()),
+    "logistic": make_pipeline(StandardScaler(), PCA(4), LogisticRegression()),
+    "one class": make_pipeline(StandardScaler(), PCA(4), OneClassSVM()),
+    "regression": make_pipeline(StandardScaler(), PCA(4), SVR()),
+    "KernelPCA": make_pipeline(StandardScaler(), KernelPCA(4, kernel="rbf"), SVC()),
+    "Nystroem": make_pipeline(StandardScaler(), PCA(4), Nystroem(n_components=10, random_state=0), LinearSVC()),
+}
+TARGETS = {
+    "default": None,
+    "classes": [SVMTarget(1), SVMTarget(0, versus=2), SVMTarget(versus="runner-up"), SVMTarget(0, versus="others")],
+    "log-ratios": [LogRatioTarget(), LogRatioTarget(1, versus=0)],
+    "components": [HotellingTarget(), ResidualTarget(), PCATarget(2, sign="-")],
+}
+METHODS = [name for name in cams.__all__ if not getattr(cams, name).runs_each_image]
+# A norm has no rule of relevance; and what it pulls back, times what it was given, sums up to rounding.
+BEFORE_A_NORM = ("RelevanceCAM", "ClosedFormHiResCAM", "ClosedFormXGradCAM")
+# Every method on every path, every head, every kind of target.
+CASES = [
+    (backbone, "RBF", method, "default")
+    for backbone in BACKBONES
+    for method in METHODS
+    if method == "ContributionCAM" or backbone != "several layers"
+    if backbone != "tokens" or method not in BEFORE_A_NORM
+]
+CASES += [
+    ("dense", head, method, "default")
+    for head in HEADS
+    if head != "RBF"
+    for method in ("ClosedFormGradCAM", "ContributionCAM", "ClosedFormShapleyCAM")
+]
+CASES += [
+    (backbone, "RBF", method, targets)
+    for backbone in ("pooled", "dense")
+    for targets in TARGETS
+    if targets != "default"
+    for method in ("ClosedFormGradCAM", "ContributionCAM")
+]
+
+
+def made(backbone, head, method, targets):
+    """Return a method, images that the head was not fitted on, and targets."""
+    torch.manual_seed(0)
+    make, layers = BACKBONES[backbone]
+    net, x = make().eval(), torch.randn(60, 3, 8, 8)
+    rows = extract_features(net, [x], progress=False)[0]
+    rows = rows + np.random.default_rng(0).normal(size=rows.shape) * rows.std()
+    labels = rows.sum(1).argsort().argsort() * (2 if head == "two classes" else 3) // 60
+    net = PCASVMNet(net, HEADS[head].fit(rows, labels))
+    options = {}
+    if method in ("ContributionCAM", "ShapCAM") and backbone != "pooled":
+        options["mean"] = mean_activations(net, [x], layers if len(layers) > 1 else layers[0], progress=False)
+    transform = "tokens" if backbone == "tokens" else None
+    return getattr(cams, method)(net.eval(), layers, transform, **options), torch.randn(4, 3, 8, 8), TARGETS[targets]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
+def test_a_program_gives_what_explain_gives_for_any_number_of_images(case):
+    cam, x, targets = made(*case)
+    explained = export.program(cam, x, targets).module()
+    for count in (1, 3, 7):
+        images = torch.randn(count, 3, 8, 8)
+        expected, found = outputs_of(cam.explain(images, targets)), explained(images)
+        assert list(found) == list(expected)
+        for name, numbers in expected.items():
+            beside = expected["values"] if name in ("baseline_values", "remainder") else numbers
+            assert (found[name] - numbers).abs().max() <= 1e-5 * beside.abs().max(), name
+
+
+def test_what_a_program_gives_has_names_and_the_size_asked_for():
+    cam, x, _ = made("pooled", "RBF", "ContributionCAM", "default")
+    program = export.program(cam, x, size=(8, 8))
+    expected = cam.explain(x)
+    found = program.module()(x)
+    assert list(found) == [
+        *("scores", "label", "components", "values", "nu", "log_scale", "maps", "baseline_values", "remainder")
+    ]
+    assert found["maps"].shape == (4, 5, 8, 8)
+    assert torch.equal(found["label"], torch.from_numpy(cam.model.predict(x)))
+    assert relative(found["scores"], cam.model(x).detach()) < 1e-6
+    drawn = nn.functional.interpolate(expected.maps, (8, 8), mode="bilinear", align_corners=False)
+    assert relative(found["maps"], drawn) < 1e-6
+
+
+def test_a_program_is_of_the_network_as_it_was_and_leaves_it_alone():
+    cam, x, _ = made("dense", "RBF", "ClosedFormGradCAM", "default")
+    before = {name: value.clone() for name, value in cam.model.state_dict().items()}
+    explained = export.program(cam, x).module()
+    assert all(torch.equal(value, before[name]) for name, value in cam.model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in cam.model.backbone.parameters())
+    expected = explained(x)["maps"]
+    with torch.no_grad():
+        for parameter in cam.model.parameters():
+            parameter.mul_(2)
+    assert torch.equal(explained(x)["maps"], expected)
+    assert not torch.allclose(cam.explain(x).maps, expected)
+
+
+def test_a_program_can_be_saved_and_compiled(tmp_path):
+    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    program = export.program(cam, x)
+    torch.export.save(program, tmp_path / "explainer.pt2")
+    loaded = torch.export.load(tmp_path / "explainer.pt2").module()
+    assert torch.equal(loaded(x)["maps"], program.module()(x)["maps"])
+    compiled = torch.compile(program.module(), backend="aot_eager")
+    assert relative(compiled(x)["maps"], cam.explain(x).maps) < 1e-5
+
+
+@pytest.mark.parametrize("method", [name for name in cams.__all__ if name not in METHODS])
+def test_methods_that_run_each_image_are_refused_by_name(method):
+    cam, x, _ = made("pooled", "RBF", method, "default")
+    with pytest.raises(NoProgramError, match=rf"{method} runs each image.*export ContributionCAM"):
+        export.program(cam, x)
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.mean() > 1e6 else 2 * x
+
+
+class Counting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / len(x)
+
+
+def test_what_a_network_decides_by_a_number_is_refused_with_its_place():
+    for part, match in ((Branching(), r"test_program.py:\d+ \(return x if x.mean\(\)"), (Counting(), "61 images only")):
+        cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+        cam.model.backbone.insert(0, part)
+        cam = ClosedFormGradCAM(cam.model, ["5"])
+        with pytest.raises(NoProgramError, match=match):
+            export.program(cam, x)
+
+
+def test_what_needs_autograd_or_another_precision_is_refused():
+    cam, x, _ = made("pooled", "logistic", "ClosedFormGradCAM", "default")
+    with pytest.raises(NoProgramError, match=r"ProbabilityTarget\(1\) is a function of your own"):
+        export.program(cam, x, [ProbabilityTarget(1)])
+    with pytest.raises(NoProgramError, match="no autograd"):
+        export.program(ClosedFormGradCAM(cam.model, ["4"], jacobian="autograd"), x)
+    with pytest.raises(ValueError, match=r"net.float\(\)"):
+        export.program(ClosedFormGradCAM(cam.model.double(), ["4"]), x.double())
+    with pytest.raises(TypeError, match="a method such as"):
+        export.program(cam.model, x)
+
+
+def test_the_rational_erfcx_is_right_from_0_to_infinity():
+    x = torch.cat([torch.zeros(1), torch.logspace(-12, 8, 4001), torch.full((1,), 3.75)]).double()
+    assert relative(erfcx(x), torch.special.erfcx(x)) < 1e-14
+    assert (erfcx(x) / torch.special.erfcx(x) - 1).abs().max() < 1e-14
