@@ -53,7 +53,7 @@ def onnx(
     Metadata say what it is of, as JSON under the key ``"pytorch_grad_cam_pcasvm"``: ``method``, ``options``,
     ``targets``, ``classes``, ``target_layers``, ``features``, ``input`` (``shape``, ``mean``, ``std``), ``versions``,
     ``digest`` of network and head as they are now, ``colours`` of the figures from -nu to nu, as ``rrggbb``, and
-    ``differences`` from ``explain``, the largest by output, as parts of the largest value.
+    ``differences`` from ``explain``, the largest by output, as parts of the largest value (of ``nu``, its logarithm).
 
     Args:
         cam: a method, but Score-CAM, Ablation-CAM and ShapCAM.
@@ -170,12 +170,16 @@ def _compared(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[
     same = np.ones(len(wanted["values"]), bool)
     if "label" in wanted:  # which of two equals is the larger one, rounding says
         same = wanted.pop("label") == given.pop("label")
-    # What was factored out is a matter of taste.
-    factor = np.exp(given.pop("log_scale") - wanted.pop("log_scale"))
-    for name in ("maps", "opposite", "nu", "remainder"):
+    # What was factored out is a matter of taste. Far from all support vectors, the last bit of a feature changes the
+    # size of a map more than its shape: sizes are compared by their logarithms.
+    shift = given.pop("log_scale") - wanted["log_scale"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sizes, scale = np.log(wanted["nu"]), np.log(given.pop("nu")) - np.log(wanted.pop("nu"))
+    scale, sizes = np.nan_to_num(scale + shift), np.nan_to_num(sizes + wanted.pop("log_scale"), neginf=0.0)
+    result = {"nu": float((np.abs(scale) / np.maximum(1, np.abs(sizes)))[same].max(initial=0.0))}
+    for name, factor in (("maps", shift - scale), ("opposite", shift - scale), ("remainder", shift)):
         if name in given:
-            given[name] = given[name] * factor.reshape(*factor.shape, *[1] * (given[name].ndim - 2))
-    result = {}
+            given[name] = given[name] * np.exp(factor).reshape(*factor.shape, *[1] * (given[name].ndim - 2))
     for name, numbers in wanted.items():
         if not same.any():
             continue

@@ -72,6 +72,9 @@ class HeadRun(OfHead):
     head: Head
     head_trace: HeadTrace
 
+    def __len__(self) -> int:
+        return self.count
+
     @property
     def device(self) -> torch.device:
         """The device of all its tensors."""
