@@ -47,11 +47,11 @@ class Undecided:
         Raises:
             NoBoundaryError: there are none.
         """
-        if is_traced():
-            return self._kept[target][0] if target in self._kept else self.mean
         targets = every_component(run.output) if target is None else [target]
         if not targets:
             return self.mean
+        if is_traced():
+            return self._kept[target][0]
         size = _moved(run, layer, self.mean).seeds(targets).values.norm()
         if target in self._kept and may_look(self.mean):
             x, before, nothing = self._kept[target]
