@@ -108,6 +108,8 @@ def made(backbone, head, method, targets):
     options = {}
     if method in ("ContributionCAM", "ShapCAM") and backbone != "pooled":
         options["mean"] = mean_activations(net, [x], layers if len(layers) > 1 else layers[0], progress=False)
+        if head == "linear":  # one of its classes is nowhere undecided behind a ReLU
+            options["baseline"] = "mean"
     transform = "tokens" if backbone == "tokens" else None
     return getattr(cams, method)(net.eval(), layers, transform, **options), torch.randn(4, 3, 8, 8), TARGETS[targets]
 
