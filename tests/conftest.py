@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from browser import CHROMIUM, Browser
 
 # Networks this small are slower on several threads, and ten times slower on a busy machine.
 torch.set_num_threads(1)
@@ -80,3 +81,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("weights") / "squeezenet.pth"
     torch.save(torchvision.models.squeezenet1_1(weights=None).state_dict(), file)
     return file
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Headless Chromium, one for each worker."""
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()

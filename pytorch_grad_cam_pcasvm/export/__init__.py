@@ -1,6 +1,26 @@
 """Explanations as programs: what ``explain`` computes in one file, for where there is no autograd, or no PyTorch."""
 
-from pytorch_grad_cam_pcasvm.export.onnx_file import onnx
-from pytorch_grad_cam_pcasvm.export.program import program
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["onnx", "program"]
+if TYPE_CHECKING:
+    from pytorch_grad_cam_pcasvm.export.explainer import Explainer
+    from pytorch_grad_cam_pcasvm.export.graph import program
+    from pytorch_grad_cam_pcasvm.export.onnx_file import onnx
+    from pytorch_grad_cam_pcasvm.export.web_page import page
+
+# Imported when asked for: an Explainer needs no torch.
+_PLACES = {"Explainer": "explainer", "onnx": "onnx_file", "page": "web_page", "program": "graph"}
+
+__all__ = ["Explainer", "onnx", "page", "program"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("onnx"):
+            raise
+        raise ImportError(f"export.{name} needs {error.name}: pip install 'pytorch_grad_cam_pcasvm[export]'") from error

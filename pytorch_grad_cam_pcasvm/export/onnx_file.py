@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
+import onnxscript  # noqa: F401 - torch needs it
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.errors import NoProgramError
+from pytorch_grad_cam_pcasvm.export.explainer import KEY
+from pytorch_grad_cam_pcasvm.export.graph import outputs_of, traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
-from pytorch_grad_cam_pcasvm.export.program import outputs_of, traced_program
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of
@@ -22,10 +26,18 @@ from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
-from pytorch_grad_cam_pcasvm.targets import Target
+from pytorch_grad_cam_pcasvm.targets import (
+    HotellingTarget,
+    LogRatioTarget,
+    PCATarget,
+    ProbabilityTarget,
+    ResidualTarget,
+    ScoreTarget,
+    SVMTarget,
+    Target,
+)
 from pytorch_grad_cam_pcasvm.version import __version__
 
-KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
 FORMAT = 1
 _MOST = 1e-3  # difference from explain, as a part of the largest value, which nobody would see on a map
 # What is 0 but for rounding is compared with what it is subtracted from.
@@ -42,6 +54,8 @@ def onnx(
     opset: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    resize: int | None = None,
+    interpolation: str = "bilinear",
 ) -> dict[str, Any]:
     """Write what ``cam.explain(images, targets)`` computes into one file for onnxruntime, for any number of images.
 
@@ -51,9 +65,10 @@ def onnx(
     lacks, is a rational function, right to 2e-15.
 
     Metadata say what it is of, as JSON under the key ``"pytorch_grad_cam_pcasvm"``: ``method``, ``options``,
-    ``targets``, ``classes``, ``target_layers``, ``features``, ``input`` (``shape``, ``mean``, ``std``), ``versions``,
-    ``digest`` of network and head as they are now, ``colours`` of the figures from -nu to nu, as ``rrggbb``, and
-    ``differences`` from ``explain``, the largest by output, as parts of the largest value (of ``nu``, its logarithm).
+    ``targets`` and their ``titles``, ``classes``, ``target_layers``, ``features``, ``input`` (``shape``, and how a
+    picture becomes one), ``versions``, ``digest`` of network and head as they are now, ``colours`` of the figures from
+    -nu to nu, as ``rrggbb``, and ``differences`` from ``explain``, the largest by output, as parts of the largest value
+    (of ``nu``, its logarithm).
 
     Args:
         cam: a method, but Score-CAM, Ablation-CAM and ShapCAM.
@@ -64,6 +79,9 @@ def onnx(
         opset: version of ONNX's operators; None: torch's own choice.
         mean: what was subtracted from each channel of pictures in [0, 1] for the network, for those who read the file.
         std: what they were divided by then.
+        resize: the shorter side of a picture, of which the middle is cut out; None: pictures are brought to the size of
+            the images, whatever their shape.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, both smoothed as by Pillow.
 
     Returns:
         The metadata.
@@ -81,10 +99,15 @@ def onnx(
         >>> told["targets"], max(told["differences"].values()) < 1e-5
         (['PCATarget(0)', 'PCATarget(1)', 'PCATarget(2)', 'SVMTarget()'], True)
     """
-    runtime = _runtime()
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
+    if interpolation not in ("bilinear", "bicubic"):
+        raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
+    if resize is not None and resize < max(images.shape[2:]):
+        raise ValueError(f"resize={resize} is smaller than the images, {tuple(images.shape[2:])}, that are cut out")
+    mean, std = (None if each is None else [float(x) for x in each] for each in (mean, std))
+    pictures = {"mean": mean, "std": std, "resize": resize, "interpolation": interpolation}
     program, made = traced_program(cam, images, targets, size)
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -101,25 +124,21 @@ def onnx(
         ) from error
     assert converted is not None
     given = checked_images(images).to(device_of(cam.model))
-    told = _metadata(cam, made, given, {"mean": mean, "std": std})
+    told = _metadata(cam, made, given, pictures)
     model = converted.model_proto
-    told["differences"] = _differences(runtime, model.SerializeToString(), cam, made, given, size)
+    symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = dim.dim_param.replace(symbol, "N")
+    told["differences"] = _differences(model.SerializeToString(), cam, made, given, size)
     model.metadata_props.add(key=KEY, value=json.dumps(told))
     with atomically(path) as file:
         file.write(model.SerializeToString())
     return told
 
 
-def _runtime() -> Any:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 - torch needs it
-    except ImportError as error:
-        raise ImportError(f"export.onnx needs {error.name}: pip install 'pytorch_grad_cam_pcasvm[export]'") from error
-    return onnxruntime
-
-
-def _metadata(cam: ClosedFormCAM, made: SignedMaps, images: Tensor, norm: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(cam: ClosedFormCAM, made: SignedMaps, images: Tensor, pictures: dict[str, Any]) -> dict[str, Any]:
     net = cam.model
     head = net.head if isinstance(net, PCASVMNet) else None
     classes = None if head is None or head.classes_ is None else head.classes_.tolist()
@@ -131,26 +150,52 @@ def _metadata(cam: ClosedFormCAM, made: SignedMaps, images: Tensor, norm: Mappin
         "method": type(cam).__name__,
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in made.targets],
+        "titles": [_title(target, classes) for target in made.targets],
         "classes": classes,
         "target_layers": list(made.layers),
         "features": repr(source),
-        "input": {"shape": list(images.shape[1:])} | {name: None if x is None else [*x] for name, x in norm.items()},
+        "input": {"shape": list(images.shape[1:])} | pictures,
         "colours": colour_table(),
         "versions": {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__},
         "digest": digest,
     }
 
 
+def _title(target: Target, classes: Sequence[Any] | None) -> str:
+    """Return what a target is, in a few words."""
+    kinds = {
+        LogRatioTarget: "log-ratio of ",
+        ProbabilityTarget: "probability of ",
+        HotellingTarget: "T\N{SUPERSCRIPT TWO}",
+    }
+    words = kinds.get(type(target), "")  # type: ignore[arg-type]
+    if isinstance(target, PCATarget):
+        words = f"component {target.component + 1}"
+    elif isinstance(target, ResidualTarget):
+        words = "Q"
+    elif isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget | ScoreTarget):
+        category, versus = target.category, getattr(target, "versus", None)
+        words += str(category) if category is not None else "value" if classes is None else "predicted class"
+        rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
+        words += " / " * bool(rivals) + ", ".join(map(str, rivals))
+    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target))
+
+
 def _differences(
-    runtime: Any, model: bytes, cam: ClosedFormCAM, made: SignedMaps, images: Tensor, size: Sequence[int] | None
+    model: bytes, cam: ClosedFormCAM, made: SignedMaps, images: Tensor, size: Sequence[int] | None
 ) -> dict[str, float]:
     """Return the largest difference of every output from ``explain``, as a part of its largest value."""
-    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((3, *images.shape[1:]), generator=generator).to(images) * images.std() + images.mean()
     largest: dict[str, float] = {}
     for x in (images, images[:1], noise):
-        expected = outputs_of(cam.explain(x, made.targets), size)
+        doubts, cam._doubts = cam._doubts, Doubts()  # of noise, nothing is to be told or remembered
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                expected = outputs_of(cam.explain(x, made.targets), size)
+        finally:
+            cam._doubts = doubts
         found = dict(zip(expected, session.run([*expected], {"images": x.cpu().numpy()}), strict=True))
         for name, difference in _compared(found, expected).items():
             largest[name] = max(largest.get(name, 0.0), difference)

@@ -32,7 +32,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def distances(x: Tensor, points: Tensor, p: float, mode: int | None) -> Tensor:
     """Return the distances of x (N, B) from points (I, B), shape (N, I), from differences, so that nothing cancels."""
     size = max(1, _BLOCK // points.shape[-1])
-    parts = [(x.unsqueeze(-2) - part).square().sum(-1).sqrt() for part in points.split(size)]
+    starts = range(0, points.shape[0], size)
+    parts = [(x.unsqueeze(-2) - points[start : start + size]).square().sum(-1).sqrt() for start in starts]
     return torch.cat(parts, -1)
 
 

@@ -93,8 +93,10 @@ def layout_of(
         ValueError: it cannot be determined.
     """
     # Written into a network, another number of tokens changes the shape.
-    sizes = None if output is None else tuple("N" if size == x.shape[0] else size for size in output.shape)
-    key = (name, tuple(x.shape[1:]), x.dtype, sizes)
+    sizes = None if output is None else [*output.shape]
+    if sizes is not None and x.shape[0] in sizes:  # once: a grid may have as many rows as there are images
+        sizes[sizes.index(x.shape[0])] = -1
+    key = (name, tuple(x.shape[1:]), x.dtype, sizes and tuple(sizes))
     known = _known.setdefault(backbone, {})
     if key not in known:
         with unchanged(backbone), torch.no_grad():

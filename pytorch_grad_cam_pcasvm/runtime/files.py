@@ -51,3 +51,31 @@ def _alive(process: int) -> bool:
     except PermissionError:  # somebody else's
         return True
     return True
+
+
+def check_folder(folder: Path, marked: str, mark: str, what: str) -> None:
+    """Refuse to write into a folder that is neither new nor empty, unless what is there is marked as an earlier one.
+
+    Args:
+        folder: where to write.
+        marked: the file whose beginning has the mark.
+        mark: the mark.
+        what: what is written there.
+
+    Raises:
+        FileExistsError: there is something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: give a folder")
+    # What a file manager left there is nobody's.
+    others = folder.is_dir() and any(path.name not in (".DS_Store", "Thumbs.db") for path in folder.iterdir())
+    if others and not has_mark(folder / marked, mark):
+        raise FileExistsError(f"{folder} is not empty and holds no earlier {what}: give a new or empty folder")
+
+
+def has_mark(path: Path, mark: str) -> bool:
+    """Return whether a file begins with a mark, within 4 KiB."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return mark.encode() in file.read(4096)

@@ -1,17 +1,10 @@
 """The explorer: what the page computes against Python, in headless Chromium, and what must never happen in it."""
 
 import base64
-import fcntl
-import itertools
 import json
-import os
-import select
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from atlases import layer, problem
+from browser import Browser, needs_chromium
 from PIL import Image
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
@@ -54,127 +48,8 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COUNT, COMPONENTS = 60, 4
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(2)>", "a\u2028b & \"c\" 'd' __proto__"]
-
-
-def needs_chromium(test: Any) -> Any:
-    return pytest.mark.optional(pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")(test))
-
-
-# --- a browser, spoken to through a pipe ------------------------------------------------------------------------------
-
-
-class Browser:
-    """Headless Chromium by its debugging protocol."""
-
-    def __init__(self, profile: Path, *options: str) -> None:
-        command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-        command += [f"--user-data-dir={profile}", "--disable-dev-shm-usage", "--no-first-run", *options, "about:blank"]
-        ends = [*os.pipe(), *os.pipe()]
-        # The protocol reads from descriptor 3 and writes to 4, which may be other files here.
-        to_browser, write, read, from_browser = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
-
-        def moved() -> None:
-            os.dup2(to_browser, 3)
-            os.dup2(from_browser, 4)
-
-        self.process = subprocess.Popen(command, preexec_fn=moved, close_fds=False, stderr=subprocess.DEVNULL)
-        for end in (*ends, to_browser, from_browser):
-            os.close(end)
-        self.write, self.read, self.numbers, self.buffer = write, read, itertools.count(1), b""
-        self.events: list[dict[str, Any]] = []
-        self.session: str | None = None
-
-    def call(self, method: str, **params: Any) -> Any:
-        number = next(self.numbers)
-        message = {"id": number, "method": method, "params": params}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self.write, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._message()
-            if answer.get("id") == number:
-                assert "error" not in answer, answer
-                return answer["result"]
-            self.events.append(answer)
-
-    def _message(self) -> Any:
-        while b"\0" not in self.buffer:
-            assert select.select([self.read], [], [], 60)[0], "the browser does not answer"
-            part = os.read(self.read, 2**20)
-            assert part, "the browser has gone"
-            self.buffer += part
-        message, self.buffer = self.buffer.split(b"\0", 1)
-        return json.loads(message)
-
-    def open(self, url: str, width: int = 1400) -> "Browser":
-        """Open a page in a new tab, and wait until it can be asked."""
-        self.session, self.events = None, []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        self.call("Page.navigate", url=url)
-        for _ in range(200):
-            if self.run(
-                "location.href !== 'about:blank' && document.readyState === 'complete' && Boolean(window.atlas)"
-            ):
-                break
-            time.sleep(0.05)
-        self.run("atlas.ready.then(() => true, () => false)")
-        return self
-
-    def run(self, code: str) -> Any:
-        """Return what an expression, or what it promises, is."""
-        result = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in result, result["exceptionDetails"]
-        return result["result"].get("value")
-
-    def wait(self, code: str) -> None:
-        """Wait until an expression is true."""
-        for _ in range(200):
-            if self.run(code):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"never: {code}")
-
-    def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
-
-    @property
-    def requests(self) -> list[str]:
-        return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
-
-    @property
-    def complaints(self) -> list[Any]:
-        """Errors and warnings of the console, and exceptions."""
-        logged = [e["params"]["entry"] for e in self.events if e.get("method") == "Log.entryAdded"]
-        said = [e["params"] for e in self.events if e.get("method") == "Runtime.consoleAPICalled"]
-        thrown = [e["params"] for e in self.events if e.get("method") == "Runtime.exceptionThrown"]
-        return [entry for entry in logged + said if entry.get("level", entry.get("type")) != "info"] + thrown
-
-    def close(self) -> None:
-        self.session = None
-        os.close(self.write)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.read)
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs chromium")
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 # --- atlases ----------------------------------------------------------------------------------------------------------

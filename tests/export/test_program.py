@@ -28,8 +28,8 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
+from pytorch_grad_cam_pcasvm.export.graph import outputs_of
 from pytorch_grad_cam_pcasvm.export.operators import erfcx
-from pytorch_grad_cam_pcasvm.export.program import outputs_of
 
 
 class FirstToken(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text
-from pytorch_grad_cam_pcasvm.runtime.files import atomically
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 _PACKAGE = Path(__file__).parent
@@ -62,7 +62,7 @@ def write_page(
 @contextmanager
 def _folder(folder: Path) -> Iterator[Callable[[str, str], Any]]:
     """Write a page in a folder, its data, in ASCII and by name, in scripts that are loaded when they are needed."""
-    _check_folder(folder)
+    check_folder(folder, _STYLE, _MARK, "explorer")
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     (folder / "index.html").unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def _folder(folder: Path) -> Iterator[Callable[[str, str], Any]]:
 @contextmanager
 def _one_file(page: Path) -> Iterator[Callable[[str, str], Any]]:
     """Write a page in one file, its data, in ASCII and by name, in blocks that no browser takes for scripts."""
-    if page.exists() and not (page.is_file() and _is_marked(page)):
+    if page.exists() and not (page.is_file() and has_mark(page, _MARK)):
         raise FileExistsError(f"{page} exists and is not an explorer: give another name, or delete it")
     page.parent.mkdir(parents=True, exist_ok=True)
     before, after = _in_one_file().split(_DATA)
@@ -117,21 +117,3 @@ def _digest(text: str) -> str:
 
 def _source(name: str) -> str:
     return (_PACKAGE / name).read_text(encoding="utf-8")
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file: give a folder, or single_file=True and a name that ends in .html")
-    # What a file manager left there is nobody's.
-    others = (
-        [path for path in folder.iterdir() if path.name not in (".DS_Store", "Thumbs.db")] if folder.is_dir() else []
-    )
-    if others and not _is_marked(folder / _STYLE):
-        raise FileExistsError(f"{folder} is not empty and holds no earlier explorer: give a new or empty folder")
-
-
-def _is_marked(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return _MARK.encode() in file.read(4096)

@@ -270,7 +270,7 @@ def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
     assert capsys.readouterr().err == "error: other images: give another folder as --out, with --verify\n"
 
 
-@pytest.mark.parametrize("command", [None, "fit", "atlas", "explore", "evaluate"])
+@pytest.mark.parametrize("command", [None, "fit", "atlas", "explore", "evaluate", "export", "explain"])
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([*([command] if command else []), "--help"])

@@ -1,0 +1,134 @@
+"""Arguments: what can be typed."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli import commands, exporting
+from pytorch_grad_cam_pcasvm.cli.fitting import fit
+from pytorch_grad_cam_pcasvm.cli.networks import RUN
+
+# What the commands need is imported when they run: help is asked for more often.
+_METHODS = sorted(package._NAMES["cams"].split())
+
+_EXAMPLE = f"""example:
+  {RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
+  {RUN} atlas --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out atlas
+  {RUN} explore atlas --out explorer
+  {RUN} evaluate --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out evaluation
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; the parsed options have ``run``, which runs the command."""
+    parser = argparse.ArgumentParser(
+        prog=RUN,
+        description="Signed attention maps through a PCA and an SVM, for a folder of images.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    places = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[Any], None], text: str, example: str) -> argparse.ArgumentParser:
+        added = places.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n  {RUN} {name} {example}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=run)
+        return added
+
+    at = "--images photos/{} --backbone mobilenet_v2 --layer features"
+    fitted = command("fit", fit, "fit scaler, PCA and SVM on the features of a folder with one folder per class",
+                  at.format("train") + " --out head.safetensors")  # fmt: skip
+    _of_network(fitted)
+    _of_reading(fitted)
+    fitted.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
+    fitted.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
+    fitted.add_argument("--class-weight", choices=["balanced"],
+                     help="balanced: each class counts the same, however few images it has")  # fmt: skip
+    fitted.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the head, .safetensors")
+    _of_bad_images(fitted)
+    build = command("atlas", commands.atlas, "explain every image of a folder once, and keep the maps",
+                    at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
+    _of_network(build)
+    _of_reading(build)
+    _of_maps(build)
+    build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
+    _of_method(build)
+    build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
+    build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
+    _of_bad_images(build)
+    build.add_argument("--verify", action="store_true", help="compare every image with what is there, not a sample")
+    evaluate = command("evaluate", commands.evaluate,
+                       "measure whether the maps can be believed, and write a report page",
+                       at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
+    _of_network(evaluate)
+    _of_maps(evaluate)
+    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the page and its JSON")
+    evaluate.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
+                          help="may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
+    evaluate.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
+    evaluate.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
+    evaluate.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    explore = command("explore", commands.explore, "write a page for browsing an atlas", "atlas --out explorer")
+    explore.add_argument("atlas", type=Path, help="folder of the atlas")
+    explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
+    explore.add_argument(
+        "--head", action="append", default=[], metavar="NAME=FILE", help="another head, selectable on the page"
+    )
+    explore.add_argument("--single-file", action="store_true", help="write one file, easy to send")
+    written = command("export", exporting.export, "write scores and maps as one file, which needs no PyTorch",
+                      at.format("test") + " --head head.safetensors --out explainer.onnx")  # fmt: skip
+    _of_network(written, needs_images=False)
+    _of_maps(written)
+    _of_method(written)
+    written.add_argument("--components", type=int, help="maps of the first ones only (default: of all)")
+    written.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file, .onnx")
+    written.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains dropped photos")
+    written.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
+                         help="for --page: from npm install (default: node_modules/onnxruntime-web)")  # fmt: skip
+    explain = command("explain", exporting.explain, "draw maps with a file from 'export', without PyTorch",
+                      "--model explainer.onnx --images photos/test --out maps")  # fmt: skip
+    explain.add_argument("--model", required=True, type=Path, metavar="FILE", help="the file")
+    explain.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, in any folders")
+    explain.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of pictures and values.csv")
+    _of_bad_images(explain)
+    return parser
+
+
+def _of_maps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="from 'fit', Head.save or skops")
+    parser.add_argument("--tokens", action="store_true", help="for a transformer: find the grid of its patches")
+    begin = "where a decision is open (neutral, the default), the training images' mean, or zeros"
+    parser.add_argument("--baseline", default="neutral", choices=["neutral", "mean", "zero"], help=f"start: {begin}")
+
+
+def _of_method(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--method", default="ContributionCAM", choices=_METHODS, metavar="NAME",
+                        help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
+
+
+def _of_network(parser: argparse.ArgumentParser, needs_images: bool = True) -> None:
+    what = "images, or one folder per class" + " (default: noise)" * (not needs_images)
+    parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=what)
+    parser.add_argument("--backbone", required=True, metavar="NAME", help="a torchvision name, or timm:NAME")
+    parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's own, downloaded)")
+    parser.add_argument("--layer", required=True, metavar="NAME",
+                        help="layer whose activations become maps; auto: compare some on the images")  # fmt: skip
+    parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
+    parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
+
+
+def _of_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch-size", type=int, default=64, help="images to read at a time (default: 64)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
+
+
+def _of_bad_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--skip-bad-images", action="store_true", help="list images that cannot be read, and continue")

@@ -1,0 +1,96 @@
+"""The commands that explain: each takes its options, and imports what it needs when it runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, refuse_splits, tell_bad
+from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
+from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
+
+
+def atlas(options: Any) -> None:
+    """Explain a folder, and keep the maps."""
+    from pytorch_grad_cam_pcasvm import atlas
+
+    refuse_splits(options.images, ("test", "testing"))
+    net, transform = network(options)
+    method = getattr(package, options.method)
+    layer = layer_of(options, net, transform)
+    store = atlas.build(
+        net,
+        options.images,
+        [layer],
+        options.out,
+        method=method,
+        transform=transform,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        engine=options.engine,
+        processes=options.processes,
+        skip_bad_images=options.skip_bad_images,
+        verify=options.verify,
+        **options_of(options, [method], net, layer, transform)[method],
+    )
+    print(store)
+    if store.labels is not None and store.head.classes_ is not None:
+        try:
+            print(f"{len(store)} images: {accuracy(store.names(store.labels), store.correct)}")
+        except ValueError as error:  # the atlas is complete
+            print(f"whether they are classified correctly cannot be told: {error}")
+    tell_bad(store.manifest["bad"])
+    print(f"browse it: {RUN} explore {options.out}")
+
+
+def evaluate(options: Any) -> None:
+    """Write a report of whether maps can be believed."""
+    from pytorch_grad_cam_pcasvm import evaluation
+
+    for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    refuse_splits(options.images, ("test", "testing"))
+    net, transform = network(options)
+    names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
+    methods = {name: getattr(package, name) for name in names}
+    layer = layer_of(options, net, transform)
+    given = options_of(options, [*methods.values()], net, layer, transform)
+    study = evaluation.Study(
+        net,
+        options.images,
+        [layer],
+        {name: (method, given[method]) for name, method in methods.items()},
+        images=options.count,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        transform=transform,
+    )
+    _tell_accuracy(study)
+    print(f"open {study.report(options.out).resolve().as_uri()}")
+
+
+def _tell_accuracy(study: Any) -> None:
+    """Say how many images of a study are classified correctly, if their folders are named as the head's classes."""
+    names, classes = study.source.names, study.net.head.classes_
+    if names is None or classes is None or not set(names) & set(classes.tolist()):
+        return
+    labels, correct = [], []
+    for images, numbers, _ in study.batches("accuracy"):
+        found = [names[number] for number in numbers]
+        labels += found
+        correct += [label == guess for label, guess in zip(found, study.net.predict(images).tolist(), strict=True)]
+    print(f"{len(labels)} images: {accuracy(labels, correct)}")
+
+
+def explore(options: Any) -> None:
+    """Write the page of an atlas."""
+    from pytorch_grad_cam_pcasvm import atlas
+
+    heads = {}
+    for given in options.head:
+        name, _, path = given.partition("=")
+        if not path:
+            raise ValueError(f"--head takes NAME=FILE, got {given!r}")
+        heads[name] = head_of(Path(path))
+    page = atlas.load(options.atlas).to_html(options.out, heads=heads or None, single_file=options.single_file)
+    print(f"open {page.resolve().as_uri()}")

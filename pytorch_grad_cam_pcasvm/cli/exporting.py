@@ -1,0 +1,110 @@
+"""The commands that write an explanation as one file, and explain with it."""
+
+import csv
+import warnings
+from typing import Any
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.folders import tell_bad
+from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
+from pytorch_grad_cam_pcasvm.cli.networks import network
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
+_TRIED = 4  # images
+
+
+def export(options: Any) -> None:
+    """Write an explanation as one file, and a page around it."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm import export
+    from pytorch_grad_cam_pcasvm.data import Images
+    from pytorch_grad_cam_pcasvm.export.web_page import runtime_files
+
+    if options.page:
+        runtime_files(options.runtime)  # before anything takes long
+    net, transform = network(options)
+    steps = _steps(transform)
+    method = getattr(package, options.method)
+    layer = layer_of(options, net, transform)
+    cam = method(net, [layer], **options_of(options, [method], net, layer, transform)[method])
+    targets = None
+    if options.components is not None:
+        targets = [*(package.PCATarget(b) for b in range(options.components)), package.SVMTarget()]
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
+    with warnings.catch_warnings():
+        if options.images is None:
+            warnings.simplefilter("ignore", package.OutsideTrainingWarning)
+            x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
+        else:
+            x = Images(options.images, transform, thumbnails=False).read(range(_TRIED)).images
+        told = export.onnx(cam, x, options.out, targets, **steps)
+    explainer = export.Explainer(options.out)
+    if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
+        raise ValueError("the backbone's transform does more than to resize, cut out and normalise: use export.onnx")
+    print(f"wrote {options.out}: maps of {', '.join(told['titles'])}")
+    print(f"at most {max(told['differences'].values()):.0e} of the largest value from PyTorch's")
+    if options.page:
+        print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")
+
+
+def _steps(transform: Any) -> dict[str, Any]:
+    """Return what a torchvision or timm transform does, as arguments of ``export.onnx``."""
+    steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
+    resize, normalise = steps.get("Resize", transform), steps.get("Normalize", transform)
+    size, *square = getattr(resize, "resize_size", None) or _listed(resize.size)
+    return {
+        "mean": _listed(normalise.mean),
+        "std": _listed(normalise.std),
+        "resize": None if square else size,
+        "interpolation": resize.interpolation.value,
+    }
+
+
+def _listed(numbers: Any) -> list[Any]:
+    found = getattr(numbers, "tolist", lambda: numbers)()
+    return [*found] if isinstance(found, list | tuple) else [found]
+
+
+def explain(options: Any) -> None:
+    """Explain pictures with a file; torch is not imported."""
+    import numpy as np
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.export import Explainer
+
+    folder, out = options.images, options.out
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES) if folder.is_dir() else []
+    if not paths:
+        raise FileNotFoundError(f"there are no images in {folder}: {', '.join(_SUFFIXES)}")
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"--out {out} is inside --images, and its maps would be explained next time: name another folder"
+        )
+    explainer = Explainer(options.model)
+    bad = []
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["image", "predicted", *explainer.about["titles"]])
+        for path in paths:
+            name = path.relative_to(folder)
+            try:
+                with Image.open(path) as picture:
+                    picture.load()
+            except (OSError, SyntaxError) as error:
+                if not options.skip_bad_images:
+                    what = f"{name} cannot be read ({error}): mend or delete it, or add --skip-bad-images"
+                    raise OSError(what) from error
+                bad.append(str(name))
+                continue
+            found = explainer(explainer.prepared(picture)[None])
+            label = explainer.predicted(found)
+            table.writerow([name, "" if label is None else label, *np.round(found["values"][0], 9).tolist()])
+            sheet = out / f"{name}.png"
+            sheet.parent.mkdir(parents=True, exist_ok=True)
+            explainer.sheet(picture, found).save(sheet)
+    tell_bad(bad)
+    print(f"wrote maps of {len(paths) - len(bad)} images and {out / 'values.csv'}")

@@ -1,0 +1,39 @@
+"""Folders of images: what they hold, and how many of them are classified correctly."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Folders of these names are hardly classes.
+_SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
+
+
+def refuse_splits(root: Path, wanted: Sequence[str]) -> None:
+    """Refuse a folder whose folders are named as the parts of a data set, and say which of them was meant."""
+    from pytorch_grad_cam_pcasvm.data import class_folders
+
+    folders = class_folders(root) if root.is_dir() else []
+    splits = [name for name in folders if name.lower() in _SPLITS]
+    if splits and (len(splits) > 1 or splits == folders):  # one among others may be a class: bus, car, train
+        meant = next((name for name in splits if name.lower() in wanted), splits[0])
+        named = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
+        looks = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
+        are = "folders are" if len(splits) > 1 else "only folder is"
+        raise ValueError(f"the {are} named {named}, which {looks}: did you mean --images {root / meant}?")
+
+
+def tell_bad(names: Sequence[str]) -> None:
+    """Say which images were left out."""
+    if names:
+        shown = ", ".join(names)
+        print(f"{len(names)} image{'s' if len(names) > 1 else ''} skipped, which cannot be read: {shown}")
+
+
+def accuracy(labels: Sequence[Any], correct: Any) -> str:
+    """Return what part is correct: of N images, of each class on average, and of each class."""
+    counts, hits = Counter(labels), Counter(label for label, is_hit in zip(labels, correct, strict=True) if is_hit)
+    of_class = {label: hits[label] / count for label, count in sorted(counts.items())}
+    balanced = sum(of_class.values()) / len(of_class)
+    by_class = ", ".join(f"{label} {part:.0%}" for label, part in of_class.items())
+    return f"{hits.total() / len(labels):.0%} correct, balanced accuracy {balanced:.0%} ({by_class})"

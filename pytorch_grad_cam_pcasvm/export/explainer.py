@@ -1,0 +1,153 @@
+"""Explain pictures with a file from ``export.onnx``. Needs numpy, Pillow and onnxruntime only, and may be copied.
+
+python explainer.py explainer.onnx photo.png --out maps.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageDraw, ImageFont
+
+KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
+TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
+
+
+class Explainer:
+    """A file from ``export.onnx``, and the pictures that it explains.
+
+    Attributes:
+        about: the metadata: ``classes``, ``titles`` of the targets, ``input``, ``method``, ``digest``, ...
+        names: the outputs.
+
+    Args:
+        path: the file.
+        providers: of onnxruntime, the first that is there is used.
+
+    Raises:
+        ValueError: the file is cut short, no ONNX model, or no explanation.
+    """
+
+    def __init__(self, path: str | Path, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> None:
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), providers=list(providers))
+        except Exception as error:  # onnxruntime's own have no common name
+            raise ValueError(f"{path} is missing, cut short, or no ONNX model ({error})") from error
+        told = self._session.get_modelmeta().custom_metadata_map.get(KEY)
+        if told is None:
+            raise ValueError(f"{path} is a model, but not an explanation: write one with export.onnx")
+        self.about: dict[str, Any] = json.loads(told)
+        self.names = [output.name for output in self._session.get_outputs()]
+        self._colours = np.array([[*bytes.fromhex(colour)] for colour in self.about["colours"]], np.float64)
+
+    def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
+        """Return all outputs for images (N, ...), as the network takes them, by name."""
+        shape = self.about["input"]["shape"]
+        if list(images.shape[1:]) != shape or images.dtype != np.float32:
+            wanted = f"float32 of shape (N, {', '.join(map(str, shape))})"
+            raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {images.shape}")
+        return dict(zip(self.names, self._session.run(self.names, {"images": images}), strict=True))
+
+    def seen(self, picture: Image.Image) -> Image.Image:
+        """Return the part of a picture that the network sees, at its resolution."""
+        given = self.about["input"]
+        if len(given["shape"]) != 3 or given["shape"][0] not in (1, 3):
+            raise ValueError(f"the network takes no pictures, but images of shape {given['shape']}")
+        channels, height, width = given["shape"]
+        picture = picture.convert("RGB" if channels == 3 else "L")
+        how = Image.Resampling[given["interpolation"].upper()]
+        if given["resize"] is None:
+            return picture.resize((width, height), how)
+        short = min(picture.size)
+        picture = picture.resize(tuple(given["resize"] * side // short for side in picture.size), how)
+        left, top = (round((a - b) / 2) for a, b in zip(picture.size, (width, height), strict=True))
+        return picture.crop((left, top, left + width, top + height))
+
+    def prepared(self, picture: Image.Image) -> np.ndarray:
+        """Return a picture as the network takes it, shape (C, H, W)."""
+        pixels = np.atleast_3d(np.asarray(self.seen(picture), np.float32)) / 255
+        mean, std = (np.float32(self.about["input"][name] or default) for name, default in (("mean", 0), ("std", 1)))
+        return ((pixels - mean) / std).transpose(2, 0, 1)
+
+    def overlay(self, picture: Image.Image, values: np.ndarray) -> Image.Image:
+        """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it."""
+        grey = 255 * 0.35 + 0.65 * np.asarray(picture.convert("RGB"), np.float64).mean(-1, keepdims=True)
+        values = np.asarray(Image.fromarray(values.astype(np.float32)).resize(picture.size, Image.Resampling.BILINEAR))
+        count = len(self._colours)
+        place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
+        opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
+        return Image.fromarray((opacity * self._colours[place] + (1 - opacity) * grey).round().astype(np.uint8))
+
+    def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
+        """Return the predicted class of an image, or None if there are no classes."""
+        return self.about["classes"][int(found["label"][row])] if "label" in found and self.about["classes"] else None
+
+    def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
+        """Return what the maps of an image are of."""
+        label = self.predicted(found, row)
+        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
+
+    def sheet(self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
+        """Return a picture with its maps beside it, each under its title and value, over a bar of the colours."""
+        shown = self.seen(picture).convert("RGB").resize((TILE, TILE), Image.Resampling.BILINEAR)
+        label = self.predicted(found, row)
+        tiles = [(shown, "" if label is None else f"predicted: {label}", "", "")]
+        for k, title in enumerate(self.titles(found, row)):
+            each = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
+            if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
+                each["maps"] = np.maximum(each["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
+            start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
+            value = f"value {each['values']:.4g}"
+            if abs(start) > 1e-6 * abs(each["values"]):
+                value += f", from {start:.4g}"
+            end = f"{each['nu']:.3g}" + (f" x exp({each['log_scale']:.4g})" if each["log_scale"] else "")
+            drawn = self.overlay(shown, each["maps"] / (each["nu"] or 1.0))
+            tiles.append((drawn, title, value, f"raises, to {end}" if each["nu"] else "blank: no gradient"))
+        columns = min(len(tiles), 6)
+        rows = -(-len(tiles) // columns)
+        font = ImageFont.load_default(TEXT)
+        step, height = TILE + GAP, TILE + 4 * TEXT + GAP
+        sheet = Image.new("RGB", (columns * step + GAP, rows * height + GAP), "white")
+        draw = ImageDraw.Draw(sheet)
+        scale = self.overlay(Image.new("RGB", (TILE, TEXT // 2), "white"), np.linspace(-1, 1, TILE)[None])
+        for place, (drawn, title, value, end) in enumerate(tiles):
+            x, y = GAP + place % columns * step, GAP + place // columns * height
+            for line, text in enumerate((title, value)):
+                draw.text((x, y + line * (TEXT + 3)), _short(text, font), "black", font)
+            y += 2 * TEXT + GAP
+            sheet.paste(drawn, (x, y))
+            if end:
+                sheet.paste(scale, (x, y + TILE + 4))
+                y += TILE + TEXT // 2 + 6
+                draw.text((x, y), "lowers", "#2166ac", font)
+                draw.text((x + TILE, y), end, "#b2182b", font, anchor="ra")
+        return sheet
+
+
+def _short(text: str, font: Any) -> str:
+    while font.getlength(text) > TILE:
+        text = text[:-2].rstrip("\N{HORIZONTAL ELLIPSIS}") + "\N{HORIZONTAL ELLIPSIS}"
+    return text
+
+
+def main() -> None:
+    """Explain a picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("photo", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("maps.png"))
+    options = parser.parse_args()
+    explainer, picture = Explainer(options.model), Image.open(options.photo)
+    found = explainer(explainer.prepared(picture)[None])
+    if (label := explainer.predicted(found)) is not None:
+        print("predicted:", label)
+    for title, value in zip(explainer.titles(found), found["values"][0], strict=True):
+        print(f"{title}: {value:.4g}")
+    explainer.sheet(picture, found).save(options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+// Explains photos in the browser, with the model that lies beside the page.
+"use strict";
+const explainer = (() => {
+  const TILE = 224; // pixels
+  const ONE = 2 ** 22; // of weights, when pictures are resampled
+  const $ = (id) => document.getElementById(id);
+  const received = {};
+  const photos = []; // {name, seen, found}
+  let about, session, queue = Promise.resolve();
+
+  /** Takes a part of a file, in base64: scripts are all that a page from the file system may read. */
+  function receive(name, base64) {
+    const text = atob(base64), bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    (received[name] ||= []).push(bytes);
+  }
+
+  /** Returns the bytes of a file by its name, from the scripts with its parts. */
+  async function bytesOf(name, count) {
+    for (let part = 0; part < count; part++) {
+      await new Promise((resolve, reject) => {
+        const script = document.createElement("script");
+        script.src = `data/${name}${part}.js`;
+        script.onload = () => resolve(script.remove());
+        script.onerror = () => reject(new Error(`${script.src} is missing: copy the whole folder`));
+        document.body.append(script);
+      });
+    }
+    const parts = received[name];
+    delete received[name];
+    return new Uint8Array(await new Blob(parts).arrayBuffer());
+  }
+
+  /** Resamples pixels (height x width x channels, 8 bits) to the last bit as Pillow does: in whole numbers. */
+  function resized(pixels, width, height, channels, toWidth, toHeight, bicubic) {
+    const kernel = bicubic
+      ? (x) => (x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0)
+      : (x) => Math.max(0, 1 - x);
+    const along = (source, size, to, lines, step, lineStep, target, toStep, toLineStep) => {
+      const scale = size / to, wide = Math.max(scale, 1), support = (bicubic ? 2 : 1) * wide;
+      for (let i = 0; i < to; i++) {
+        const centre = (i + 0.5) * scale;
+        const first = Math.max(0, Math.trunc(centre - support + 0.5));
+        const last = Math.min(size, Math.trunc(centre + support + 0.5));
+        const weights = [];
+        for (let k = first; k < last; k++) weights.push(kernel(Math.abs((k - centre + 0.5) * (1 / wide))));
+        const total = weights.reduce((sum, weight) => sum + weight, 0);
+        const whole = weights.map((weight) => Math.trunc((weight / total) * ONE + (weight < 0 ? -0.5 : 0.5)));
+        for (let line = 0; line < lines; line++) {
+          for (let c = 0; c < channels; c++) {
+            let sum = ONE / 2;
+            for (let k = first; k < last; k++) sum += whole[k - first] * source[line * lineStep + k * step + c];
+            target[line * toLineStep + i * toStep + c] = Math.floor(sum / ONE); // and clamped
+          }
+        }
+      }
+      return target;
+    };
+    if (toWidth !== width) {
+      const row = toWidth * channels;
+      const target = new Uint8ClampedArray(row * height);
+      pixels = along(pixels, width, toWidth, height, channels, width * channels, target, channels, row);
+    }
+    if (toHeight !== height) {
+      const row = toWidth * channels;
+      pixels = along(pixels, height, toHeight, toWidth, row, channels, new Uint8ClampedArray(row * toHeight), row, channels);
+    }
+    return pixels;
+  }
+
+  /** Returns the part of a photo that the network sees, (height x width x channels), 8 bits. */
+  async function seenOf(file) {
+    const as = { imageOrientation: "none", colorSpaceConversion: "none", premultiplyAlpha: "none" };
+    const bitmap = await createImageBitmap(file, as).catch(() => {
+      throw new Error(`${file.name} is no picture that this browser can read`);
+    });
+    const canvas = new OffscreenCanvas(bitmap.width, bitmap.height), context = canvas.getContext("2d");
+    context.drawImage(bitmap, 0, 0);
+    const rgba = context.getImageData(0, 0, bitmap.width, bitmap.height).data;
+    const [channels, height, width] = about.input.shape, { resize, interpolation } = about.input;
+    let pixels = new Uint8ClampedArray(bitmap.width * bitmap.height * channels);
+    for (let i = 0, j = 0; j < rgba.length; j += 4) {
+      if (channels === 3) for (let c = 0; c < 3; c++) pixels[i++] = rgba[j + c];
+      else pixels[i++] = (19595 * rgba[j] + 38470 * rgba[j + 1] + 7471 * rgba[j + 2] + 32768) >> 16;
+    }
+    let [w, h] = [width, height];
+    if (resize !== null) {
+      const short = Math.min(bitmap.width, bitmap.height);
+      [w, h] = [bitmap.width, bitmap.height].map((side) => Math.floor((resize * side) / short));
+    }
+    pixels = resized(pixels, bitmap.width, bitmap.height, channels, w, h, interpolation === "bicubic");
+    const even = (x) => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x)); // as Python rounds
+    const left = even((w - width) / 2), top = even((h - height) / 2);
+    const cut = new Uint8ClampedArray(height * width * channels);
+    for (let y = 0; y < height; y++) {
+      const from = ((top + y) * w + left) * channels;
+      cut.set(pixels.subarray(from, from + width * channels), y * width * channels);
+    }
+    return cut;
+  }
+
+  /** Returns all outputs for one photo, by name, and what the network sees of it. */
+  async function explain(file) {
+    const seen = await seenOf(file), [channels, height, width] = about.input.shape;
+    const x = new Float32Array(seen.length), count = height * width;
+    for (let c = 0; c < channels; c++) {
+      const mean = Math.fround((about.input.mean || [])[c] ?? 0), std = Math.fround((about.input.std || [])[c] ?? 1);
+      for (let i = 0; i < count; i++) {
+        x[c * count + i] = Math.fround(Math.fround(seen[i * channels + c] / 255) - mean) / std;
+      }
+    }
+    const outputs = await session.run({ images: new ort.Tensor("float32", x, [1, channels, height, width]) });
+    const found = Object.fromEntries(
+      Object.entries(outputs).map(([name, tensor]) => [name, { dims: tensor.dims, data: Array.from(tensor.data, Number) }]),
+    );
+    return { name: file.name, seen, found };
+  }
+
+  const number = (x) => String(Number(x.toPrecision(4))).replace("-", "\u2212");
+  const element = (kind, text = "", name = "") => Object.assign(document.createElement(kind), { textContent: text, className: name });
+
+  function canvasOf(width, height, colour) {
+    const canvas = Object.assign(document.createElement("canvas"), { width, height });
+    const context = canvas.getContext("2d"), image = context.createImageData(width, height);
+    for (let y = 0, i = 0; y < height; y++) {
+      for (let x = 0; x < width; x++, i += 4) image.data.set([...colour(x, y), 255], i);
+    }
+    context.putImageData(image, 0, 0);
+    return canvas;
+  }
+
+  /** Returns a function of the centre of a pixel that interpolates numbers (height x width) between theirs. */
+  function between(numbers, height, width, toHeight, toWidth, channels = 1) {
+    const place = (i, size, to) => {
+      const at = Math.min(Math.max(((i + 0.5) * size) / to - 0.5, 0), size - 1), low = Math.floor(at);
+      return [low, Math.min(low + 1, size - 1), at - low];
+    };
+    return (x, y, c = 0) => {
+      const [left, right, across] = place(x, width, toWidth), [top, bottom, down] = place(y, height, toHeight);
+      const at = (row, column) => numbers[(row * width + column) * channels + c];
+      const mixed = (row) => at(row, left) + across * (at(row, right) - at(row, left));
+      return mixed(top) + down * (mixed(bottom) - mixed(top));
+    };
+  }
+
+  /** Returns the colour of a value from -1 to 1 over a grey. */
+  function over(grey, value, strength) {
+    const count = about.colours.length;
+    const place = Math.min(Math.max(Math.floor((0.5 + 0.5 * value) * count), 0), count - 1);
+    const opacity = strength * 0.95 * Math.abs((2 * place) / (count - 1) - 1) ** 0.7;
+    return about.colours[place].map((part) => Math.round(opacity * part + (1 - opacity) * grey));
+  }
+
+  const labelOf = ({ found }) => (found.label && about.classes ? String(about.classes[found.label.data[0]]) : "");
+  const sizeOf = ({ found }, k) => Math.log(found.nu.data[k]) + found.log_scale.data[k];
+
+  function tile(photo, pixel, k) {
+    const { found } = photo, [, , height, width] = found.maps.dims, first = k * height * width;
+    const signed = Array.from({ length: height * width }, (_, i) => {
+      const value = found.maps.data[first + i];
+      return found.opposite ? Math.max(value, 0) - Math.max(found.opposite.data[first + i], 0) : value;
+    });
+    let nu = found.nu.data[k], scale = found.log_scale.data[k];
+    if ($("scale").value === "target") {
+      const largest = Math.max(...photos.map((each) => sizeOf(each, k)).filter(Number.isFinite));
+      nu = Math.exp(largest - scale);
+    }
+    const map = between(signed.map((value) => (nu ? value / nu : 0)), height, width, TILE, TILE);
+    const strength = Number($("opacity").value);
+    const grey = (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
+    const figure = element("figure", "", "tile");
+    const baseline = found.baseline_values?.data[k] ?? 0, value = found.values.data[k];
+    const from = Math.abs(baseline) > 1e-6 * Math.abs(value) ? `, from ${number(baseline)}` : "";
+    figure.append(element("b", about.titles[k].replace("predicted class", () => `${labelOf(photo)} (predicted)`)), element("span", `value ${number(value)}${from}`));
+    figure.append(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)));
+    const bar = canvasOf(TILE, 1, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1));
+    bar.className = "bar";
+    const ends = element("div", "", "ends");
+    const end = nu ? number(nu) + (scale ? ` × exp(${number(scale)})` : "") : "";
+    ends.append(element("b", nu ? "lowers" : "blank: no gradient", "blue"), element("b", nu ? `raises, to ${end}` : "", "red"));
+    figure.append(bar, ends);
+    return figure;
+  }
+
+  function scoresOf({ found }) {
+    const table = element("div", "", "scores"), scores = found.scores?.data || [];
+    if (!about.classes || scores.length !== about.classes.length) return table;
+    const low = Math.min(...scores), high = Math.max(...scores);
+    scores.forEach((score, c) => {
+      const bar = element("div"), filled = element("i");
+      filled.style.width = `${(100 * (score - low)) / (high - low || 1)}%`;
+      bar.append(filled);
+      table.append(element("span", String(about.classes[c])), bar, element("span", number(score)));
+    });
+    return table;
+  }
+
+  function draw() {
+    const [channels, height, width] = about.input.shape;
+    $("photos").replaceChildren(...photos.map((photo) => {
+      const card = element("section", "", "photo"), tiles = element("div", "", "tiles");
+      const at = between(photo.seen, height, width, TILE, TILE, channels);
+      const pixel = (x, y, c) => at(x, y, channels === 3 ? c : 0);
+      const original = element("figure", "", "tile");
+      original.append(element("b", "What the network sees"), element("span", `${width} × ${height} pixels`));
+      original.append(canvasOf(TILE, TILE, (x, y) => [0, 1, 2].map((c) => Math.round(pixel(x, y, c)))), scoresOf(photo));
+      tiles.append(original, ...about.titles.map((_, k) => tile(photo, pixel, k)));
+      card.append(element("h2", [photo.name, labelOf(photo)].filter(Boolean).join(": ")), tiles);
+      return card;
+    }));
+  }
+
+  function status(text, name = "") {
+    Object.assign($("status"), { textContent: text, className: name });
+  }
+
+  /** Explains files one after another, the newest on top. */
+  function add(files) {
+    for (const file of files) {
+      queue = queue.then(async () => {
+        status(`Explaining ${file.name}…`);
+        await new Promise((resolve) => setTimeout(resolve)); // the browser draws first
+        photos.unshift(await explain(file));
+        draw();
+        status(`${photos.length} explained`);
+      }).catch((error) => status(error.message, "error"));
+    }
+    return queue;
+  }
+
+  async function start() {
+    about = JSON.parse(new TextDecoder().decode(await bytesOf("about", 1)));
+    about.colours = about.colours.map((colour) => [0, 2, 4].map((i) => parseInt(colour.slice(i, i + 2), 16)));
+    document.title = document.querySelector("h1").textContent = about.page.title;
+    $("what").textContent = `${about.method} of ${about.titles.join(", ")}` + (about.classes ? `; classes: ${about.classes.join(", ")}.` : ".");
+    for (const [name, value] of [
+      ["target layers", about.target_layers.join(", ")], ["features", about.features], ["options", JSON.stringify(about.options)],
+      ["input", JSON.stringify(about.input)], ["digest", JSON.stringify(about.digest)], ["versions", JSON.stringify(about.versions)],
+      ["The maps explain", "the network as it was when the file was written. One that was trained further has another digest."],
+    ]) $("about").append(element("dt", name), element("dd", value));
+    const glue = new Blob([await bytesOf("glue", about.page.parts.glue)], { type: "text/javascript" });
+    ort.env.wasm.wasmPaths = { mjs: URL.createObjectURL(glue) };
+    ort.env.wasm.wasmBinary = (await bytesOf("wasm", about.page.parts.wasm)).buffer;
+    ort.env.wasm.numThreads = 1; // more need a server with special headers
+    session = await ort.InferenceSession.create(await bytesOf("model", about.page.parts.model), { executionProviders: ["wasm"] });
+    $("files").disabled = false;
+    status("Ready");
+  }
+
+  const ready = start().catch((error) => {
+    status(`The model cannot be loaded: ${error.message}`, "error");
+    throw error;
+  });
+  $("files").addEventListener("change", () => add([...$("files").files]));
+  for (const kind of ["dragover", "dragleave", "drop"]) {
+    document.addEventListener(kind, (event) => {
+      event.preventDefault();
+      $("drop").classList.toggle("over", kind === "dragover");
+      if (kind === "drop" && session) add([...event.dataTransfer.files]);
+    });
+  }
+  for (const id of ["opacity", "scale"]) $(id).addEventListener("input", draw);
+  $("clear").addEventListener("click", () => {
+    photos.length = 0;
+    draw();
+    status("Ready");
+  });
+  return { receive, ready, add, photos };
+})();

@@ -1,0 +1,96 @@
+"""A page that explains photos in the browser: a folder that opens from the file system, and contacts no server."""
+
+import base64
+import json
+import shutil
+from os import PathLike
+from pathlib import Path
+
+from pytorch_grad_cam_pcasvm.export.explainer import Explainer
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder
+
+_PACKAGE = Path(__file__).parent
+_MARK = "pytorch_grad_cam_pcasvm explainer"  # in the style sheet of every page
+_PART = 12 << 20  # bytes of a file in one script
+_RUNTIME = {
+    "runtime": "ort.wasm.min.js", "glue": "ort-wasm-simd-threaded.mjs", "wasm": "ort-wasm-simd-threaded.wasm",
+}  # fmt: skip
+
+
+def page(
+    model: str | PathLike[str], out: str | PathLike[str], runtime: str | PathLike[str], *, title: str | None = None
+) -> Path:
+    """Write a page that explains photos with a file from :func:`onnx`, in the browser, without any server.
+
+    The folder opens from the file system, offline. Photos that are dropped on the page are prepared as Pillow would
+    (``resize`` and ``interpolation`` of the file), explained by onnxruntime-web on one thread, and shown with scores
+    and signed maps. Nothing leaves the machine: the page's own policy forbids it to contact a server.
+
+    Args:
+        model: the file.
+        out: a new or empty folder, or one with an earlier page, which is replaced.
+        runtime: the folder of the npm package onnxruntime-web: ``npm install onnxruntime-web`` makes
+            ``node_modules/onnxruntime-web``. 15 MB of it are copied.
+        title: of the page; None: "Explain a photo".
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        FileExistsError: the folder contains something else.
+        FileNotFoundError: the runtime is not there.
+        ImportError: the ``[export]`` extra is not installed.
+        ValueError: the file is no explanation, or not one of pictures.
+
+    Example:
+        >>> export.page("explainer.onnx", "page", "node_modules/onnxruntime-web")  # doctest: +SKIP
+        PosixPath('page/index.html')
+    """
+    model, out, runtime = Path(model), Path(out), Path(runtime)
+    about = Explainer(model).about
+    shape = about["input"]["shape"]
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ValueError(f"{model} explains images of shape {tuple(shape)}, and browsers read pictures: (1 or 3, H, W)")
+    files = runtime_files(runtime) | {"model": model}
+    check_folder(out, "page.css", _MARK, "page")
+    data = out / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    (out / "index.html").unlink(missing_ok=True)
+    # First of all, so that a folder whose writing was stopped is known as one of a page.
+    for name in ("page.css", "page.js"):
+        shutil.copyfile(_PACKAGE / name, out / name)
+    script = files.pop("runtime")
+    shutil.copyfile(script, out / script.name)
+    for old in data.glob("*.js"):
+        old.unlink()
+    parts = {name: _write(data, name, file.read_bytes()) for name, file in files.items()}
+    about["page"] = {"title": title or "Explain a photo", "parts": parts}
+    _write(data, "about", json.dumps(about).encode())
+    with atomically(out / "index.html") as file:  # only now is it a page
+        file.write((_PACKAGE / "page.html").read_bytes())
+    return out / "index.html"
+
+
+def runtime_files(runtime: Path) -> dict[str, Path]:
+    """Return the files of onnxruntime-web that a page needs.
+
+    Raises:
+        FileNotFoundError: one is not there.
+    """
+    found = {}
+    for key, name in _RUNTIME.items():
+        path = next((path for path in (runtime / "dist" / name, runtime / name) if path.is_file()), None)
+        if path is None:
+            install = "run 'npm install onnxruntime-web', and pass runtime='node_modules/onnxruntime-web'"
+            raise FileNotFoundError(f"{runtime} has no {name}: {install}")
+        found[key] = path
+    return found
+
+
+def _write(data: Path, name: str, content: bytes) -> int:
+    """Write bytes as scripts, which are all that a page from the file system may read, and return how many."""
+    starts = range(0, len(content), _PART)
+    for part, start in enumerate(starts):
+        encoded = base64.b64encode(content[start : start + _PART]).decode()
+        (data / f"{name}{part}.js").write_text(f'explainer.receive("{name}", "{encoded}");\n')
+    return len(starts)

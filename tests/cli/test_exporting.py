@@ -1,0 +1,101 @@
+"""The commands ``export`` and ``explain``, as they are typed."""
+
+import csv
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from atlases import folder
+from PIL import Image
+from torchvision.models import get_model_weights, list_models
+
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.cli.exporting import _steps
+
+
+@pytest.fixture(scope="module")
+def made(weights, tmp_path_factory):
+    """Photos, a network as it is typed, and an exported file."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    root = tmp_path_factory.mktemp("made")
+    photos, head, model = folder(root / "photos", 6), root / "head.safetensors", root / "explainer.onnx"
+    network = ["--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
+    assert main(["fit", "--images", str(photos), *network, "--components", "3", "--out", str(head)]) == 0
+    assert main(["export", *network, "--head", str(head), "--components", "1", "--out", str(model)]) == 0
+    return SimpleNamespace(photos=photos, head=head, network=network, model=model)
+
+
+@pytest.mark.optional
+def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
+    code = "import sys; from pytorch_grad_cam_pcasvm.cli import main"
+    code += "\ncode = main(sys.argv[1:])\nassert not {'torch', 'sklearn'} & set(sys.modules)\nsys.exit(code)"
+    options = ["--model", made.model, "--images", made.photos, "--out", tmp_path / "maps"]
+    run = subprocess.run([sys.executable, "-c", code, "explain", *options], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "wrote maps of 6 images" in run.stdout
+    backbone = torchvision.models.squeezenet1_1(weights=None).eval()
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
+    net = PCASVMNet(backbone, Head.load(made.head), "features", pool="mean")
+    with (tmp_path / "maps" / "values.csv").open() as file:
+        head, *rows = csv.reader(file)
+    assert head == ["image", "predicted", "component 1", "predicted class"]
+    x = torch.stack([transform(Image.open(made.photos / row[0])) for row in rows])
+    with ContributionCAM(net, ["features"]) as cam:
+        values = cam.explain(x, [PCATarget(0), SVMTarget()]).values.double().numpy()
+    assert np.abs(np.array([row[2:] for row in rows], float) - values).max() <= 1e-4 * np.abs(values).max()
+    assert [row[1] for row in rows] == net.predict(x).tolist()
+    for row in rows:
+        with Image.open(tmp_path / "maps" / f"{row[0]}.png") as sheet:
+            assert sheet.width == 3 * 234 + 10
+
+
+@pytest.mark.optional
+def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
+    options = ["explain", "--model", str(made.model), "--images"]
+    assert main([*options, str(tmp_path), "--out", str(tmp_path / "maps")]) == 2
+    assert "there are no images in" in capsys.readouterr().err
+    assert main([*options, str(made.photos), "--out", str(made.photos / "maps")]) == 2
+    assert "is inside --images" in capsys.readouterr().err
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (30, 20)).save(photos / "good.png")
+    (photos / "bad.png").write_bytes(b"no picture")
+    assert main([*options, str(photos), "--out", str(tmp_path / "maps")]) == 2
+    assert "bad.png cannot be read" in capsys.readouterr().err
+    assert main([*options, str(photos), "--out", str(tmp_path / "maps"), "--skip-bad-images"]) == 0
+    assert "1 image skipped, which cannot be read: bad.png" in capsys.readouterr().out
+    written = ["export", *made.network, "--head", str(made.head), "--out", str(tmp_path / "a.onnx")]
+    assert main([*written, "--page", str(tmp_path / "page"), "--runtime", str(tmp_path)]) == 2
+    assert "npm install onnxruntime-web" in capsys.readouterr().err
+    assert not (tmp_path / "a.onnx").exists()
+    assert main([*written[:-4], "--head", str(made.head), "--out", str(tmp_path / "b.onnx"), "--baseline", "mean",
+                 "--features", "features.3"]) == 2  # fmt: skip
+    assert "--images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "swin_t", "efficientnet_v2_s"])
+def test_the_steps_of_torchvisions_transforms(name):
+    assert name in list_models()
+    transform = get_model_weights(name).DEFAULT.transforms()
+    steps = _steps(transform)
+    assert (steps["resize"], steps["interpolation"]) == (transform.resize_size[0], transform.interpolation.value)
+    assert (steps["mean"], steps["std"]) == ([*transform.mean], [*transform.std])
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("name", ["vit_small_patch16_224", "convnext_tiny", "mobilenetv3_small_050"])
+def test_the_steps_of_timms_transforms(name):
+    timm = pytest.importorskip("timm")
+    config = timm.data.resolve_model_data_config(timm.create_model(name, pretrained=False))
+    steps = _steps(timm.data.create_transform(**config))
+    assert steps["resize"] == int(config["input_size"][-1] / config["crop_pct"])
+    assert steps["interpolation"] == config["interpolation"]
+    assert np.allclose(steps["mean"], config["mean"])
+    assert np.allclose(steps["std"], config["std"])
