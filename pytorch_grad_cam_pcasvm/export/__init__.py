@@ -18,9 +18,4 @@ __all__ = ["Explainer", "onnx", "page", "program"]
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("onnx"):
-            raise
-        raise ImportError(f"export.{name} needs {error.name}: pip install 'pytorch_grad_cam_pcasvm[export]'") from error
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

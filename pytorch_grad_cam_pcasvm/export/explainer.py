@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from PIL import Image, ImageDraw, ImageFont
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
@@ -28,10 +27,22 @@ class Explainer:
         providers: of onnxruntime, the first that is there is used.
 
     Raises:
+        ImportError: onnxruntime is not installed.
         ValueError: the file is cut short, no ONNX model, or no explanation.
+
+    Example:
+        >>> told = export.onnx(cam, images, "explainer.onnx")
+        >>> explainer = export.Explainer("explainer.onnx")
+        >>> found = explainer(images.numpy())
+        >>> found["maps"].shape, explainer.titles(found)[-1] == f"{explainer.predicted(found)} (predicted)"
+        ((2, 4, 8, 8), True)
     """
 
     def __init__(self, path: str | Path, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ImportError("an Explainer needs onnxruntime: pip install onnxruntime") from error
         try:
             self._session = onnxruntime.InferenceSession(str(path), providers=list(providers))
         except Exception as error:  # onnxruntime's own have no common name

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-import onnxscript  # noqa: F401 - torch needs it
 import torch
 from torch import Tensor
 
@@ -99,6 +97,7 @@ def onnx(
         >>> told["targets"], max(told["differences"].values()) < 1e-5
         (['PCATarget(0)', 'PCATarget(1)', 'PCATarget(2)', 'SVMTarget()'], True)
     """
+    runtime = _runtime()
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
@@ -114,7 +113,7 @@ def onnx(
             warnings.simplefilter("ignore")  # torch's own, about itself
             converted = torch.onnx.export(
                 program.run_decompositions(decompositions()), dynamo=True, opset_version=opset, verbose=False,
-                input_names=["images"], output_names=[*outputs_of(made, size)], external_data=False,
+                input_names=["images"], output_names=[*outputs_of(made, size)], external_data=False, optimize=False,
             )  # fmt: skip
     except torch.onnx.errors.OnnxExporterError as error:
         raise NoProgramError(
@@ -131,11 +130,20 @@ def onnx(
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_param = dim.dim_param.replace(symbol, "N")
-    told["differences"] = _differences(model.SerializeToString(), cam, made, given, size)
+    told["differences"] = _differences(runtime, model.SerializeToString(), cam, made, given, size)
     model.metadata_props.add(key=KEY, value=json.dumps(told))
     with atomically(path) as file:
         file.write(model.SerializeToString())
     return told
+
+
+def _runtime() -> Any:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch needs it
+    except ImportError as error:
+        raise ImportError(f"export.onnx needs {error.name}: pip install 'pytorch_grad_cam_pcasvm[export]'") from error
+    return onnxruntime
 
 
 def _metadata(cam: ClosedFormCAM, made: SignedMaps, images: Tensor, pictures: dict[str, Any]) -> dict[str, Any]:
@@ -182,10 +190,10 @@ def _title(target: Target, classes: Sequence[Any] | None) -> str:
 
 
 def _differences(
-    model: bytes, cam: ClosedFormCAM, made: SignedMaps, images: Tensor, size: Sequence[int] | None
+    runtime: Any, model: bytes, cam: ClosedFormCAM, made: SignedMaps, images: Tensor, size: Sequence[int] | None
 ) -> dict[str, float]:
     """Return the largest difference of every output from ``explain``, as a part of its largest value."""
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((3, *images.shape[1:]), generator=generator).to(images) * images.std() + images.mean()
     largest: dict[str, float] = {}

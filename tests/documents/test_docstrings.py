@@ -60,7 +60,8 @@ def given(tmp_path_factory):
     estimators = (KernelPCA, LogisticRegression, Normalizer, OneVsRestClassifier, PCA, RBFSampler, StandardScaler, SVC)
     estimators += (DecisionTreeClassifier, MyScaler, VarianceThreshold)
     return THINGS | {kind.__name__: kind for kind in estimators} | {
-        "atlas": atlas, "evaluation": evaluation, "make_pipeline": make_pipeline, "torch": torch, "warnings": warnings,
+        "atlas": atlas, "evaluation": evaluation, "export": export, "make_pipeline": make_pipeline,
+        "torch": torch, "warnings": warnings,
         "backbone": backbone, "cam": cam, "dataset": dataset, "features": features, "images": x[:2],
         "labels": animals, "loader": [(x[:6], animals[:6]), (x[6:], animals[6:])], "maps": cam.explain(x[:2]),
         "net": net, "net_of_volumes": pooled.eval(), "pipeline": pipeline, "training_images": x,
@@ -90,7 +91,7 @@ def test_everything_public_has_an_example(name):
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_an_example_runs(name, given, estimators, monkeypatch):
-    if name == "onnx":
+    if name in ("onnx", "Explainer"):
         pytest.importorskip("onnxruntime")
     monkeypatch.chdir(given["folder"])
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)

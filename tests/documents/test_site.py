@@ -19,6 +19,7 @@ import pytest
 import pytorch_grad_cam
 import torch
 import torchvision
+from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.pipeline import make_pipeline
@@ -251,6 +252,16 @@ def mistaken(started):
     }
 
 
+def exported(started):
+    """Return what the page of exporting is given: a photo, and files in the place of onnxruntime-web's."""
+    Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(started["folder"] / "photo.jpg")
+    runtime = started["folder"] / "node_modules" / "onnxruntime-web"
+    runtime.mkdir(parents=True, exist_ok=True)
+    for name in ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"):
+        (runtime / name).write_bytes(b"")
+    return {}
+
+
 @pytest.mark.parametrize("doubt", [package.BaselineWarning, package.CoarseMapWarning, package.OutsideTrainingWarning])
 def test_a_snippet_that_raises_a_doubt_fails(doubt):
     names = {"warn": warn, "doubt": doubt}
@@ -267,6 +278,7 @@ def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatc
     monkeypatch.chdir(started["folder"])
     monkeypatch.setattr(torchvision.models, "resnet50", lambda weights: started["backbone"])  # README.md's
     given = {"docs/evaluating.md": small, "docs/mistake.md": lambda: mistaken(started)}
+    given["docs/export.md"] = lambda: exported(started)
     names = dict(started) if page == START else run(page, started | given.get(page, dict)())
     maps = names["maps"]
     assert isinstance(maps, package.SignedMaps)

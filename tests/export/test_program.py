@@ -1,5 +1,7 @@
 """Programs: the same numbers as ``explain`` for other images and any number of them, or a refusal by name."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -209,3 +211,43 @@ def test_the_rational_erfcx_is_right_from_0_to_infinity():
     x = torch.cat([torch.zeros(1), torch.logspace(-12, 8, 4001), torch.full((1,), 3.75)]).double()
     assert relative(erfcx(x), torch.special.erfcx(x)) < 1e-14
     assert (erfcx(x) / torch.special.erfcx(x) - 1).abs().max() < 1e-14
+
+
+def largest(found, expected):
+    """Return the largest difference between outputs, as a part of the largest value."""
+    tops = {name: expected["values"] if name == "remainder" else numbers for name, numbers in expected.items()}
+    return max(float((found[name] - numbers).abs().max() / tops[name].abs().max().clamp_min(1e-30))
+               for name, numbers in expected.items() if name != "baseline_values")  # fmt: skip
+
+
+@pytest.mark.optional
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
+    cam, x, targets = made("dense", "RBF", "ClosedFormGradCAM", "default")
+    program = export.program(cam, x, targets)
+    images = torch.randn(5, 3, 8, 8)
+    expected = outputs_of(cam.explain(images, targets))
+    with torch.no_grad():
+        assert largest(torch.compile(program.module())(images), expected) < 1e-5
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "explainer.pt2"))
+    assert largest(torch._inductor.aoti_load_package(package)(images), expected) < 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+def test_a_program_is_captured_as_a_cuda_graph(method):
+    cam, x, targets = made("pooled", "RBF", method, "default")
+    cam.model.cuda()
+    explained, images = export.program(cam, x.cuda(), targets).module(), x.cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
+        explained(images)  # what is allocated once
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        found = explained(images)
+    other = torch.randn_like(images)
+    images.copy_(other)
+    graph.replay()
+    assert largest(found, outputs_of(cam.explain(other, targets))) < 1e-5
