@@ -109,10 +109,10 @@ def main() -> int:
     """Run all cases, and return whether one differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="cases with this in their names")
+    parser.add_argument("--only", default="", help="cases with this in their names, or one of these: a|b")
     options = parser.parse_args()
     cases = [*CASES, *((network, method) for network in NETWORKS for method in METHODS)]
-    cases = [case for case in cases if options.only in ", ".join(case)]
+    cases = [case for case in cases if any(name in ", ".join(case) for name in options.only.split("|"))]
     failed = 0
     with ProcessPoolExecutor(options.jobs) as pool:
         for case, (worst, why) in zip(cases, pool.map(difference, cases), strict=True):

@@ -113,7 +113,7 @@ def onnx(
             warnings.simplefilter("ignore")  # torch's own, about itself
             converted = torch.onnx.export(
                 program.run_decompositions(decompositions()), dynamo=True, opset_version=opset, verbose=False,
-                input_names=["images"], output_names=[*outputs_of(made, size)], external_data=False, optimize=False,
+                input_names=["images"], output_names=[*outputs_of(made, size)], external_data=False,
             )  # fmt: skip
     except torch.onnx.errors.OnnxExporterError as error:
         raise NoProgramError(
