@@ -1,9 +1,9 @@
 """Does onnxruntime, in a process of its own, give what ``explain`` gives? A script: ``python tests/matrix.py``.
 
 Networks x heads x methods x targets: each is exported, and run by a process without torch and this package on 1, 3 and
-7 images, of which none was used for tracing. Printed is the largest difference, as a part of the largest value. Where it
-is above 1e-5, what single precision itself costs (explain against explain in double) is printed beside it: a small map
-may be the difference of large terms. The exit status is 1 where a difference is larger than both.
+7 images, of which none was used for tracing. Printed is the largest difference, as a part of the largest value. Where
+it is above 1e-5, what single precision itself costs (explain against explain in double) is printed beside it: a small
+map may be the difference of large terms. The exit status is 1 where a difference is larger than both.
 """
 
 import argparse

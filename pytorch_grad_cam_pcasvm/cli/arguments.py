@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     _of_network(written, needs_images=False)
     _of_maps(written)
     _of_method(written)
+    written.set_defaults(batch_size=16)
     written.add_argument("--components", type=int, help="maps of the first ones only (default: of all)")
     written.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file, .onnx")
     written.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains dropped photos")

@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.cli.networks import network
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _TRIED = 4  # images
+_OTHER = "the backbone's transform does more than resize, crop and normalise: use export.onnx from Python"
 
 
 def export(options: Any) -> None:
@@ -21,10 +22,12 @@ def export(options: Any) -> None:
 
     from pytorch_grad_cam_pcasvm import export
     from pytorch_grad_cam_pcasvm.data import Images
-    from pytorch_grad_cam_pcasvm.export.web_page import runtime_files
+    from pytorch_grad_cam_pcasvm.export.web_page import MARK, runtime_files
+    from pytorch_grad_cam_pcasvm.runtime.files import check_folder
 
     if options.page:
         runtime_files(options.runtime)  # before anything takes long
+        check_folder(options.page, "page.css", MARK, "page")
     net, transform = network(options)
     steps = _steps(transform)
     method = getattr(package, options.method)
@@ -43,9 +46,10 @@ def export(options: Any) -> None:
         told = export.onnx(cam, x, options.out, targets, **steps)
     explainer = export.Explainer(options.out)
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
-        raise ValueError("the backbone's transform does more than to resize, cut out and normalise: use export.onnx")
+        options.out.unlink()
+        raise ValueError(_OTHER)
     print(f"wrote {options.out}: maps of {', '.join(told['titles'])}")
-    print(f"at most {max(told['differences'].values()):.0e} of the largest value from PyTorch's")
+    print(f"differs from PyTorch by at most {max(told['differences'].values()):.0e} of the largest value")
     if options.page:
         print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")
 
@@ -53,6 +57,8 @@ def export(options: Any) -> None:
 def _steps(transform: Any) -> dict[str, Any]:
     """Return what a torchvision or timm transform does, as arguments of ``export.onnx``."""
     steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
+    if "Resize" not in steps and not hasattr(transform, "resize_size"):
+        raise ValueError(_OTHER)
     resize, normalise = steps.get("Resize", transform), steps.get("Normalize", transform)
     size, *square = getattr(resize, "resize_size", None) or _listed(resize.size)
     return {
@@ -70,13 +76,14 @@ def _listed(numbers: Any) -> list[Any]:
 
 def explain(options: Any) -> None:
     """Explain pictures with a file; torch is not imported."""
-    import numpy as np
     from PIL import Image
 
     from pytorch_grad_cam_pcasvm.export import Explainer
 
     folder, out = options.images, options.out
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
     if not paths:
         raise FileNotFoundError(f"there are no images in {folder}: {', '.join(_SUFFIXES)}")
     if out.resolve().is_relative_to(folder.resolve()):
@@ -102,7 +109,11 @@ def explain(options: Any) -> None:
                 continue
             found = explainer(explainer.prepared(picture)[None])
             label = explainer.predicted(found)
-            table.writerow([name, "" if label is None else label, *np.round(found["values"][0], 9).tolist()])
+            table.writerow([
+                name.as_posix(),
+                "" if label is None else label,
+                *(f"{value:.9g}" for value in found["values"][0]),
+            ])
             sheet = out / f"{name}.png"
             sheet.parent.mkdir(parents=True, exist_ok=True)
             explainer.sheet(picture, found).save(sheet)

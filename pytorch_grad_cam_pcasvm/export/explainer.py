@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
+FORMAT = 1
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 
 
@@ -51,6 +52,8 @@ class Explainer:
         if told is None:
             raise ValueError(f"{path} is a model, but not an explanation: write one with export.onnx")
         self.about: dict[str, Any] = json.loads(told)
+        if self.about["format"] > FORMAT:
+            raise ValueError(f"{path} was written by a later version: copy the explainer.py that belongs to it")
         self.names = [output.name for output in self._session.get_outputs()]
         self._colours = np.array([[*bytes.fromhex(colour)] for colour in self.about["colours"]], np.float64)
 
@@ -66,7 +69,7 @@ class Explainer:
         """Return the part of a picture that the network sees, at its resolution."""
         given = self.about["input"]
         if len(given["shape"]) != 3 or given["shape"][0] not in (1, 3):
-            raise ValueError(f"the network takes no pictures, but images of shape {given['shape']}")
+            raise ValueError(f"the network takes arrays of shape {given['shape']}, not pictures")
         channels, height, width = given["shape"]
         picture = picture.convert("RGB" if channels == 3 else "L")
         how = Image.Resampling[given["interpolation"].upper()]
@@ -105,6 +108,8 @@ class Explainer:
         """Return a picture with its maps beside it, each under its title and value, over a bar of the colours."""
         shown = self.seen(picture).convert("RGB").resize((TILE, TILE), Image.Resampling.BILINEAR)
         label = self.predicted(found, row)
+        if not np.isfinite(found["maps"][row]).all():
+            raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
         tiles = [(shown, "" if label is None else f"predicted: {label}", "", "")]
         for k, title in enumerate(self.titles(found, row)):
             each = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
@@ -116,10 +121,10 @@ class Explainer:
                 value += f", from {start:.4g}"
             end = f"{each['nu']:.3g}" + (f" x exp({each['log_scale']:.4g})" if each["log_scale"] else "")
             drawn = self.overlay(shown, each["maps"] / (each["nu"] or 1.0))
-            tiles.append((drawn, title, value, f"raises, to {end}" if each["nu"] else "blank: no gradient"))
+            tiles.append((drawn, title, value, f"raises, to {end}" if each["nu"] else "blank: all zero"))
         columns = min(len(tiles), 6)
         rows = -(-len(tiles) // columns)
-        font = ImageFont.load_default(TEXT)
+        font = _font()
         step, height = TILE + GAP, TILE + 4 * TEXT + GAP
         sheet = Image.new("RGB", (columns * step + GAP, rows * height + GAP), "white")
         draw = ImageDraw.Draw(sheet)
@@ -136,6 +141,15 @@ class Explainer:
                 draw.text((x, y), "lowers", "#2166ac", font)
                 draw.text((x + TILE, y), end, "#b2182b", font, anchor="ra")
         return sheet
+
+
+def _font() -> Any:
+    for name in ("DejaVuSans.ttf", "Arial.ttf"):  # which have the letters of more languages than Pillow's own
+        try:
+            return ImageFont.truetype(name, TEXT - 1)
+        except OSError:
+            continue
+    return ImageFont.load_default(TEXT)
 
 
 def _short(text: str, font: Any) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.errors import NoProgramError
-from pytorch_grad_cam_pcasvm.export.explainer import KEY
+from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY
 from pytorch_grad_cam_pcasvm.export.graph import outputs_of, traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
@@ -36,7 +36,7 @@ from pytorch_grad_cam_pcasvm.targets import (
 )
 from pytorch_grad_cam_pcasvm.version import __version__
 
-FORMAT = 1
+_MOST_BYTES = 2_000_000_000  # protobuf's limit
 _MOST = 1e-3  # difference from explain, as a part of the largest value, which nobody would see on a map
 # What is 0 but for rounding is compared with what it is subtracted from.
 _BESIDE = {"baseline_values": "values", "remainder": "values"}
@@ -105,8 +105,13 @@ def onnx(
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
     if resize is not None and resize < max(images.shape[2:]):
         raise ValueError(f"resize={resize} is smaller than the images, {tuple(images.shape[2:])}, that are cut out")
+    for name, numbers in (("mean", mean), ("std", std)):
+        if numbers is not None and len(numbers) != images.shape[1]:
+            raise ValueError(f"{name} needs {images.shape[1]} numbers, one for each channel, got {len(numbers)}")
     mean, std = (None if each is None else [float(x) for x in each] for each in (mean, std))
     pictures = {"mean": mean, "std": std, "resize": resize, "interpolation": interpolation}
+    if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
+        raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
     program, made = traced_program(cam, images, targets, size)
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -160,6 +165,7 @@ def _metadata(cam: ClosedFormCAM, made: SignedMaps, images: Tensor, pictures: di
         "targets": [repr(target) for target in made.targets],
         "titles": [_title(target, classes) for target in made.targets],
         "classes": classes,
+        "pairwise_scores": getattr(getattr(head, "voting", None), "pairwise_scores", False),
         "target_layers": list(made.layers),
         "features": repr(source),
         "input": {"shape": list(images.shape[1:])} | pictures,
@@ -200,14 +206,15 @@ def _differences(
     for x in (images, images[:1], noise):
         doubts, cam._doubts = cam._doubts, Doubts()  # of noise, nothing is to be told or remembered
         try:
-            with warnings.catch_warnings(action="ignore"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 expected = outputs_of(cam.explain(x, made.targets), size)
         finally:
             cam._doubts = doubts
         found = dict(zip(expected, session.run([*expected], {"images": x.cpu().numpy()}), strict=True))
         for name, difference in _compared(found, expected).items():
-            largest[name] = max(largest.get(name, 0.0), difference)
-    worst = max(largest, key=largest.__getitem__)
+            largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
+    worst = max(largest, key=lambda name: np.nan_to_num(largest[name], nan=np.inf))
     if not largest[worst] <= _MOST:
         raise NoProgramError(
             f"onnxruntime gives {worst} that differ from explain by {largest[worst]:.1g} of the largest",
@@ -223,6 +230,9 @@ def _compared(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[
     same = np.ones(len(wanted["values"]), bool)
     if "label" in wanted:  # which of two equals is the larger one, rounding says
         same = wanted.pop("label") == given.pop("label")
+    for name in ("nu", "log_scale"):
+        if np.isnan(given[name]).any():
+            return {name: np.nan}
     # What was factored out is a matter of taste. Far from all support vectors, the last bit of a feature changes the
     # size of a map more than its shape: sizes are compared by their logarithms.
     shift = given.pop("log_scale") - wanted["log_scale"]

@@ -68,15 +68,34 @@ const explainer = (() => {
     return pixels;
   }
 
+  /** Returns a photo that is not turned on a screen: networks are trained on pixels as they are stored. */
+  async function unturned(file) {
+    const view = new DataView(await file.arrayBuffer()), after = { 0x45786966: 6, 0x65584966: 4, 0x45584946: 8 };
+    for (let at = 0; at + 20 < view.byteLength; at++) {
+      const start = at + (after[view.getUint32(at)] || -at); // "Exif" of JPEG, "eXIf" of PNG, "EXIF" of WebP
+      const little = view.getUint16(start) === 0x4949;
+      if (start === 0 || view.getUint16(start + 2, little) !== 42) continue;
+      const entries = start + view.getUint32(start + 4, little) + 2;
+      const count = entries <= view.byteLength ? view.getUint16(entries - 2, little) : 0;
+      for (let entry = entries; entry < Math.min(entries + 12 * count, view.byteLength - 10); entry += 12) {
+        if (view.getUint16(entry, little) === 0x0112) view.setUint16(entry + 8, 1, little);
+      }
+    }
+    return new Blob([view], { type: file.type });
+  }
+
   /** Returns the part of a photo that the network sees, (height x width x channels), 8 bits. */
   async function seenOf(file) {
-    const as = { imageOrientation: "none", colorSpaceConversion: "none", premultiplyAlpha: "none" };
-    const bitmap = await createImageBitmap(file, as).catch(() => {
+    const as = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
+    const bitmap = await createImageBitmap(await unturned(file), as).catch(() => {
       throw new Error(`${file.name} is no picture that this browser can read`);
     });
     const canvas = new OffscreenCanvas(bitmap.width, bitmap.height), context = canvas.getContext("2d");
     context.drawImage(bitmap, 0, 0);
     const rgba = context.getImageData(0, 0, bitmap.width, bitmap.height).data;
+    for (let j = 3; j < rgba.length; j += 4) {
+      if (rgba[j] < 255) throw new Error(`${file.name} is partly transparent: save it without transparency`);
+    }
     const [channels, height, width] = about.input.shape, { resize, interpolation } = about.input;
     let pixels = new Uint8ClampedArray(bitmap.width * bitmap.height * channels);
     for (let i = 0, j = 0; j < rgba.length; j += 4) {
@@ -113,6 +132,7 @@ const explainer = (() => {
     const found = Object.fromEntries(
       Object.entries(outputs).map(([name, tensor]) => [name, { dims: tensor.dims, data: Array.from(tensor.data, Number) }]),
     );
+    if (!found.maps.data.every(Number.isFinite)) throw new Error(`the maps of ${file.name} are not finite`);
     return { name: file.name, seen, found };
   }
 
@@ -160,12 +180,12 @@ const explainer = (() => {
       const value = found.maps.data[first + i];
       return found.opposite ? Math.max(value, 0) - Math.max(found.opposite.data[first + i], 0) : value;
     });
-    let nu = found.nu.data[k], scale = found.log_scale.data[k];
-    if ($("scale").value === "target") {
-      const largest = Math.max(...photos.map((each) => sizeOf(each, k)).filter(Number.isFinite));
-      nu = Math.exp(largest - scale);
-    }
-    const map = between(signed.map((value) => (nu ? value / nu : 0)), height, width, TILE, TILE);
+    const blank = found.nu.data[k] === 0;
+    let ends = photo; // whose largest value ends the colours
+    if ($("scale").value === "target") ends = photos.reduce((a, b) => (sizeOf(b, k) > sizeOf(a, k) ? b : a), photo);
+    const nu = ends.found.nu.data[k], scale = ends.found.log_scale.data[k];
+    const size = blank ? 1 : nu * Math.exp(scale - found.log_scale.data[k]);
+    const map = between(signed.map((value) => value / size), height, width, TILE, TILE);
     const strength = Number($("opacity").value);
     const grey = (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
     const figure = element("figure", "", "tile");
@@ -175,16 +195,15 @@ const explainer = (() => {
     figure.append(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)));
     const bar = canvasOf(TILE, 1, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1));
     bar.className = "bar";
-    const ends = element("div", "", "ends");
-    const end = nu ? number(nu) + (scale ? ` × exp(${number(scale)})` : "") : "";
-    ends.append(element("b", nu ? "lowers" : "blank: no gradient", "blue"), element("b", nu ? `raises, to ${end}` : "", "red"));
-    figure.append(bar, ends);
+    const words = element("div", "", "ends"), end = number(nu) + (scale ? ` × exp(${number(scale)})` : "");
+    words.append(element("b", blank ? "blank: all zero" : "lowers", "blue"), element("b", blank ? "" : `raises, to ${end}`, "red"));
+    figure.append(bar, words);
     return figure;
   }
 
   function scoresOf({ found }) {
     const table = element("div", "", "scores"), scores = found.scores?.data || [];
-    if (!about.classes || scores.length !== about.classes.length) return table;
+    if (!about.classes || about.pairwise_scores || scores.length !== about.classes.length) return table;
     const low = Math.min(...scores), high = Math.max(...scores);
     scores.forEach((score, c) => {
       const bar = element("div"), filled = element("i");
@@ -196,6 +215,7 @@ const explainer = (() => {
   }
 
   function draw() {
+    if (!session) return;
     const [channels, height, width] = about.input.shape;
     $("photos").replaceChildren(...photos.map((photo) => {
       const card = element("section", "", "photo"), tiles = element("div", "", "tiles");
@@ -251,7 +271,10 @@ const explainer = (() => {
     status(`The model cannot be loaded: ${error.message}`, "error");
     throw error;
   });
-  $("files").addEventListener("change", () => add([...$("files").files]));
+  $("files").addEventListener("change", () => {
+    add([...$("files").files]);
+    $("files").value = ""; // or the same photo could not be chosen again
+  });
   for (const kind of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(kind, (event) => {
       event.preventDefault();
@@ -263,7 +286,7 @@ const explainer = (() => {
   $("clear").addEventListener("click", () => {
     photos.length = 0;
     draw();
-    status("Ready");
+    if (session) status("Ready");
   });
   return { receive, ready, add, photos };
 })();

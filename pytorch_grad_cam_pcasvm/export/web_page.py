@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.export.explainer import Explainer
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder
 
 _PACKAGE = Path(__file__).parent
-_MARK = "pytorch_grad_cam_pcasvm explainer"  # in the style sheet of every page
+MARK = "pytorch_grad_cam_pcasvm explainer"  # in the style sheet of every page
 _PART = 12 << 20  # bytes of a file in one script
 _RUNTIME = {
     "runtime": "ort.wasm.min.js", "glue": "ort-wasm-simd-threaded.mjs", "wasm": "ort-wasm-simd-threaded.wasm",
@@ -52,7 +52,7 @@ def page(
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise ValueError(f"{model} explains images of shape {tuple(shape)}, and browsers read pictures: (1 or 3, H, W)")
     files = runtime_files(runtime) | {"model": model}
-    check_folder(out, "page.css", _MARK, "page")
+    check_folder(out, "page.css", MARK, "page")
     data = out / "data"
     data.mkdir(parents=True, exist_ok=True)
     (out / "index.html").unlink(missing_ok=True)

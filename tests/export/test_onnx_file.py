@@ -85,6 +85,10 @@ def test_a_file_that_gives_other_numbers_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "decompositions", lambda: table | {torch.ops.aten.exp.default: lambda x: 1 + x})
     with pytest.raises(NoProgramError, match="differ from explain"):
         export.onnx(cam, x, tmp_path / "explainer.onnx")
+    nothing = {torch.ops.aten.exp.default: lambda x: x / 0 * 0}
+    monkeypatch.setattr(onnx_file, "decompositions", lambda: table | nothing)
+    with pytest.raises(NoProgramError, match="differ from explain by nan"):
+        export.onnx(cam, x, tmp_path / "explainer.onnx")
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ValueError, match="no folder"):
         export.onnx(cam, x, tmp_path / "none" / "explainer.onnx")
@@ -133,7 +137,7 @@ def test_the_reader_prepares_pictures_as_torchvision_does(tmp_path, interpolatio
         steps = [transforms.Resize(sides, how), transforms.CenterCrop(8), transforms.ToTensor()]
         expected = transforms.Compose([*steps, transforms.Normalize(**norm)])(picture)
         assert np.abs(export.Explainer(tmp_path / f"{name}.onnx").prepared(picture) - expected.numpy()).max() < 1e-6
-    for wrong in ({"interpolation": "nearest"}, {"resize": 7}):
+    for wrong in ({"interpolation": "nearest"}, {"resize": 7}, {"mean": [0.5]}, {"std": [0.5]}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             export.onnx(cam, x, tmp_path / "none.onnx", **wrong)
 

@@ -36,7 +36,9 @@ def runtime(tmp_path_factory):
 def dropped(browser, picture, name="photo.png"):
     """Give the page a picture, as if it had been dropped, and return what it says of it."""
     file = io.BytesIO()
-    picture.save(file, name.split(".")[-1].replace("jpg", "jpeg"))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned on a screen, which no network sees
+    picture.save(file, name.split(".")[-1].replace("jpg", "jpeg"), exif=exif, lossless=True)
     given = base64.b64encode(file.getvalue()).decode()
     browser.run(f"explainer.add([new File([Uint8Array.from(atob('{given}'), c => c.charCodeAt(0))], '{name}')])")
     file.seek(0)
@@ -61,7 +63,7 @@ def test_the_page_gives_what_explain_gives(case, options, tmp_path, runtime, bro
     browser.open(page.as_uri(), name="explainer")
     assert browser.run("document.querySelector('h1').textContent") == "<b>Cats & dogs</b>"
     pixels = np.random.default_rng(0).integers(0, 256, (13, 29, 3), np.uint8)
-    for count, name in enumerate(("a.png", "b.png", "c.jpg"), 1):
+    for count, name in enumerate(("a.png", "b.webp", "c.jpg"), 1):
         picture, said = dropped(browser, Image.fromarray(np.roll(pixels, count, 0)[: 13 - count]), name)
         assert said == f"{count} explained"
         seen = np.array(browser.run("Array.from(explainer.photos[0].seen)"))
@@ -93,6 +95,7 @@ def test_what_is_no_picture_is_said_and_the_rest_goes_on(tmp_path, runtime, brow
     browser.open(page.as_uri(), name="explainer")
     browser.run("explainer.add([new File(['no picture'], 'text.png')])")
     assert "text.png is no picture" in browser.run("document.getElementById('status').textContent")
+    assert "transparent" in dropped(browser, Image.new("RGBA", (9, 9), (255, 0, 0, 128)))[1]
     assert dropped(browser, Image.new("RGB", (9, 9), "red"))[1] == "1 explained"
     (tmp_path / "page" / "data" / "model0.js").unlink()
     browser.open(page.as_uri(), name="explainer")
