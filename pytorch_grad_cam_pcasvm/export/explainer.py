@@ -126,7 +126,7 @@ class Explainer:
         rows = -(-len(tiles) // columns)
         font = _font()
         step, height = TILE + GAP, TILE + 4 * TEXT + GAP
-        sheet = Image.new("RGB", (columns * step + GAP, rows * height + GAP), "white")
+        sheet = Image.new("RGB", (columns * step + GAP, rows * height + 2 * GAP), "white")
         draw = ImageDraw.Draw(sheet)
         scale = self.overlay(Image.new("RGB", (TILE, TEXT // 2), "white"), np.linspace(-1, 1, TILE)[None])
         for place, (drawn, title, value, end) in enumerate(tiles):
