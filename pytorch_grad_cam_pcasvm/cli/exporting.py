@@ -81,9 +81,9 @@ def explain(options: Any) -> None:
     from pytorch_grad_cam_pcasvm.export import Explainer
 
     folder, out = options.images, options.out
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES) if folder.is_dir() else []
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not paths:
         raise FileNotFoundError(f"there are no images in {folder}: {', '.join(_SUFFIXES)}")
     if out.resolve().is_relative_to(folder.resolve()):

@@ -103,6 +103,7 @@ def onnx(
         raise ValueError(f"there is no folder {path.parent}")
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
+    program, made = traced_program(cam, images, targets, size)
     if resize is not None and resize < max(images.shape[2:]):
         raise ValueError(f"resize={resize} is smaller than the images, {tuple(images.shape[2:])}, that are cut out")
     for name, numbers in (("mean", mean), ("std", std)):
@@ -112,7 +113,6 @@ def onnx(
     pictures = {"mean": mean, "std": std, "resize": resize, "interpolation": interpolation}
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
-    program, made = traced_program(cam, images, targets, size)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's own, about itself
