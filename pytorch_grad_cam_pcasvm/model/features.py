@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
+Layer = str | nn.Module
+
 
 def extract_features(
     backbone: nn.Module,
     loader: Iterable[Any],
-    layer: str | nn.Module | None = None,
+    layer: Layer | Sequence[Layer] | None = None,
     *,
     pool: Any = None,
     as_numpy: bool = True,
@@ -40,7 +43,8 @@ def extract_features(
         loader: yields ``(images, labels)`` batches, dicts with ``image`` and optionally ``label`` as in MONAI, or
             ``images`` alone; images of shape (N, ...).
         layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model
-            it may also name a field of the output, such as ``"last_hidden_state"``.
+            it may also name a field of the output, such as ``"last_hidden_state"``. Of a list of layers, the features
+            are pooled, flattened and concatenated.
         pool: how positions or tokens become one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
             ``"gem"`` (or ``("gem", power)``) over positions, or over the patch tokens; ``"cls"``, the class token;
             ``"cls+mean"``, both; or a function of the output.
@@ -110,34 +114,53 @@ class FeatureSource:
         pool: as for :func:`extract_features`, or a function of the output.
         named: whether the pool is one of the package's, which take tokens; from an output with fields they take the
             last hidden state.
+        parts: of several layers, each one's; the rest is empty then.
     """
 
     layer: str | None = None
     field: str | None = None
     pool: Any = None
     named: bool = False
+    parts: "tuple[FeatureSource, ...]" = ()
 
     def __repr__(self) -> str:
-        return repr(self.field or self.layer or "its output")
+        return " + ".join(map(repr, self.parts)) or repr(self.field or self.layer or "its output")
+
+    @property
+    def where(self) -> Any:
+        """The name of the layer, or of the field; a tuple of several layers'; None for the backbone's own output."""
+        return tuple(str(part.where) for part in self.parts) or self.field or self.layer
 
     @staticmethod
     def of(
-        backbone: nn.Module, layer: str | nn.Module | None, pool: Any = None, *, checked: bool = False
+        backbone: nn.Module, layer: Layer | Sequence[Layer] | None, pool: Any = None, *, checked: bool = False
     ) -> "FeatureSource":
-        """Return the source given by a layer or a field of the output, and a pool; ``checked``: no need to check it."""
+        """Return the source given by layers or a field of the output, and a pool; ``checked``: no need to check it.
+
+        Raises:
+            ValueError: there is no such layer or pool, or a list with no layers in it.
+        """
+        if isinstance(layer, list | tuple):
+            parts = tuple(FeatureSource.of(backbone, each, pool, checked=checked) for each in layer)
+            if not parts or any(part.layer is None for part in parts):
+                raise ValueError(f"layer must be a layer or a list of layers of the backbone, got {layer!r:.80}")
+            return FeatureSource(parts=parts) if len(parts) > 1 else parts[0]
+        assert layer is None or isinstance(layer, str | nn.Module)
         if not checked:
             check_pool(pool)
         named = isinstance(pool, str | tuple)
         # A configuration have those whose outputs have fields.
         a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
         if a_name and hasattr(backbone, "config"):
-            return FeatureSource(None, layer, pool, named)  # type: ignore[arg-type]
+            return FeatureSource(None, str(layer), pool, named)
         if checked and not isinstance(layer, nn.Module):
             return FeatureSource(layer, None, pool, named)
         return FeatureSource(layer_name(backbone, layer), None, pool, named)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
         """Return the same source with the pool as a function, for images of the shape of x."""
+        if self.parts:
+            return replace(self, parts=tuple(part.at(backbone, x) for part in self.parts))
         if self.pool is None or callable(self.pool):
             return self
         whole = replace(self, pool=None)
@@ -152,7 +175,10 @@ class FeatureSource:
         return replace(self, pool=pool_of(self.pool, layout))
 
     def of_output(self, output: Any) -> Any:
-        """Return the features (N, ...) for the layer's output."""
+        """Return the features (N, ...) for the layer's output, (N, D) for those of several layers."""
+        if self.parts:
+            rows = [flatten(part.of_output(each)) for part, each in zip(self.parts, output, strict=True)]
+            return torch.cat(rows, 1)
         field = self.field
         if field is None and self.named and not isinstance(output, Tensor):
             field = "last_hidden_state"
@@ -170,30 +196,34 @@ def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tenso
     return flatten(output_of(backbone, layer, x))
 
 
-def output_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Any:
-    """Return the output of the first call of ``layer`` (None: the backbone) for a batch; what follows is not run."""
+def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource | None, x: Tensor) -> Any:
+    """Return the first output of ``layer`` (None: the backbone; a tuple: a list of theirs); what follows is not run."""
     if isinstance(layer, FeatureSource):
-        return layer.of_output(output_of(backbone, layer.layer, x))
+        return layer.of_output(output_of(backbone, layer.where if layer.parts else layer.layer, x))
     if layer is None:
         with explained(backbone, x):
             return backbone(x)
-    reached: list[Any] = []
+    names = (layer,) if isinstance(layer, str) else layer
+    reached: dict[str, Any] = {}
 
-    def stop(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        reached.append(output)
-        raise Reached
+    def note(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        reached.setdefault(name, output)
+        if len(reached) == len(set(names)):
+            raise Reached
 
     try:
         with hooked() as hooks, explained(backbone, x):
-            hooks.after(backbone.get_submodule(layer), stop)
+            for name in dict.fromkeys(names):
+                hooks.after(backbone.get_submodule(name), partial(note, name))
             backbone(x)
     except Reached:
-        if not reached:  # that of a pass around this one
+        if len(reached) < len(set(names)):  # that of a pass around this one
             raise
-    if reached:  # also where a bare "except:" of the network's own kept the pass running
-        return reached[0]
+    missing = next((name for name in names if name not in reached), None)
+    if missing is None:  # also where a bare "except:" of the network's own kept the pass running
+        return reached[layer] if isinstance(layer, str) else [reached[name] for name in names]
     raise ValueError(
-        f"the layer {layer!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
+        f"the layer {missing!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
         "layers cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
     )
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
-from pytorch_grad_cam_pcasvm.model.features import FeatureSource, check_tensor, checked_images, features_of
+from pytorch_grad_cam_pcasvm.model.features import FeatureSource, Layer, check_tensor, checked_images, features_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, refuse_parallel, uncompiled
 
 
@@ -181,7 +181,8 @@ class PCASVMNet(nn.Module):
             estimators in order, or a :class:`Head`.
         layer: a module of the backbone, or its dotted name, whose output, flattened from dim 1, is what the head was
             fitted on; None: the backbone's own output. For a Hugging Face model it may also name a field of the output,
-            such as ``"last_hidden_state"``.
+            such as ``"last_hidden_state"``. Of a list of layers the features are concatenated; target layers are in
+            front of the first of them, or maps show what goes through the target layer alone.
         pool: how positions or tokens become one row of features: None, ``"mean"``, ``"max"``, ``"gem"``, ``"cls"``,
             ``"cls+mean"`` or a function (see :func:`extract_features`).
 
@@ -199,7 +200,7 @@ class PCASVMNet(nn.Module):
     """
 
     def __init__(
-        self, backbone: nn.Module, head: Any, layer: str | nn.Module | None = None, *, pool: Any = None
+        self, backbone: nn.Module, head: Any, layer: Layer | Sequence[Layer] | None = None, *, pool: Any = None
     ) -> None:
         super().__init__()
         if not isinstance(backbone, nn.Module):
@@ -208,7 +209,7 @@ class PCASVMNet(nn.Module):
         self.backbone = uncompiled(backbone)
         self.head = Head.of(head).to(device_of(backbone))
         source = FeatureSource.of(self.backbone, layer, pool)
-        self.layer: Any = source.field or source.layer
+        self.layer: Any = source.where
         self.pool = pool
         self._warned_of_training = False
 
