@@ -65,12 +65,15 @@ TESTS = {
     "head/kernels.py": "secants_head kernels head",
     "head/stage.py": "secants_head output_gradients head estimators",
     "head/stages.py": "secants_head output_gradients head estimators",
-    "head/multiclass.py": "targets head estimators",
+    "head/multiclass.py": "targets head estimators registry",
+    "head/elementwise.py": "secants_head registry estimators",
+    "head/quadratic.py": "secants_head registry",
+    "head/neighbours.py": "neighbours secants_head",
     "autodiff/forward_ad.py": "forward_ad",
     "cams/recombine.py": "recombine methods anomalies token_backward boundary figures",
     "cams/base.py": "maps base",
     "cams/boundary.py": "boundary",
-    "cams/levels.py": "boundary",
+    "cams/levels.py": "levels boundary",
     "cams/undecided.py": "boundary",
     "cams/context.py": "maps methods base contributions token_backward boundary",
     "cams/gradient.py": "methods maps",
@@ -81,9 +84,9 @@ TESTS = {
     "cams/output_gradients.py": "output_gradients targets outputs base coalitions anomalies",
     "targets/target.py": "targets anomalies output_gradients head",
     "targets/components.py": "targets anomalies output_gradients head outputs base",
-    "targets/decisions.py": "targets log_ratio output_gradients head outputs base",
+    "targets/decisions.py": "targets classes log_ratio output_gradients head outputs base boundary",
     "targets/scores.py": "targets output_gradients head outputs",
-    "targets/classes.py": "targets output_gradients base",
+    "targets/classes.py": "classes targets output_gradients base",
 }
 # Of some files only these functions are mathematics.
 ONLY = {
@@ -95,7 +98,7 @@ ONLY = {
 }
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
-NEVER |= {"_why_unknown", "bytes_per_target", "why_blank"}
+NEVER |= {"_check_sums", "_why_unknown", "bytes_per_target", "why_blank"}
 
 BOUND = "a bound on rounding errors, of which any near it is as good"
 BLOCKS = "the size of a block, chosen for speed"
@@ -112,7 +115,8 @@ NOTHING = "zeros take no share"
 NO_VALUE = "of what has a rule of relevance, only arguments that are no values get None"
 KINK = "which side's slope a kink has differs between versions of torch"
 
-# Functions, and what is in the conditions by which they choose the quicker of two ways: their mutants may survive.
+# Functions, and what is in the conditions by which they choose the quicker of two ways, or in the size of steps to one
+# end: their mutants may survive.
 FASTER = {
     "autodiff/forward_ad.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
     "autodiff/forward_ad.py _linear": ("without function in", "len(args)"),
@@ -134,6 +138,7 @@ FASTER = {
     ),
     "autodiff/closed_form.py ClosedFormPass.pullback": ("without not self.heads", "without self._is_new"),
     "autodiff/rules/rule.py Rule.tokens_of": ("x.numel()",),
+    "cams/undecided.py _solved": ("damping", "nothing", "without looks", "eps * torch", "finfo(start.dtype)", "1e-10"),
     "autodiff/rules/cotangents.py Cotangent.__init__": ("without size and (not grad.stride(dim + 1))",),
     "autodiff/rules/cotangents.py Cotangent.times": (
         "without dim in self.same",

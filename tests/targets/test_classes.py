@@ -1,0 +1,105 @@
+"""Targets whose class depends on the image, by the name that it has for one image."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from problems import Problem
+from reference import relative
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import SVR, OneClassSVM
+
+from pytorch_grad_cam_pcasvm import Head, LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets import ScoreTarget, fixed
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem(classes=3)
+
+
+def each(problem):
+    output = problem.net(problem.x)
+    for place, label in enumerate(problem.net.predict(problem.x).tolist()):
+        yield output.rows([place]), label
+
+
+@pytest.mark.parametrize("kind", [SVMTarget, LogRatioTarget])
+def test_the_predicted_class_and_its_runner_up_get_their_names(problem, kind):
+    seen = set()
+    for output, label in each(problem):
+        order = output.head.voting.ranking(output.decision)[0].argsort(descending=True).tolist()
+        ranked = [["ant", "bee", "cat"][place] for place in order]
+        second = next(name for name in ranked if name != label)
+        seen.add((label, second))
+        assert fixed(kind(), output) == kind(label)
+        assert fixed(kind(versus="runner-up"), output) == kind(label, versus=second)
+        rest = next(name for name in ranked if name != "ant")
+        assert fixed(kind("ant", versus="runner-up"), output) == kind("ant", versus=rest)
+        assert fixed(kind("ant", versus="bee", sign="-"), output) == kind("ant", versus="bee", sign="-")
+        assert fixed(kind("bee"), output) == kind("bee")
+    assert len(seen) > 1
+    assert fixed(PCATarget(1), output) == PCATarget(1)
+    assert fixed(SVMTarget("cat", versus=["ant", "bee"]), output) == SVMTarget("cat", versus=["ant", "bee"])
+
+
+def test_a_class_may_be_called_runner_up():
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(30, 4)), np.array(["a", "b", "runner-up"])[np.arange(30) % 3]
+    head = Head.of(LogisticRegression().fit(x, labels))
+    output = HeadOutput.of(head, head(torch.tensor(x[:1])))
+    for target in (SVMTarget("a", versus="runner-up"), ProbabilityTarget("a")):
+        assert fixed(target, output) == target
+    assert fixed(ProbabilityTarget(sign="-"), output) == ProbabilityTarget(output.labels()[0].item(), sign="-")
+
+
+def test_without_classes_there_is_nothing_to_name():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    for estimator in (SVR().fit(x, x[:, 0]), OneClassSVM().fit(x)):
+        head = Head.of(estimator)
+        output = HeadOutput.of(head, head(torch.tensor(x[:1])))
+        assert fixed(SVMTarget(), output) == SVMTarget()
+    scores = torch.tensor([[0.2, 3.0, -1.0]])
+    assert fixed(ScoreTarget(), scores) == ScoreTarget(1)
+    assert fixed(ScoreTarget(2), scores) == ScoreTarget(2)
+    assert fixed(SVMTarget(), scores) == SVMTarget()
+
+
+def test_how_many_boundaries_a_margin_has(problem):
+    head = problem.net.head
+    assert [
+        SVMTarget(*arguments).boundaries(head)
+        for arguments in ((), ("ant",), ("ant", "bee"), ("ant", "runner-up"), (None, "runner-up"))
+    ] == [3, 1, 1, 3, 9]
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    assert SVMTarget().boundaries(Head.of(SVR().fit(x, x[:, 0]))) == 0
+    assert SVMTarget().boundaries(Head.of(OneClassSVM().fit(x))) == 1
+    assert SVMTarget().boundaries(SimpleNamespace(decision_position=None, classes_=None)) == 0
+
+
+def test_the_boundary_of_each_image(problem):
+    output = problem.net(problem.x)
+    predicted = torch.tensor([["ant", "bee", "cat"].index(label) for label in problem.net.predict(problem.x)])
+    assert torch.equal(SVMTarget().boundary_of(output), predicted)
+    assert torch.equal(SVMTarget(versus="bee").boundary_of(output), predicted)
+    pairs = SVMTarget(versus="runner-up").boundary_of(output)
+    alone = SVMTarget("ant", versus="runner-up").boundary_of(output)
+    for number, place, first in zip(pairs.tolist(), alone.tolist(), predicted.tolist(), strict=True):
+        assert number // 3 == first
+        assert number % 3 != first
+        assert place != 0
+        assert first in (0, place)
+    at = SVMTarget(versus=["ant", "bee"]).at_boundary(problem.net.head, 0)
+    assert at == SVMTarget("ant", versus=["bee"])
+
+
+def test_against_several_no_class_is_its_own_rival(problem):
+    output = problem.net(problem.x)
+    of_ant = SVMTarget(versus=["ant", "cat"])(output)
+    for place, label in enumerate(problem.net.predict(problem.x).tolist()):
+        names = ["ant", "bee", "cat"]
+        rivals = [names.index(name) for name in ("ant", "cat") if name != label]
+        margins = output.margins[place]
+        assert relative(of_ant[place], margins[names.index(label)] - margins[rivals].mean()) < 1e-12
