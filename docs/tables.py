@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sklearn
 from sklearn.base import BaseEstimator, is_classifier, is_regressor
-from sklearn.svm import SVC, LinearSVC
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC
 from sklearn.utils import all_estimators
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError
@@ -21,6 +26,27 @@ from pytorch_grad_cam_pcasvm.head import Decision, Stage, stage_for
 from pytorch_grad_cam_pcasvm.head.convert import stages_of, transformer_for
 
 BEFORE, REDUCTION, APPROXIMATION = "scaler or selector", "reduction", "kernel approximation"
+_TWO_SVMS: Any = [("a", LinearSVC()), ("b", LinearSVC(C=0.1))]
+_TWO_SVRS: Any = [("a", SVR()), ("b", SVR(C=0.1))]
+_PROBABLE: Any = [("a", LogisticRegression()), ("b", CalibratedClassifierCV(SVC()))]
+_OPTIONS: dict[str, dict[str, Any]] = {  # of those that are not fitted as they come
+    "BaggingClassifier": {"estimator": LogisticRegression()},
+    "BaggingRegressor": {"estimator": SVR()},
+    "BernoulliNB": {"binarize": None},
+    "ColumnTransformer": {"transformers": [("a", StandardScaler(), [0, 1])]},
+    "FeatureUnion": {"transformer_list": [("a", PCA(2)), ("b", PCA(1))]},
+    "FixedThresholdClassifier": {"estimator": LogisticRegression()},
+    "FunctionTransformer": {"func": np.log1p},
+    "MultiOutputRegressor": {"estimator": SVR()},
+    "OutputCodeClassifier": {"estimator": LinearSVC(), "code_size": 3, "random_state": 0},
+    "RANSACRegressor": {"estimator": None},
+    "SelfTrainingClassifier": {"estimator": LogisticRegression()},
+    "StackingClassifier": {"estimators": _TWO_SVMS},
+    "StackingRegressor": {"estimators": _TWO_SVRS},
+    "TunedThresholdClassifierCV": {"estimator": LogisticRegression()},
+    "VotingClassifier": {"estimators": _PROBABLE, "voting": "soft"},
+    "VotingRegressor": {"estimators": _TWO_SVRS},
+}
 EXAMPLES = {  # titles and pictures in the gallery; others are called by their file's name
     "digits": ("Digits, a CNN and two SVMs", "digits.png"),
     "atlas": ("An atlas of 1,797 digits", "atlas.png"),
@@ -36,14 +62,20 @@ EXAMPLES = {  # titles and pictures in the gallery; others are called by their f
 def estimators() -> str:
     """Return a Markdown table of every estimator of scikit-learn that a head takes; each is fitted to find out."""
     rows: dict[tuple[str, type[Stage]], list[str]] = {}
+    list(stages_of([PCA(1).fit(np.eye(2))]))  # registers scikit-learn's
     for name, kind in all_estimators():
         for role, stage in _stages(kind):
             rows.setdefault((role, type(stage)), []).append(f"`{name}`")
-    order = [BEFORE, APPROXIMATION, REDUCTION, "classifier", "regressor", "outlier detector"]
-    lines = ["| role | estimators | stage: what it computes |", "|---|---|---|"]
+    order = [BEFORE, APPROXIMATION, REDUCTION, "classifier", "regressor", "outlier detector", "mixture"]
+    lines = ["| role | estimators | first stage: what it computes |", "|---|---|---|"]
     for (role, stage), names in sorted(rows.items(), key=lambda row: (order.index(row[0][0]), row[0][1].__name__)):
         lines.append(f"| {role} | {', '.join(names)} | `{stage.__name__}`: {_formula(stage)} |")
-    return "\n".join(lines)
+    taken = {
+        role: sum(len(names) for (of, _), names in rows.items() if of == role) for role in ("classifier", "regressor")
+    }
+    total = {role: len(all_estimators(type_filter=role)) for role in taken}
+    counts = " and ".join(f"{taken[role]} of its {total[role]} {role}s" for role in taken)
+    return "\n".join([*lines, "", f"Of scikit-learn {sklearn.__version__} these are {counts}."])
 
 
 def _formula(stage: type[Stage]) -> str:
@@ -61,17 +93,24 @@ def _stages(kind: type) -> Iterator[tuple[str, Stage]]:
     behind = LinearSVC().fit(np.eye(4), [0, 1, 0, 1])
     for parts in ([fitted, behind], [fitted]):
         try:
-            stage, *others = stages_of(parts)
+            stages = list(stages_of(parts))
         except (NoClosedFormError, ValueError):
             continue
-        if len(others) == len(parts) - 1 and isinstance(stage, Decision) is (len(parts) == 1):
-            yield _role(fitted, stage), stage
+        stages = stages[:-1] if len(parts) == 2 else stages
+        decides = [isinstance(stage, Decision) for stage in stages]
+        if sum(decides) == (len(parts) == 1) and decides[-1] is (len(parts) == 1):
+            yield _role(fitted, stages), stages[0]
 
 
-def _role(fitted: Any, stage: Stage) -> str:
-    if isinstance(stage, Decision):
-        return "classifier" if is_classifier(fitted) else "regressor" if is_regressor(fitted) else "outlier detector"
-    return REDUCTION if stage.reduces else APPROXIMATION if "kernel_approx" in type(fitted).__module__ else BEFORE
+def _role(fitted: Any, stages: list[Stage]) -> str:
+    if isinstance(stages[-1], Decision):
+        known = {"GaussianMixture": "mixture", "BayesianGaussianMixture": "mixture"}.get(type(fitted).__name__)
+        return known or (
+            "classifier" if is_classifier(fitted) else "regressor" if is_regressor(fitted) else "outlier detector"
+        )
+    if any(stage.reduces for stage in stages):
+        return REDUCTION
+    return APPROXIMATION if "kernel_approx" in type(fitted).__module__ else BEFORE
 
 
 def _fitted(kind: Any) -> BaseEstimator:
@@ -83,10 +122,16 @@ def _fitted(kind: Any) -> BaseEstimator:
         options["estimator"] = SVC(kernel="linear")
     if "n_components" in parameters and "Discriminant" not in kind.__name__:
         options["n_components"] = 2
-    several = kind.__name__.startswith("MultiTask")
+    options |= _OPTIONS.get(kind.__name__, {})
+    name = kind.__name__
+    if "Threshold" in name or name == "GaussianProcessClassifier":
+        labels = labels % 2
+    if name in ("GammaRegressor", "PoissonRegressor"):
+        labels = labels + 1
+    several = name.startswith(("MultiTask", "MultiOutput", "CCA", "PLSC", "PLSSVD"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return kind(**options).fit(rows, np.stack([labels] * 2, 1) if several else labels)
+        return kind(**options).fit(rows, np.stack([labels > 0, labels > 1], 1).astype(int) if several else labels)
 
 
 def examples(source: Path, target: Path) -> None:

@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.cams import ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
+from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import digests, files
@@ -172,6 +173,11 @@ def _check(
 ) -> None:
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"an atlas is made of a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+    if net.head.decision_position is not None and isinstance(net.head.voting, Outputs):
+        raise ValueError(
+            "an atlas keeps one prediction for each image, but the head has several outputs: fit a head for each of "
+            "them, or explain images with cam.explain"
+        )
     if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
         raise ValueError(
             f"target_layers must be a list of one layer, such as [backbone.features[-1]], got {target_layers!r:.80}"

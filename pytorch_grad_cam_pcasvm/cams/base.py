@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, Seeds, in_ord
 from pytorch_grad_cam_pcasvm.cams.recombine import combined
 from pytorch_grad_cam_pcasvm.cams.reshape import transform_of
 from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
+from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps import (
     Jacobians,
     SignedMaps,
@@ -530,9 +531,11 @@ class ClosedFormCAM(BaseCAM):
         return (targets[start : start + size] for start in range(0, len(targets), size))
 
     def _default_targets(self, output: Any) -> list[Target]:
-        """Return every component, then the predicted class."""
+        """Return every component, then the predicted class, or all outputs of several."""
         if not isinstance(output, HeadRun):
             return [ScoreTarget()]
+        if output.decision is not None and isinstance(output.head.voting, Outputs):
+            return [*every_component(output), *every_class(output)]
         return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
 
     def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.guarded import run
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.multiclass import Voting, WithConstants, pairs
-from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, ends, pulled_through, scaled_sum
-from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
+from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, Union
 
 _DENSE = 1 << 22  # coefficients of all machines, beyond which each class's are kept apart
 
@@ -36,30 +35,19 @@ class Decision(Stage):
     def __init__(self, voting: Voting, classes: Sequence[Any] | None) -> None:
         super().__init__()
         self.voting = voting
-        self.classes = classes
+        self.classes = list(classes) if isinstance(classes, range) else classes
 
 
-class LinearDecision(Decision):
+class LinearDecision(Affine, Decision):
     """``a(p) = w p + g``, w of shape (P, B), g (P,): LinearSVC and every other linear decision.
 
     Example:
         >>> weight = stage_for(LogisticRegression().fit(features, labels)).weight
     """
 
-    linear = True
-
     def __init__(self, weight: Tensor, bias: Tensor, voting: Voting, classes: Sequence[Any] | None) -> None:
-        super().__init__(voting, classes)
-        self.n_outputs, self.n_inputs = weight.shape
-        self.keep(weight=weight, bias=bias)
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
-        """Return the decision values, shape (N, P)."""
-        return x @ self.weight.T + self.bias, None
-
-    def pullback(self, saved: None, grad: Tensor) -> Scaled:
-        """Return ``grad w``."""
-        return grad @ self.weight, None
+        Decision.__init__(self, voting, classes)
+        self._fill(weight, bias)
 
 
 @dataclass(frozen=True)
@@ -206,7 +194,7 @@ class KernelSVM(WithConstants, Decision):
         return torch.cat([part @ coef for part, coef in blocks], -1)
 
 
-class Ensemble(Decision):
+class Ensemble(Union, Decision):
     """Decision values of several machines side by side, times ``sign``; each machine is the last stage of a chain.
 
     Example:
@@ -214,25 +202,6 @@ class Ensemble(Decision):
     """
 
     def __init__(self, members: Sequence[Chain], sign: float, voting: Voting, classes: Sequence[Any] | None) -> None:
-        super().__init__(voting, classes)
-        self.n_inputs = members[0].n_inputs
-        self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
-        self.n_outputs = sum(self.sizes)
-        self.sign = sign
-        self.members: Any = nn.ModuleList(members)
-
-    @property
-    def linear(self) -> bool:  # type: ignore[override]
-        """Whether all of them are."""
-        return all(member.linear for member in self.members)
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
-        """Return the decision values of all members, shape (N, P), and what each pullback needs."""
-        values, saved = zip(*(run(member, x) for member in self.members), strict=True)
-        return self.sign * torch.cat(values, -1), list(saved)
-
-    def pullback(self, saved: list[Any], grad: Tensor, saved0: list[Any] | None = None) -> Scaled:
-        """Return the sum of the members' pullbacks, or secants, their largest factor taken out, and its logarithm."""
-        seeds = (self.sign * grad).split(self.sizes, -1)
-        members = zip(self.members, seeds, *ends(saved, saved0), strict=True)
-        return scaled_sum([pulled_through(member, (seed, None), *of_member) for member, seed, *of_member in members])
+        Decision.__init__(self, voting, classes)
+        self._join(members)
+        self.sign, self.reduces = sign, False

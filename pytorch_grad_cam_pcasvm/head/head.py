@@ -1,6 +1,6 @@
 """The head: the fitted stages behind the features, as one differentiable module with a closed-form pullback."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportV
 from pytorch_grad_cam_pcasvm.head.fit import Fit
 from pytorch_grad_cam_pcasvm.head.guarded import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
-from pytorch_grad_cam_pcasvm.head.multiclass import Regression, Voting
+from pytorch_grad_cam_pcasvm.head.multiclass import Outputs, Regression, Voting
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
@@ -97,12 +97,25 @@ class Head(Hookable):
         self.decision_position = decisions[-1] if decisions else None
 
     @classmethod
-    def of(cls, fitted: Any) -> "Head":
-        """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``)."""
-        if isinstance(fitted, Head):
-            return fitted
-        head = cls(stages_of(fitted))
-        head._fit = Fit(fitted)
+    def of(cls, fitted: Any, *, outputs: Sequence[Any] | None = None) -> "Head":
+        """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``).
+
+        ``outputs``: what a head with several outputs, or several labels per image, calls them: ``SVMTarget("oedema")``.
+        Otherwise they are numbers, from 0 on.
+
+        Raises:
+            NoClosedFormError: an estimator has no maps.
+            ValueError: the head has no several outputs, or another number of them.
+        """
+        head = fitted if isinstance(fitted, Head) else cls(stages_of(fitted))
+        head._fit = head._fit if isinstance(fitted, Head) else Fit(fitted)
+        if outputs is not None:
+            decision = head._decision()
+            if decision is None or not isinstance(decision.voting, Outputs):
+                raise ValueError("the head has no outputs that could have names: its classes are those of its fit")
+            if len(outputs) != decision.voting.n_classes:
+                raise ValueError(f"the head has {decision.voting.n_classes} outputs, but got {len(outputs)} names")
+            decision.classes = list(outputs)
         return head
 
     @property
@@ -229,7 +242,7 @@ class Head(Hookable):
         last = trace.values[-1].detach()
         if self.decision_position is None:
             return last.cpu().numpy()
-        if isinstance(self.voting, Regression):
+        if isinstance(self.voting, Regression | Outputs):
             return self.voting.prediction(last).cpu().numpy()
         assert self.classes_ is not None
         return self.classes_[self.voting.predicted(last).cpu().numpy()]

@@ -6,7 +6,7 @@ are linear in the decision values, ``decision @ matrix.T``, and the gradient of 
 matrix.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration
+from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS
 
 
 class WithConstants(nn.Module):
@@ -91,22 +92,52 @@ class Voting(WithConstants):
 
 
 class Regression(Voting):
-    """A regressor: one value and no classes."""
+    """A regressor: one value and no classes. It may predict a function of the value (``inverse``), as GLMs do."""
 
-    def __init__(self) -> None:
+    def __init__(self, inverse: str | None = None) -> None:
         super().__init__(torch.ones(1, 1, dtype=torch.float64))
+        self.inverse = inverse
 
     def prediction(self, decision: Tensor) -> Tensor:
         """Return the estimator's predictions, shape (N,)."""
-        return decision[..., 0]
+        value = decision[..., 0]
+        return value if self.inverse is None else FUNCTIONS[self.inverse][0](value)
 
 
 class OneClass(Regression):
-    """A one-class machine: inliers are 1, outliers -1."""
+    """A one-class machine: inliers are 1, outliers -1. A value of exactly 0 is an inlier with ``zero_is_inlier``."""
+
+    def __init__(self, *, zero_is_inlier: bool = False) -> None:
+        super().__init__()
+        self.zero_is_inlier = zero_is_inlier
 
     def prediction(self, decision: Tensor) -> Tensor:
         """Return 1 where the value is positive, otherwise -1."""
-        return torch.where(decision[..., 0] > 0, 1, -1)
+        value = decision[..., 0]
+        return torch.where(value >= 0 if self.zero_is_inlier else value > 0, 1, -1)
+
+
+class Outputs(Voting):
+    """Several values that do not compete: of a regressor with several outputs, or one for each label of an image.
+
+    ``labels``: whether they are of labels, which an image has where its value is positive.
+    """
+
+    def __init__(self, n_classes: int, labels: bool) -> None:
+        super().__init__(torch.eye(n_classes, dtype=torch.float64))
+        self.labels = labels
+
+    def margins(self, decision: Tensor) -> Tensor:
+        """Return the values."""
+        return decision
+
+    def prediction(self, decision: Tensor) -> Tensor:
+        """Return the estimator's predictions, shape (N, Q): the values, or 1 for labels that an image has, else 0."""
+        return (decision > 0).long() if self.labels else decision
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Raise a ValueError: none of them is predicted in place of the others."""
+        raise ValueError(f"the head has {self.n_classes} outputs: name one of net.head.classes_, as in SVMTarget(0)")
 
 
 class Binary(Voting):
@@ -150,6 +181,43 @@ class OneVsRest(Voting):
     def margins(self, decision: Tensor) -> Tensor:
         """Return the decision values."""
         return decision
+
+
+class Relative(Voting):
+    """One value per class of which only differences count, as log-likelihoods: margins are against the others' mean."""
+
+    def __init__(self, n_classes: int, calibration: Calibration | None = None) -> None:
+        super().__init__((n_classes * torch.eye(n_classes, dtype=torch.float64) - 1) / (n_classes - 1))
+        self.calibration = calibration
+
+    def duel(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return 1 for the one class and -1 for the other."""
+        return (row - other) * ((self.n_classes - 1) / self.n_classes)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return the values."""
+        return decision
+
+
+class Plurality(Voting):
+    """Nearest neighbours of C > 2 classes: C margins, then the votes of the ``k`` nearest, which decide."""
+
+    def __init__(self, n_classes: int, k: int) -> None:
+        super().__init__(torch.eye(n_classes, 2 * n_classes, dtype=torch.float64))
+        self.k = k
+
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return the margins: scikit-learn has no decision function."""
+        return self.margins(decision)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return the votes; of equals, the class with the larger margin counts only as runner-up."""
+        margins = self.margins(decision)
+        return decision[..., self.n_classes :] + margins / (3 * (margins.abs() + 1))
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return the class with most votes, the first of equals."""
+        return decision[..., self.n_classes :].argmax(-1)
 
 
 class OneVsOne(Voting):
@@ -203,32 +271,45 @@ class Calibrated(Voting):
     """The voting of calibrated classifiers: the mean probability over members, each with a voting and a calibration.
 
     Margins are the mean of the members' margins; they are what is explained, since probabilities saturate. ``sizes``
-    are the members' numbers of decision values.
+    are the members' numbers of decision values; a calibration of None is that of the member's voting; ``weights`` are
+    the members' shares of the mean, of which the sum is 1 (None: equal ones). Scores are the probabilities, or the
+    margins with ``scores_are_margins``, as of a bag.
     """
 
-    def __init__(self, votings: Sequence[Voting], sizes: Sequence[int], calibrations: Sequence[Calibration]) -> None:
-        super().__init__(torch.cat([voting.matrix for voting in votings], 1) / len(votings))
+    def __init__(
+        self,
+        votings: Sequence[Voting],
+        sizes: Sequence[int],
+        calibrations: Sequence[Calibration | None],
+        weights: Sequence[float] | None = None,
+        scores_are_margins: bool = False,
+    ) -> None:
+        shares = [1 / len(votings)] * len(votings) if weights is None else weights
+        super().__init__(torch.cat([share * each.matrix for share, each in zip(shares, votings, strict=True)], 1))
         self.votings: Any = nn.ModuleList(votings)
-        self.sizes, self.calibrations = list(sizes), list(calibrations)
+        self.sizes, self.calibrations, self.weights, self.shares = list(sizes), list(calibrations), weights, shares
+        self.scores_are_margins = scores_are_margins
 
     def duel(self, row: Tensor, other: Tensor) -> Tensor:
-        """Return the members' duels, divided by their number."""
-        rows = zip(
-            self.votings, *((len(self.votings) * each).split(self.sizes, -1) for each in (row, other)), strict=True
-        )
-        return torch.cat([voting.duel(*each) for voting, *each in rows], -1) / len(self.votings)
+        """Return the members' duels, times their shares."""
+        parts = zip(self.votings, self.shares, *(each.split(self.sizes, -1) for each in (row, other)), strict=True)
+        return torch.cat([share * voting.duel(one / share, two / share) for voting, share, one, two in parts], -1)
 
     def probabilities(self, decision: Tensor) -> Tensor:
         """Return the mean of the members' calibrated probabilities."""
-        members = zip(self._members(decision), self.calibrations, strict=True)
-        return torch.stack([voting.calibrated(curve, part) for (voting, part), curve in members]).mean(0)
+        members = zip(self.votings, decision.split(self.sizes, -1), self.calibrations, self.shares, strict=True)
+        return torch.stack([
+            share * (voting.probabilities(part) if curve is None else voting.calibrated(curve, part))
+            for voting, part, curve, share in members
+        ]).sum(0)
 
     def ranking(self, decision: Tensor) -> Tensor:
-        """Return the probabilities, which are also the scores."""
+        """Return the probabilities."""
         return self.probabilities(decision)
 
-    def _members(self, decision: Tensor) -> Iterable[tuple[Voting, Tensor]]:
-        return zip(self.votings, decision.split(self.sizes, -1), strict=True)
+    def scores(self, decision: Tensor) -> Tensor:
+        """Return the probabilities, or the margins."""
+        return self.margins(decision) if self.scores_are_margins else self.probabilities(decision)
 
 
 def pairs(n_classes: int) -> Tensor:

@@ -1,7 +1,7 @@
 """The stages of a head before its decision: scalings, projections, and other transformers; see :mod:`.stage`."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.guarded import run
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, known, known_to
-from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, ends, errors_after, pulled_through
+from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, ends, errors_after, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
@@ -133,6 +133,37 @@ class Projection(Stage):
     def jacobian(self, saved: None, y: Tensor) -> Scaled:
         """Return ``V^T / divisor``, shape (1, B, D), without a product."""
         return (self.components / self.divisor.unsqueeze(1)).unsqueeze(0), None
+
+
+class Affine(Stage):
+    """``y = W x + b``, W of shape (P, D), b (P,).
+
+    Example:
+        >>> stage_for(MLPClassifier((4,)).fit(features, labels)).stages[0].weight.shape
+        torch.Size([4, 8])
+    """
+
+    linear = True
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self._fill(weight, bias)
+
+    def _fill(self, weight: Tensor, bias: Tensor) -> None:
+        self.n_outputs, self.n_inputs = weight.shape
+        self.keep(weight=weight, bias=bias)
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
+        """Return y, shape (N, P)."""
+        return x @ self.weight.T + self.bias, None
+
+    def pullback(self, saved: None, grad: Tensor) -> Scaled:
+        """Return ``grad W``."""
+        return grad @ self.weight, None
+
+    def errors(self, errors: Tensor) -> Tensor:
+        """Return ``|W| errors``: all of them may point the same way."""
+        return errors @ self.weight.abs().T
 
 
 class Select(Stage):
@@ -312,7 +343,14 @@ class Chain(Stage):
         super().__init__()
         stages = list(stages)
         self.stages: Any = nn.ModuleList(stages)
-        self.n_inputs, self.n_outputs = stages[0].n_inputs, stages[-1].n_outputs
+        self.n_inputs, self.n_outputs = (
+            next((size for size in sizes if size is not None), None)
+            for sizes in ([stage.n_inputs for stage in stages], [stage.n_outputs for stage in reversed(stages)])
+        )
+
+    def flat(self) -> list[Stage]:
+        """Return the stages, those of chains among them in their place."""
+        return [part for stage in self.stages for part in (stage.flat() if isinstance(stage, Chain) else [stage])]
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
@@ -343,3 +381,47 @@ class Chain(Stage):
     def errors(self, errors: Tensor) -> Tensor | None:
         """Return the errors after all stages."""
         return errors_after(self.stages, errors)
+
+
+class Union(Stage):
+    """The outputs of several chains side by side: FeatureUnion, ColumnTransformer, the members of an ensemble.
+
+    Example:
+        >>> both = make_union(PCA(2), KernelPCA(2, kernel="rbf")).fit(features)
+        >>> stage_for(both).n_outputs
+        4
+    """
+
+    sign = 1.0
+
+    def __init__(self, members: Sequence[Chain]) -> None:
+        super().__init__()
+        self._join(members)
+
+    def _join(self, members: Sequence[Chain]) -> None:
+        self.n_inputs = members[0].n_inputs
+        self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
+        self.n_outputs = sum(self.sizes)
+        self.reduces = any(stage.reduces for member in members for stage in member.stages)
+        self.members: Any = nn.ModuleList(members)
+
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        """Whether all of them are."""
+        return all(member.linear for member in self.members)
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
+        """Return the outputs of all members, shape (N, P), times ``sign``, and what each pullback needs."""
+        values, saved = zip(*(run(member, x) for member in self.members), strict=True)
+        return self.sign * torch.cat(values, -1), list(saved)
+
+    def pullback(self, saved: list[Any], grad: Tensor, saved0: list[Any] | None = None) -> Scaled:
+        """Return the sum of the members' pullbacks, or secants, their largest factor taken out, and its logarithm."""
+        seeds = (self.sign * grad).split(self.sizes, -1)
+        members = zip(self.members, seeds, *ends(saved, saved0), strict=True)
+        return scaled_sum([pulled_through(member, (seed, None), *of_member) for member, seed, *of_member in members])
+
+    def errors(self, errors: Tensor) -> Tensor | None:
+        """Return the errors of all members' outputs."""
+        found = [member.errors(errors) for member in self.members]
+        return None if any(each is None for each in found) else torch.cat(found, -1)

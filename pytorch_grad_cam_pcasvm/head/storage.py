@@ -19,7 +19,16 @@ from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import warn
-from pytorch_grad_cam_pcasvm.head import calibration, decisions, kernels, multiclass, stages
+from pytorch_grad_cam_pcasvm.head import (
+    calibration,
+    decisions,
+    elementwise,
+    kernels,
+    multiclass,
+    neighbours,
+    quadratic,
+    stages,
+)
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
@@ -28,7 +37,7 @@ _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 _PARTS: dict[str, type] = {
     part.__name__: part
-    for module in (stages, decisions, multiclass, kernels, calibration)
+    for module in (stages, elementwise, quadratic, neighbours, decisions, multiclass, kernels, calibration)
     for part in vars(module).values()
     if isinstance(part, type) and part.__module__ == module.__name__
 }

@@ -150,6 +150,21 @@ def test_the_remainder_is_what_the_tokens_of_no_patch_contribute():
     assert relative(maps.remainder[:, 0], (jacobian * tokens).sum((1, 2))) < 1e-12
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (2, 3)])
+def test_a_transform_of_ones_own_leaves_the_same_remainder(before, after):
+    net, x = net_of(tower(before=before, after=after), "cls"), images(3, 1)
+
+    def patches(tokens):
+        return tokens[:, before : before + 24].mT.unflatten(2, GRID)
+
+    cams = [ContributionCAM(net, ["blocks.1.norm1"], way) for way in ("tokens", patches)]
+    expected, actual = (cam.explain(x, [PCATarget(0), SVMTarget("ant")]) for cam in cams)
+    assert expected.remainder.abs().min() > 1e-6
+    assert relative(actual.remainder, expected.remainder) < 1e-10
+    assert relative(actual.maps, expected.maps) < 1e-10
+    assert gap(expected) < 1e-10
+
+
 def test_maps_without_tokens_of_no_patch_have_no_remainder():
     net, x = net_of(tower(before=0), "mean"), images(2, 1)
     maps = ContributionCAM(net, ["blocks.1.norm1"], "tokens").explain(x)

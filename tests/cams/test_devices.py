@@ -5,9 +5,13 @@ import pytest
 import torch
 from reference import relative
 from sklearn.decomposition import PCA, KernelPCA
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.ensemble import StackingClassifier
 from sklearn.kernel_approximation import Nystroem
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import PowerTransformer, StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -44,6 +48,12 @@ HEADS = {
     "regression": make_pipeline(StandardScaler(), PCA(4), SVR()),
     "KernelPCA": make_pipeline(StandardScaler(), KernelPCA(4, kernel="rbf"), SVC()),
     "Nystroem": make_pipeline(StandardScaler(), PCA(4), Nystroem(n_components=10, random_state=0), LinearSVC()),
+    "neighbours": make_pipeline(StandardScaler(), PCA(4), KNeighborsClassifier(3)),
+    "likelihoods": make_pipeline(StandardScaler(), PowerTransformer(), PCA(4), QuadraticDiscriminantAnalysis()),
+    "perceptron": make_pipeline(StandardScaler(), PCA(4), MLPClassifier((5,), max_iter=20, random_state=0)),
+    "stack": make_pipeline(
+        make_union(PCA(2), KernelPCA(2, kernel="rbf")), StackingClassifier([("a", LinearSVC())], LinearSVC(), cv=2)
+    ),
 }
 # Every method on every path, and every head on the shortest.
 CASES = [

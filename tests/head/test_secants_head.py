@@ -8,11 +8,21 @@ import torch.autograd.forward_ad as fwd
 from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA, IncrementalPCA, KernelPCA, TruncatedSVD
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.ensemble import StackingClassifier
 from sklearn.feature_selection import SelectKBest
 from sklearn.kernel_approximation import Nystroem, RBFSampler
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, Normalizer, RobustScaler, StandardScaler
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import (
+    MaxAbsScaler,
+    MinMaxScaler,
+    Normalizer,
+    PowerTransformer,
+    RobustScaler,
+    StandardScaler,
+)
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from test_estimators import DATA, NEAR, QUERY, WIDTH, fitted
 from test_head import by_autograd, pulled_back, seeds_of, trace_of
@@ -20,10 +30,14 @@ from test_head import by_autograd, pulled_back, seeds_of, trace_of
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import HeadTrace
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM, LinearDecision
+from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
 from pytorch_grad_cam_pcasvm.head.multiclass import OneVsRest, Regression
+from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
+from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.head.stages import (
+    Affine,
     Chain,
     FourierFeatures,
     KernelMap,
@@ -31,6 +45,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Projection,
     Scale,
     Select,
+    Union,
 )
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
@@ -82,11 +97,18 @@ STAGES = {
     "fourier": FourierFeatures(rand(4, 7), rand(7), 0.3),
     "linear decision": LinearDecision(rand(3, 4), rand(3), OneVsRest(3), None),
     "chain": chain(),
+    **{f"elementwise {f}": Elementwise(f) for f in ("absolute", "arctan", "logistic", "relu", "square", "tanh")},
+    "powers": Power(torch.tensor([0.0, 2.0, -0.7, 1.3]).double(), False),
+    "quadratic": Quadratic(rand(3, 4), rand(3, 4, 2, seed=1), rand(3, seed=2)),
+    "quadratic, diagonal": Quadratic(rand(3, 4), rand(3, 4, seed=1), rand(3, seed=2)),
+    "neighbours": Neighbours(rand(9, 4), [5, 4], [2, 2], 3),
+    "affine": Affine(rand(3, 4), rand(3)),
+    "union": Union([Chain([scale(), Elementwise("tanh")]), Chain([Select(torch.tensor([1, 3]), 4)])]),
     "linear chain": Chain([scale(), Projection(rand(3, 4), rand(4), torch.ones(3).double())]),
     "ensemble": Ensemble([chain(), Chain([machine(Sigmoid(0.2, 0.1))])], -1.0, OneVsRest(2), None),
 }  # fmt: skip
 LINEAR = {"machine, linear", "pairs, linear", "map, linear", "scale", "projection", "select", "linear decision",
-          "linear chain"}  # fmt: skip
+          "linear chain", "affine"}  # fmt: skip
 X = rand(5, 4, seed=8)
 BASELINES = {"one row": rand(1, 4, seed=9), "N rows": rand(5, 4, seed=9), "zeros": torch.zeros(1, 4).double()}
 
@@ -331,6 +353,9 @@ HEADS = {
     "OneVsOne": [*PCA_IN, OneVsOneClassifier(SVC())],
     "LinearSVC": [*PCA_IN, LinearSVC()],
     "selected": [SelectKBest(k=6), PCA(3), StandardScaler(), SVC()],
+    "QDA": [*PCA_IN, QuadraticDiscriminantAnalysis()],
+    "perceptron": [*PCA_IN, PowerTransformer(), MLPClassifier((5,), random_state=0, max_iter=30)],
+    "stack": [make_union(PCA(2), KernelPCA(2, kernel="rbf")), StackingClassifier([("a", LinearSVC())], LinearSVC())],
 }
 CASES = [(name, classes) for name in HEADS for classes in (2, 4)]
 FITTED = {}

@@ -124,7 +124,7 @@ def _machines(
         return _machines([*before, *decision.stages], affine, sign, first, components)
     for stage in before:
         if isinstance(stage, Chain):
-            return _machines([*_flat(before), decision], affine, sign, first, components)
+            return _machines([*Chain(before).flat(), decision], affine, sign, first, components)
         affine = _through(stage, affine)
     if isinstance(decision, Ensemble):
         found = []
@@ -139,15 +139,11 @@ def _machines(
     return [{"kind": "linear", "first": first, "weight": weight, "bias": bias}]
 
 
-def _flat(stages: Sequence[Any]) -> list[Any]:
-    return [part for stage in stages for part in (_flat(stage.stages) if isinstance(stage, Chain) else [stage])]
-
-
 def _through(stage: Stage, affine: _Affine) -> _Affine:
     if not stage.linear:
         raise NotInPageError(
-            f"This page cannot compute the decision of this head: {type(stage).__name__}, between the components and "
-            "the machine, is not affine. Its predictions were made in Python; explain it with store.explain."
+            f"This page cannot compute the decision of this head: {type(stage).__name__}, behind the components, is "
+            "not affine. Its predictions were made in Python; explain it with store.explain."
         )
     return affine.then(stage)
 

@@ -1,0 +1,292 @@
+"""Meta-estimators as stages: machines side by side, means of members, thresholds, stacks."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import (
+    BaggingClassifier,
+    BaggingRegressor,
+    StackingClassifier,
+    StackingRegressor,
+    VotingClassifier,
+    VotingRegressor,
+)
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import RANSACRegressor
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier, OutputCodeClassifier, _ConstantPredictor
+from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.semi_supervised import SelfTrainingClassifier
+
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
+from pytorch_grad_cam_pcasvm.head.convert import stage_for, stages_of, tensor
+from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, LinearDecision
+from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
+from pytorch_grad_cam_pcasvm.head.estimators.predictors import best_of, plain_voting, regression, softmax
+from pytorch_grad_cam_pcasvm.head.estimators.transformers import of_columns
+from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
+from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale, Union
+
+# --- several machines side by side ------------------------------------------------------------------------------------
+
+
+@stage_for.register(OneVsRestClassifier)
+def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
+    members, decisions = _members(estimator, estimator.estimators_)
+    if estimator.multilabel_:
+        return Ensemble(members, 1.0, multiclass.Outputs(len(members), labels=True), estimator.classes_)
+    # Each member's own probability, divided by their sum, if that is a sigmoid (no curve that ends in 0 everywhere).
+    own = [decision.voting.calibration for decision in decisions]
+    curves = [curve for each in own if isinstance(each, PerClass) for curve in each.curves]
+    sigmoids = len(curves) == len(members) and all(isinstance(curve, Platt) for curve in curves)
+    votes = plain_voting(len(estimator.classes_), PerClass(curves) if sigmoids else None)
+    return Ensemble(members, 1.0, votes, estimator.classes_)
+
+
+@stage_for.register(_ConstantPredictor)
+def _constant(estimator: _ConstantPredictor) -> Stage:
+    weight = torch.zeros(1, estimator.n_features_in_).double()
+    return LinearDecision(weight, tensor(estimator.y_).reshape(1), multiclass.Binary(), range(2))
+
+
+@stage_for.register(OneVsOneClassifier)
+def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
+    members, decisions = _members(estimator, estimator.estimators_)
+    zero_is_second = decisions[0].voting.zero_is_second
+    if len(estimator.classes_) == 2:
+        return Ensemble(members, 1.0, multiclass.BinaryVote(zero_is_second=zero_is_second), estimator.classes_)
+    # Its members are positive for the second class of a pair, and the best score wins.
+    votes = multiclass.OneVsOne(len(estimator.classes_), break_ties=True, zero_is_second=zero_is_second)
+    return Ensemble(members, -1.0, votes, estimator.classes_)
+
+
+@stage_for.register(OutputCodeClassifier)
+def _output_code(estimator: OutputCodeClassifier) -> Stage:
+    members, _ = _members(estimator, estimator.estimators_)
+    codes = tensor(estimator.code_book_)
+    return best_of([Union(members), Quadratic(codes, torch.ones_like(codes), 0 * codes[:, 0])], estimator.classes_)
+
+
+@stage_for.register(CalibratedClassifierCV)
+def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
+    folds = estimator.calibrated_classifiers_
+    for fold in folds:
+        # Temperature scaling fits on the classes' numbers.
+        if list(fold.estimator.classes_) not in (list(estimator.classes_), list(range(len(estimator.classes_)))):
+            raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes: fit it with fewer folds.")
+    members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
+    votings = [decision.voting for decision in decisions]
+    if folds[0].method == "temperature" and any(isinstance(each, multiclass.Calibrated) for each in votings):
+        raise NoClosedFormError("temperature scaling of these probabilities is not supported.")
+    sizes = [decision.n_outputs for decision in decisions]
+    votes = multiclass.Calibrated(votings, sizes, [_calibration(fold) for fold in folds])
+    return Ensemble(members, 1.0, votes, estimator.classes_)
+
+
+def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple[list[Chain], list[Any]]:
+    """Return the machines of a meta-estimator, each a decision between two classes if binary, and their decisions."""
+    members = [Chain(stages_of(each)) for each in fitted]
+    decisions = [member.stages[-1] for member in members]
+    for each, decision in zip(fitted, decisions, strict=True):
+        # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
+        plain = isinstance(decision, Decision) and (not binary or type(decision.voting) is multiclass.Binary)
+        if plain and not hasattr(each, "decision_function"):
+            # It decides by probabilities: these must rank as the values do, or be what is taken.
+            sigmoid = isinstance(estimator, OneVsRestClassifier) and decision.voting.calibration == softmax(2)
+            plain = sigmoid or isinstance(decision.voting, multiclass.Calibrated)
+        if not plain:
+            raise _not_of(estimator, each, "a classifier that has one decision value for two classes, e.g. SVC")
+    return members, decisions
+
+
+def _not_of(estimator: Any, member: Any, instead: str) -> NoClosedFormError:
+    return NoClosedFormError(
+        f"{type(estimator).__name__} of {type(member).__name__} is not supported: fit it with {instead}."
+    )
+
+
+# --- means, thresholds and stacks of members --------------------------------------------------------------------------
+
+
+@stage_for.register(VotingClassifier)
+def _soft_vote(estimator: VotingClassifier) -> Stage:
+    if estimator.voting != "soft":
+        raise NoClosedFormError("VotingClassifier(voting='hard') counts votes, a step: use voting='soft'.")
+    weights = np.ones(len(estimator.estimators_)) if estimator.weights is None else estimator._weights_not_none
+    return _mean_probability(estimator, [Chain(stages_of(each)) for each in estimator.estimators_], weights)
+
+
+@stage_for.register(BaggingClassifier)
+def _bag(estimator: BaggingClassifier) -> Stage:
+    if not hasattr(estimator.estimators_[0], "predict_proba"):
+        raise _not_of(estimator, estimator.estimators_[0], "a classifier that has probabilities, or it counts votes")
+    scores = hasattr(estimator.estimators_[0], "decision_function")
+    return _mean_probability(estimator, _bagged(estimator), np.ones(len(estimator.estimators_)), margins=scores)
+
+
+def _bagged(estimator: Any) -> list[Chain]:
+    """Return the members of a bag, each with the features that it was given."""
+    bag = zip(estimator.estimators_, estimator.estimators_features_, strict=True)
+    return [of_columns(list(stages_of(each)), columns.tolist(), estimator.n_features_in_) for each, columns in bag]
+
+
+def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, margins: bool = False) -> Stage:
+    """Return the weighted mean of the members' probabilities; what is explained is that of their margins."""
+    for member, fitted in zip(members, estimator.estimators_, strict=True):
+        voting: Any = getattr(member.stages[-1], "voting", None)
+        if getattr(voting, "calibration", None) is None and not isinstance(voting, multiclass.Calibrated):
+            raise _not_of(
+                estimator, fitted, "members whose probabilities are known, e.g. CalibratedClassifierCV(SVC())"
+            )
+        if voting.n_classes != len(estimator.classes_):
+            raise NoClosedFormError(f"a member of {type(estimator).__name__} saw only some classes: stratify.")
+    shares = np.asarray(weights, dtype=float) / np.sum(weights)
+    members = [member for member, share in zip(members, shares, strict=True) if share]
+    votings, sizes = [each.stages[-1].voting for each in members], [int(each.n_outputs or 0) for each in members]
+    votes = multiclass.Calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), margins)
+    return Ensemble(members, 1.0, votes, estimator.classes_)
+
+
+@stage_for.register(VotingRegressor)
+@stage_for.register(BaggingRegressor)
+def _mean(estimator: Any) -> Stage:
+    bag = isinstance(estimator, BaggingRegressor)
+    members = _bagged(estimator) if bag else [Chain(stages_of(each)) for each in estimator.estimators_]
+    weights = np.ones(len(members)) if bag or estimator.weights is None else estimator._weights_not_none
+    shares = tensor(weights / np.sum(weights))
+    width = _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
+    weight = (shares.reshape(-1, 1, 1) * torch.eye(width).double()).permute(1, 0, 2).reshape(width, -1)
+    return Chain([Union(members), regression(weight, torch.zeros(width).double())])
+
+
+def _plain_width(estimator: Any, fitted: Sequence[Any], decisions: Sequence[Any]) -> int:
+    """Return how many values each of some regressors has, whose predictions these are."""
+    for each, decision in zip(fitted, decisions, strict=True):
+        voting = getattr(decision, "voting", None)
+        if getattr(voting, "inverse", None) or not isinstance(voting, multiclass.Regression | multiclass.Outputs):
+            raise _not_of(estimator, each, "regressors that predict their decision value, e.g. SVR")
+    return int(decisions[0].n_outputs)
+
+
+@stage_for.register(MultiOutputRegressor)
+@stage_for.register(MultiOutputClassifier)
+def _several_outputs(estimator: Any) -> Stage:
+    labels = isinstance(estimator, MultiOutputClassifier)
+    if labels:
+        members, _ = _members(estimator, estimator.estimators_)
+        if any(list(classes) != [0, 1] for classes in estimator.classes_):
+            raise NoClosedFormError(
+                "MultiOutputClassifier has outputs with classes other than 0 and 1: fit one for each."
+            )
+    else:
+        members = [Chain(stages_of(each)) for each in estimator.estimators_]
+        _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
+    votes = multiclass.Outputs(len(members), labels)
+    return Ensemble(members, 1.0, votes, range(len(members)))
+
+
+@stage_for.register(StackingClassifier)
+@stage_for.register(StackingRegressor)
+def _stack(estimator: Any) -> Stage:
+    members = []
+    for fitted, method in zip(estimator.estimators_, estimator.stack_method_, strict=True):
+        stages = list(stages_of(fitted))
+        voting = getattr(stages[-1], "voting", None)
+        match method, voting:
+            case "decision_function", multiclass.Binary() | multiclass.OneVsRest():
+                pass
+            case "predict", multiclass.Regression(inverse=None) if not isinstance(voting, multiclass.OneClass):
+                pass
+            case "predict_proba", multiclass.Binary() if voting.calibration == softmax(2):
+                stages.append(Elementwise("logistic"))
+            case _:
+                raise _not_of(estimator, fitted, f"stack_method='decision_function' (now {method!r}), or other members")
+        members.append(Chain(stages))
+    n = estimator.n_features_in_
+    if estimator.passthrough:
+        members.append(of_columns([], range(n), n))
+    *stages, decision = stages_of(estimator.final_estimator_)
+    if not isinstance(decision, Decision):
+        raise _not_of(estimator, estimator.final_estimator_, "a final estimator that decides, e.g. LogisticRegression")
+    if decision.classes is not None:
+        decision.classes = estimator.classes_  # it was fitted on their numbers
+    return Chain([Union(members), *stages, decision])
+
+
+@stage_for.register(FixedThresholdClassifier)
+@stage_for.register(TunedThresholdClassifierCV)
+def _threshold(estimator: Any) -> Stage:
+    fitted = getattr(estimator, "estimator_", estimator.estimator)
+    tuned = isinstance(estimator, TunedThresholdClassifierCV)
+    wanted = estimator._get_response_method()
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    method = next(name for name in wanted if hasattr(fitted, name))
+    threshold = estimator.best_threshold_ if tuned else estimator.threshold
+    threshold = (0.5 if method == "predict_proba" else 0.0) if threshold == "auto" else float(threshold)
+    *stages, decision = stages_of(fitted)
+    pos_label = estimator._curve_scorer._get_pos_label() if tuned else estimator.pos_label
+    first = pos_label is not None and pos_label == estimator.classes_[0]
+    if first:  # of the first class, the other side of the threshold is the second
+        threshold = 1 - threshold if method == "predict_proba" else -threshold
+    voting = decision.voting if isinstance(decision, Decision) else None
+    curve: Any = voting.calibration if isinstance(voting, multiclass.Binary) else None
+    if isinstance(voting, multiclass.Calibrated) and len(voting.votings) == 1:
+        curve = voting.calibrations[0]
+    sigmoid = isinstance(curve, PerClass) and isinstance(curve.curves[0], Platt)
+    if method == "predict_proba" and sigmoid and 0 < threshold < 1:
+        platt = curve.curves[0]
+        threshold = (-platt.b - math.log(1 / threshold - 1)) / platt.a
+    elif method == "predict_proba" or type(voting) is not multiclass.Binary:
+        raise _not_of(
+            estimator, fitted, "a threshold within (0, 1) of a sigmoid probability, or one of decision values"
+        )
+    shifted = Platt(curve.curves[0].a, curve.curves[0].b + curve.curves[0].a * threshold) if sigmoid else None
+    votes = multiclass.Binary(zero_is_second=not first, calibration=PerClass([shifted]) if shifted else None)
+    one = torch.ones(1, 1).double()
+    value = Union([Chain([*stages, decision])])
+    return Chain([value, LinearDecision(one, -threshold * one[0], votes, estimator.classes_)])
+
+
+@stage_for.register(TransformedTargetRegressor)
+def _transformed_target(estimator: TransformedTargetRegressor) -> Stage:
+    *stages, decision = stages_of(estimator.regressor_)
+    _plain_width(estimator, [estimator.regressor_], [decision])
+    value, after = Union([Chain([*stages, decision])]), estimator.transformer_
+    if isinstance(after, FunctionTransformer):
+        function = after.inverse_func
+        name = None if function is None else getattr(function, "__name__", "")
+        if name is not None and (name not in ("exp", "expm1") or function is not getattr(np, name)):
+            raise _not_of(estimator, after, "the inverse function exp or expm1, or a scaler")
+        width = int(decision.n_outputs or 0)
+        return Chain([value, regression(torch.eye(width).double(), torch.zeros(width).double(), name)])
+    scale = stage_for(after)
+    if not isinstance(scale, Scale) or not scale.linear:
+        raise _not_of(estimator, after, "a scaler of the target, e.g. StandardScaler, or the function exp or expm1")
+    return Chain([value, regression(scale.divisor.diag(), scale.shift - scale.offset * scale.divisor)])
+
+
+@stage_for.register(RANSACRegressor)
+@stage_for.register(SelfTrainingClassifier)
+def _of_its_own(estimator: Any) -> Stage:
+    return Chain(stages_of(estimator.estimator_))
+
+
+def _calibration(calibrated: Any) -> Calibration:
+    """Return how the scores of one calibrated classifier become probabilities."""
+    if calibrated.method == "temperature":
+        return Temperature(float(calibrated.calibrators[0].beta_))
+    return PerClass([
+        Isotonic(curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist())
+        if isinstance(curve, IsotonicRegression)
+        else Platt(float(curve.a_), float(curve.b_))
+        for curve in calibrated.calibrators
+    ])
