@@ -47,10 +47,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
-    """Let no test draw other numbers, or fit another machine, because of the tests before it."""
+def _alone() -> Iterator[None]:
+    """Let no test draw other numbers, fit another machine or lose its gradients because of the tests before it."""
     torch.manual_seed(0)
     np.random.seed(0)  # scikit-learn's, where no random_state is given
+    yield
+    records = (torch.ones(1, requires_grad=True) * 1).requires_grad
+    state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._dispatch_tls_local_exclude_set()
+    torch.set_grad_enabled(True)
+    assert records, f"after this test torch records no graph any more: {state}"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from pytorch_grad_cam_pcasvm.data import image_and_label, plain_tensor
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, uncompiled
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
+from pytorch_grad_cam_pcasvm.model.streaming import Streamed
 from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
@@ -30,6 +31,7 @@ def extract_features(
     layer: Layer | Sequence[Layer] | None = None,
     *,
     pool: Any = None,
+    fit: Any = None,
     as_numpy: bool = True,
     progress: bool = True,
 ) -> tuple[Any, Any]:
@@ -48,6 +50,9 @@ def extract_features(
         pool: how positions or tokens become one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
             ``"gem"`` (or ``("gem", power)``) over positions, or over the patch tokens; ``"cls"``, the class token;
             ``"cls+mean"``, both; or a function of the output.
+        fit: of features that do not fit into memory: a reduction that is fitted batch by batch, such as
+            ``make_pipeline(StandardScaler(), IncrementalPCA(50))``; its components, shape (R, B), are returned in place
+            of the features. The loader is run through once for each such step and once for the components.
         as_numpy: return numpy arrays; otherwise tensors on the backbone's device.
         progress: show a progress bar.
 
@@ -57,11 +62,11 @@ def extract_features(
         are not tensors, such as names, are always returned as an array.
 
     Raises:
-        TypeError: the loader yields images that are not tensors, or whose dtype differs from the backbone's; or the
-            features are not a tensor.
-        ValueError: the loader is empty, its labels are not one per image, the backbone has no such layer, or the images
-            have a number of channels that it does not take; a dict without an image; an unknown pool, or one whose
-            tokens the output does not have.
+        TypeError: the loader yields images that are not tensors, or whose dtype differs from the backbone's; the
+            features are not a tensor; or a step to fit cannot be fitted batch by batch.
+        ValueError: the loader is empty, or an iterator, which can be run through only once, with steps to fit; its
+            labels are not one per image, the backbone has no such layer, or the images have a number of channels that
+            it does not take; a dict without an image; an unknown pool, or one whose tokens the output does not have.
 
     Example:
         >>> features, labels = extract_features(backbone, loader, "layer2", pool="mean", progress=False)
@@ -70,16 +75,45 @@ def extract_features(
     """
     backbone = backbone if layer is None else uncompiled(backbone)
     source = FeatureSource.of(backbone, layer, pool)
+    reduction = Streamed(fit)
+    if reduction.steps and iter(loader) is loader:
+        raise ValueError("to fit, the loader is run through several times, but this one is an iterator: use DataLoader")
+    for add in reduction.passes():
+        _run_over(backbone, loader, source, add, progress, "fit")
     device = device_of(backbone)
     features: list[Tensor] = []
+
+    def keep(rows: Tensor) -> None:
+        rows = torch.as_tensor(reduction.transform(rows.cpu().numpy()), device=device) if reduction.steps else rows
+        features.append(rows.cpu() if as_numpy else rows)
+
+    labels = _run_over(backbone, loader, source, keep, progress, "features")
+    stacked = torch.cat(features)
+    if as_numpy or not all(isinstance(label, Tensor) for label in labels):  # names: no tensor can hold them
+        arrays = [label.cpu().numpy() if isinstance(label, Tensor) else label for label in labels]
+        return stacked.numpy() if as_numpy else stacked, np.concatenate(arrays) if labels else None
+    return stacked, torch.cat([label.to(device) for label in labels]) if labels else None
+
+
+def _run_over(
+    backbone: nn.Module,
+    loader: Iterable[Any],
+    source: "FeatureSource",
+    keep: Callable[[Tensor], None],
+    progress: bool,
+    name: str,
+) -> list[Any]:
+    """Hand on the features of every batch of a loader, (N, D), and return the labels of each."""
+    device = device_of(backbone)
     labels: list[Any] = []
+    count = 0
     with evaluating(backbone), torch.no_grad(), _loading():
-        for batch in tqdm(loader, desc="features", unit="batch") if progress else loader:
+        for batch in tqdm(loader, desc=name, unit="batch") if progress else loader:
             images, label = image_and_label(batch)
             check_tensor(images, "images")
             if label is not None:
                 labels.append(_column(label))
-            fits = not labels or (len(labels) == len(features) + 1 and labels[-1].shape[:1] == (len(images),))
+            fits = not labels or (len(labels) == count + 1 and labels[-1].shape[:1] == (len(images),))
             if not fits:
                 raise ValueError(
                     "the loader must yield one label for every image, or no labels at all; a data set of single images "
@@ -87,15 +121,11 @@ def extract_features(
                 )
             images = images.to(device)
             output = features_of(backbone, source.at(backbone, images), images)
-            output = output.to(torch.promote_types(output.dtype, torch.float32))
-            features.append(output.cpu() if as_numpy else output)
-    if not features:
+            keep(output.to(torch.promote_types(output.dtype, torch.float32)))
+            count += 1
+    if not count:
         raise ValueError("the loader yielded no batch: there is nothing to extract features from")
-    stacked = torch.cat(features)
-    if as_numpy or not all(isinstance(label, Tensor) for label in labels):  # names: no tensor can hold them
-        arrays = [label.cpu().numpy() if isinstance(label, Tensor) else label for label in labels]
-        return stacked.numpy() if as_numpy else stacked, np.concatenate(arrays) if labels else None
-    return stacked, torch.cat([label.to(device) for label in labels]) if labels else None
+    return labels
 
 
 def _column(labels: Any) -> Any:

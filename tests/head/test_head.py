@@ -417,12 +417,23 @@ def test_estimators_fitted_on_tensors():
     assert relative(scores(Head.of([scaler, pca, svm]), QUERY), expected) < 1e-10
 
 
+OLD = Version(sklearn.__version__) < Version("1.9")
+
+
 @pytest.mark.skipif(Version(sklearn.__version__) < Version("1.8"), reason="StandardScaler takes tensors since 1.8")
 @pytest.mark.slow
-def test_recipe_for_fitting_on_the_device(tmp_path):
-    """As in the README. In a process of its own: scipy reads SCIPY_ARRAY_API when it is imported."""
+@pytest.mark.parametrize(
+    "end",
+    [
+        "SVC()",
+        pytest.param("LogisticRegression(tol=1e-12)", marks=pytest.mark.skipif(OLD, reason="takes tensors since 1.9")),
+        pytest.param("RidgeClassifier()", marks=pytest.mark.skipif(OLD, reason="takes tensors since 1.9")),
+    ],
+)
+def test_recipe_for_fitting_on_the_device(tmp_path, end):
+    """As in docs/heads.md. In a process of its own: scipy reads SCIPY_ARRAY_API when it is imported."""
     script = tmp_path / "recipe.py"
-    script.write_text(RECIPE)
+    script.write_text(RECIPE.replace("END", end))
     run = subprocess.run(
         [sys.executable, str(script)], env={**os.environ, "SCIPY_ARRAY_API": "1"}, capture_output=True, text=True
     )
@@ -434,9 +445,10 @@ RECIPE = """
 import sklearn, torch
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
-from pytorch_grad_cam_pcasvm import PCASVMNet, extract_features
+from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, extract_features
 
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -448,9 +460,18 @@ with sklearn.config_context(array_api_dispatch=True):
     components = reduction.fit_transform(features)
 assert isinstance(components, torch.Tensor) and components.device == features.device
 assert isinstance(reduction[-1].components_, torch.Tensor)
-svm = SVC().fit(components.cpu().numpy(), labels.cpu().numpy())
-net = PCASVMNet(backbone, [reduction, svm])
-usual = make_pipeline(StandardScaler(), PCA(3, svd_solver="full"), SVC()).fit(features.cpu().numpy(), y.numpy())
+end = END
+if isinstance(end, SVC):
+    end.fit(components.cpu().numpy(), labels.cpu().numpy())
+else:
+    with sklearn.config_context(array_api_dispatch=True):
+        end.fit(components, labels)
+    assert end.coef_.device == features.device
+net = PCASVMNet(backbone, [reduction, end])
+maps = ContributionCAM(net, ["0"]).explain(x[:2].to(device))
+assert (maps.maps.sum((2, 3)) + maps.remainder + maps.baseline_values - maps.values).abs().max() < 1e-9
+usual = make_pipeline(StandardScaler(), PCA(3, svd_solver="full"), END)
+usual.fit(features.cpu().numpy(), y.numpy())
 print(abs(net(x.to(device)).detach().cpu().numpy() - usual.decision_function(features.cpu().numpy())).max())
 """
 
