@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, Regions, modes_k
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
 from pytorch_grad_cam_pcasvm.model.features import output_of
+from pytorch_grad_cam_pcasvm.model.inputs import each
 from pytorch_grad_cam_pcasvm.model.modules import modules_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, without_inference
@@ -68,7 +69,7 @@ class AutogradPath:
                 following = leaves[name].clone()
             return following if recorder is None else recorder.root(name, output, following)
 
-        x = x.clone() if x.is_inference() else x
+        x = each(lambda given: given.clone() if given.is_inference() else given, x)
         with without_inference(), torch.no_grad(), modes_kept():
             output = run_to_features(self._backbone, self._layer, self._names, x, split, recorder)
             if recorder is not None:

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.autodiff.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, modes_kept
 from pytorch_grad_cam_pcasvm.autodiff.tape import Tape, frozen, has_gradient
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.model.inputs import each, images_of
 from pytorch_grad_cam_pcasvm.model.modules import modules_of, unchanged
 
 
@@ -160,10 +161,10 @@ class Path:
         # Two, because one image hides what images have to do with one another, and some of torch's own gradients are
         # wrong for one; the liveliest, because a black one may have no gradient.
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn((rows, *x.shape[1:]), generator=generator).to(x)
-        order = x.flatten(1).float().var(1, correction=0).nan_to_num().argsort(descending=True)
+        noise = each(partial(_noise_like, rows, generator), x)
+        order = images_of(x)[0].flatten(1).float().var(1, correction=0).nan_to_num().argsort(descending=True)
         chosen = order[:rows] if rows < len(x) else torch.arange(len(x), device=x.device)
-        images = torch.cat([x[chosen], noise])[:rows]
+        images = each(lambda given, other: torch.cat([given[chosen], other])[:rows], x, noise)
         met: set[Any] = set()
         for candidate in (images, noise):
             recorder = Recorder(named=True, keeps_all=self._keeps_all)
@@ -277,6 +278,13 @@ def _own_gradients(tape: Tape) -> bool:
         kinds += kind.__subclasses__()
     codes = {getattr(kind.forward, "__code__", None) for kind in kinds}
     return None in codes or not codes.isdisjoint(tape.codes.values())
+
+
+def _noise_like(rows: int, generator: torch.Generator, x: Tensor) -> Tensor:
+    """Return noise in place of an input; numbers of words, or of categories, are those of its own rows."""
+    if x.is_floating_point():
+        return torch.randn((rows, *x.shape[1:]), generator=generator).to(x)
+    return x[torch.arange(rows, device=x.device) % len(x)]
 
 
 def _is_float(leaf: Any) -> bool:

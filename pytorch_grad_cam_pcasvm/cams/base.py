@@ -27,7 +27,8 @@ from pytorch_grad_cam_pcasvm.maps import (
     largest,
     warn_of_blanks,
 )
-from pytorch_grad_cam_pcasvm.model.features import FeatureSource, checked_images, flatten
+from pytorch_grad_cam_pcasvm.model.features import FeatureSource, checked_images, flatten, one_input
+from pytorch_grad_cam_pcasvm.model.inputs import images_of
 from pytorch_grad_cam_pcasvm.model.modules import (
     device_of,
     eager,
@@ -228,6 +229,8 @@ class ClosedFormCAM(BaseCAM):
             >>> cam(images, [SVMTarget("cat"), SVMTarget("dog")]).shape
             (2, 32, 32)
         """
+        if aug_smooth:
+            one_input(self._checked_images(input_tensor), "aug_smooth")
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
     def explain(
@@ -236,7 +239,9 @@ class ClosedFormCAM(BaseCAM):
         """Return the signed maps of every target for every image.
 
         Args:
-            input_tensor: shape (N, ...).
+            input_tensor: shape (N, ...); for a network of several inputs a tuple of tensors in their order, or a dict,
+                which is passed as arguments of these names, or as a dict to a network that has none of them. What does
+                not go through the target layer stays as it is.
             targets: K targets, each for all images; None: every component, then the predicted class.
             heads: also compute a map for each head of the first attention after the target layer, as ``heads``. For
                 Grad-CAM, HiResCAM and contributions only.
@@ -359,6 +364,7 @@ class ClosedFormCAM(BaseCAM):
         if self._found_for is not None and self._found_for[:1] != (backbone,):
             self._given, self._names = [], []
         if x is not None and self._found_for is not None and self._found_for != (backbone, x.shape[1:]):
+            one_input(x, "target_layers='auto'")
             blocks = last_blocks(backbone, source or FeatureSource.of(backbone, None), x)
             self._given = blocks[-2:] if self.combines else blocks[-1:]
             self._names = list(self._given)
@@ -481,7 +487,7 @@ class ClosedFormCAM(BaseCAM):
 
     def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
         """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
-        size = self.get_target_width_height(x)
+        size, shape = self.get_target_width_height(images_of(x)[0]), images_of(x)[0].shape[2:]
         with self._running(x) as modules:
             run = self._run(x, modules)
             self.outputs = run.public_output  # where the host keeps it
@@ -498,7 +504,7 @@ class ClosedFormCAM(BaseCAM):
                 self._doubts.of_layer(name, made.maps.shape[2:])
                 maps, nu = made.maps, largest(made.maps, made.opposite)
                 if self._tell_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
-                    layers.append(np.zeros((len(x), 1, *x.shape[2:]), np.float32))
+                    layers.append(np.zeros((len(x), 1, *shape), np.float32))
                     continue
                 if eigen_smooth:
                     check_finite(maps)
@@ -507,7 +513,7 @@ class ClosedFormCAM(BaseCAM):
                 if self.weights_are_sums:
                     # The host's weights are means over positions, and its scaling adds 1e-7: size matters there.
                     maps, nu = (numbers / activations[0, 0].numel() for numbers in (maps, nu))
-                layers.append(one_per_image(maps, nu, targets, self.outputs, x.shape[2:], size))
+                layers.append(one_per_image(maps, nu, targets, self.outputs, shape, size))
                 self._doubts.of_rows(self.outputs, targets, made.values, made.baseline_values)
         return layers
 
@@ -561,8 +567,11 @@ class ClosedFormCAM(BaseCAM):
                 "use ContributionCAM, whose maps of several layers are one"
             )
 
-    def _checked_images(self, x: Tensor) -> Tensor:
-        return checked_images(x).to(device_of(self.model))
+    def _checked_images(self, x: Any) -> Any:
+        x = checked_images(x)
+        if len(self._given) > 1:  # whose maps would become one, though they may be of different pictures
+            one_input(x, "several target layers", "make one for each")
+        return x.to(device_of(self.model))
 
     @contextmanager
     def _running(self, x: Tensor) -> Iterator[Sequence[nn.Module]]:

@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.model.features import checked_images, output_of
+from pytorch_grad_cam_pcasvm.model.inputs import Inputs
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
@@ -210,6 +211,8 @@ class WithBaseline(ClosedFormCAM):
                     f"loader, {needed!r}), or baseline='zero' if that is meant",
                 )
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
+        if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
+            return [(list(range(len(targets))), mean)]
         found: dict[Any, Tensor] = {}
         single = run if boundary is not None or is_traced() else self._of_single(run)
         near = None if mean is None else self._near(run.layers[layer], mean)

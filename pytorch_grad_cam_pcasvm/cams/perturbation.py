@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.cams.coalitions import Players, shapley_values
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, row_of, values_of
 from pytorch_grad_cam_pcasvm.maps import signed_maps
+from pytorch_grad_cam_pcasvm.model.features import one_input
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -88,6 +89,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         self.softmax, self.channels, self.batch_size = softmax, channels, batch_size
 
     def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        one_input(run.images, type(self).__name__)
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
         chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.model.features import output_of
+from pytorch_grad_cam_pcasvm.model.inputs import images_of
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout, layout_of, looks_channels_last
 
 
@@ -38,7 +39,7 @@ def transform_of(
     if given == "tokens":
         return layout()
     if given is None:
-        if looks_channels_last(activations.shape, x.shape):
+        if all(looks_channels_last(activations.shape, image.shape) for image in images_of(x)):
             raise ValueError(
                 f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last: pass "
                 "reshape_transform='tokens', or lambda t: t if they come first"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
-from pytorch_grad_cam_pcasvm.model.features import checked_images
+from pytorch_grad_cam_pcasvm.model.features import checked_images, one_input
 from pytorch_grad_cam_pcasvm.targets import Target, fixed
 
 
@@ -54,7 +54,7 @@ def smoothed(
         raise ValueError(f"noise must be positive, a fraction of the image's range, got {noise!r}")
     generator = torch.Generator().manual_seed(seed)
     parts = []
-    for image in checked_images(x):
+    for image in one_input(checked_images(x), "smoothed"):
         clean = cam.explain(image.unsqueeze(0), targets)
         named = [fixed(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())

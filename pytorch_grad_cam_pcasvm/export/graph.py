@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.model.features import checked_images
+from pytorch_grad_cam_pcasvm.model.features import checked_images, one_input
 from pytorch_grad_cam_pcasvm.model.modules import device_of
 from pytorch_grad_cam_pcasvm.model.net import OfHead
 from pytorch_grad_cam_pcasvm.runtime.looks import every_choice, traced
@@ -92,7 +92,7 @@ def traced_program(
             f"{name} runs each image on its own, again and again, which is no program",
             "export ContributionCAM, or a gradient method",
         )
-    x = checked_images(images).to(device_of(cam.model))
+    x = one_input(checked_images(images), "a program").to(device_of(cam.model))
     kinds = {x.dtype, *(value.dtype for value in cam.model.parameters() if value.is_floating_point())}
     if kinds != {torch.float32} or torch.is_autocast_enabled(x.device.type):
         raise ValueError(

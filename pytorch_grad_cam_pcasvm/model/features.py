@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pytorch_grad_cam_pcasvm.data import image_and_label, plain_tensor
+from pytorch_grad_cam_pcasvm.data import image_and_label
+from pytorch_grad_cam_pcasvm.model.inputs import Inputs, inputs_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, uncompiled
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
 from pytorch_grad_cam_pcasvm.model.streaming import Streamed
@@ -43,7 +44,8 @@ def extract_features(
     Args:
         backbone: the network.
         loader: yields ``(images, labels)`` batches, dicts with ``image`` and optionally ``label`` as in MONAI, or
-            ``images`` alone; images of shape (N, ...).
+            ``images`` alone; images of shape (N, ...). For a network of several inputs, a tuple, a list or a dict of
+            them takes the place of the images in a pair, as in ``((rgb, depth), labels)``.
         layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model
             it may also name a field of the output, such as ``"last_hidden_state"``. Of a list of layers, the features
             are pooled, flattened and concatenated.
@@ -110,6 +112,7 @@ def _run_over(
     with evaluating(backbone), torch.no_grad(), _loading():
         for batch in tqdm(loader, desc=name, unit="batch") if progress else loader:
             images, label = image_and_label(batch)
+            images = inputs_of(images)
             check_tensor(images, "images")
             if label is not None:
                 labels.append(_column(label))
@@ -231,8 +234,7 @@ def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource 
     if isinstance(layer, FeatureSource):
         return layer.of_output(output_of(backbone, layer.where if layer.parts else layer.layer, x))
     if layer is None:
-        with explained(backbone, x):
-            return backbone(x)
+        return _given(backbone, x)
     names = (layer,) if isinstance(layer, str) else layer
     reached: dict[str, Any] = {}
 
@@ -242,10 +244,10 @@ def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource 
             raise Reached
 
     try:
-        with hooked() as hooks, explained(backbone, x):
+        with hooked() as hooks:
             for name in dict.fromkeys(names):
                 hooks.after(backbone.get_submodule(name), partial(note, name))
-            backbone(x)
+            _given(backbone, x)
     except Reached:
         if len(reached) < len(set(names)):  # that of a pass around this one
             raise
@@ -256,6 +258,14 @@ def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource 
         f"the layer {missing!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
         "layers cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
     )
+
+
+def _given(backbone: nn.Module, x: Any) -> Any:
+    """Return what a network gives for its input or inputs."""
+    if isinstance(x, Inputs):
+        return x.passed_to(backbone)
+    with explained(backbone, x):
+        return backbone(x)
 
 
 class Reached(BaseException):
@@ -317,19 +327,28 @@ def flatten(output: Any) -> Tensor:
     return output.flatten(1)
 
 
-def checked_images(x: Any) -> Tensor:
-    """Return the input if it is a batch of images: finite floating-point values of shape (N, ...)."""
+def checked_images(x: Any) -> Any:
+    """Return the input if it is a batch of images: finite floating-point values, (N, ...); several as Inputs."""
+    x = inputs_of(x)
     check_tensor(x, "input_tensor")
-    if not x.is_floating_point():
+    floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
+    if not floats or not floats[0].is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
-    if x.dim() == 3:
+    if not isinstance(x, Inputs) and x.dim() == 3:
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
-    if x.dim() < 2 or x.shape[0] == 0:
+    if floats[0].dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
-    if may_look(x) and not all_finite(x):
+    if any(may_look(tensor) and not all_finite(tensor) for tensor in floats):
         raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
-    return plain_tensor(x)
+    return x
+
+
+def one_input(x: Any, what: str, instead: str = "use explain of another method with target layers by name") -> Tensor:
+    """Return an input that passed :func:`checked_images`, unless there are several."""
+    if isinstance(x, Inputs):
+        raise TypeError(f"{what} {'take' if what.endswith('s') else 'takes'} networks of one input: {instead}")
+    return x
 
 
 def all_finite(x: Tensor) -> bool:
@@ -345,7 +364,7 @@ _TRANSFORM = (
 
 def check_tensor(x: Any, name: str) -> None:
     """Refuse what is not a tensor, with the way to make it one."""
-    if isinstance(x, Tensor):
+    if isinstance(x, Tensor | Inputs):
         return
     one = next(iter(x), None) if isinstance(x, list | tuple) else x
     hint = "use a DataLoader"

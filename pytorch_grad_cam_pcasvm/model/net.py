@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
 from pytorch_grad_cam_pcasvm.model.features import FeatureSource, Layer, check_tensor, checked_images, features_of
+from pytorch_grad_cam_pcasvm.model.inputs import inputs_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, refuse_parallel, uncompiled
 
 
@@ -217,7 +218,7 @@ class PCASVMNet(nn.Module):
         """Return the scores of a batch.
 
         Args:
-            x: input, shape (N, ...).
+            x: input, shape (N, ...), or a tuple or dict of several, as in ``explain``.
 
         Returns:
             Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). For a
@@ -226,6 +227,7 @@ class PCASVMNet(nn.Module):
         Raises:
             TypeError: the input is not a tensor.
         """
+        x = inputs_of(x)
         check_tensor(x, "images")
         self._warn_of_training()
         backbone, source = self.feature_source(x)

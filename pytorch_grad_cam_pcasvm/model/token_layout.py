@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.model.inputs import each, images_of
 from pytorch_grad_cam_pcasvm.model.modules import modules_of, unchanged
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
@@ -131,7 +133,8 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
         # What a corner of the image changes may be less than the rounding of such numbers.
         try:
             with torch.autocast(kind, enabled=False):
-                return layout(_without_hooks(backbone, full=True), x.float() if x.dtype in _HALVES else x)
+                full = _without_hooks(backbone, full=True)
+                return layout(full, each(lambda given: given.float() if given.dtype in _HALVES else given, x))
         except (_UnknownError, _PooledError):
             raise
         except Exception:  # scripted modules, kernels of half precision alone, no memory: whatever it may be
@@ -211,16 +214,11 @@ class _Probe:
     def __init__(
         self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor, extra: int = 0
     ) -> None:
-        if x.dim() not in (4, 5):
+        self._axes = images_of(x)[0].dim() - 2
+        if self._axes not in (2, 3):
             raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
-        size = x.shape[2:]
-        noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
-        self._images = noise[[0, 1, *[0] * (len(size) + extra)]]
-        for axis in range(len(size)):  # the far end of one axis, the near end of the others
-            corner: list[Any] = [slice(-(-length // 4)) for length in size]
-            corner[axis] = slice(-(-size[axis] // 4) * -1, None)
-            where = (2 + axis, slice(None), *corner)
-            self._images[where] = 4 * noise[(2, slice(None), *corner)]
+        self._images = each(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)]), x)
+        self._sizes = [image.shape[2:] for image in images_of(x)]
         self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
         self._seen: list[_Tokens] = []
         self._positions: dict[nn.Module, bool] = {}  # whether a module's output has any, in order
@@ -251,7 +249,7 @@ class _Probe:
             return self._of_tokens(output, count)
         if len(output) != count:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
-        grids = [*self._shapes, self._images.shape[2:]]
+        grids = [*self._shapes, *self._sizes]
         places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
         layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
         fitting = [
@@ -305,7 +303,7 @@ class _Probe:
                 self._seen.append(_Tokens(len(self._shapes), constant, change, few))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if isinstance(module, _CONVOLUTIONS) and output.dim() == self._images.dim():
+        if isinstance(module, _CONVOLUTIONS) and output.dim() == self._axes + 2:
             self._shapes.append(tuple(output.shape[2:]))
         items = (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ()
         self._see(items)
@@ -323,6 +321,20 @@ class _Probe:
             if has and names[module] and not without.intersection(parents):
                 return names[module]
         return None
+
+
+def _changed_in_corners(rows: list[int], x: Tensor) -> Tensor:
+    """Return an image of noise and another, then the first one with other numbers in one corner for each axis."""
+    if not x.is_floating_point() or x.dim() < 4:
+        return x[:1].expand(len(rows), *x.shape[1:])
+    size = x.shape[2:]
+    noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
+    images = noise[rows]
+    for axis in range(len(size)):  # the far end of one axis, the near end of the others
+        corner: list[Any] = [slice(-(-length // 4)) for length in size]
+        corner[axis] = slice(-(-size[axis] // 4) * -1, None)
+        images[(2 + axis, slice(None), *corner)] = 4 * noise[(2, slice(None), *corner)]
+    return images
 
 
 def _largest(change: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def test_the_progress_bar_can_be_turned_off(backbone, capsys):
         ([{"image": X}, {"image": X, "label": Y}], None, ValueError, "one label for every image, or no labels at all"),
         ([{"image": X[0], "label": 3}], None, ValueError, "one label for every image, or no labels at all"),
         ([{"image": X.numpy()}], None, TypeError, "images must be a torch.Tensor, got ndarray: use torch.from_numpy"),
-        ([[{"image": X[0]}]], None, TypeError, "images must be a torch.Tensor, got dict: use a DataLoader"),
+        ([[{"image": [X[0]]}]], None, TypeError, "images must be a torch.Tensor, got dict: use a DataLoader"),
     ],
 )
 def test_bad_arguments_are_refused(backbone, loader, layer, error, message):
