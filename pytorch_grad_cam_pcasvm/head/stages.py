@@ -167,7 +167,7 @@ class Affine(Stage):
 
 
 class Select(Stage):
-    """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,).
+    """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,), also repeatedly.
 
     Example:
         >>> stage_for(VarianceThreshold().fit(features))
@@ -191,8 +191,8 @@ class Select(Stage):
         return errors[..., self.index]
 
     def pullback(self, saved: None, grad: Tensor) -> Scaled:
-        """Return grad at the selected features, and 0 elsewhere."""
-        return grad.new_zeros(*grad.shape[:2], self.n_inputs).index_copy(2, self.index, grad), None
+        """Return grad at the selected features, added up where one is selected twice, and 0 elsewhere."""
+        return grad.new_zeros(*grad.shape[:2], self.n_inputs).index_add(2, self.index, grad), None
 
 
 _Normed = tuple[Tensor, Tensor, Tensor]  # x, y and the norms

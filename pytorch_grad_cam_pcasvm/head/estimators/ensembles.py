@@ -244,7 +244,7 @@ def _threshold(estimator: Any) -> Stage:
     sigmoid = isinstance(curve, PerClass) and isinstance(curve.curves[0], Platt)
     if method == "predict_proba" and sigmoid and 0 < threshold < 1:
         platt = curve.curves[0]
-        threshold = (-platt.b - math.log(1 / threshold - 1)) / platt.a
+        threshold = (math.log(1 / threshold - 1) - platt.b) / platt.a
     elif method == "predict_proba" or type(voting) is not multiclass.Binary:
         raise _not_of(
             estimator, fitted, "a threshold within (0, 1) of a sigmoid probability, or one of decision values"
