@@ -207,6 +207,8 @@ class Images:
             # A palette's numbers are no colours. Everything else is left to the transform, as for the head's features.
             palette = isinstance(image, Image.Image) and image.mode in ("P", "PA")
             image = self.transform(image.convert("RGB") if palette else image)
+        if isinstance(image, Mapping | list | tuple):
+            raise TypeError("only explain and extract_features take several inputs for a network: loop over batches")
         if not isinstance(image, Tensor):
             raise TypeError(
                 f"the image is a {type(image).__name__}, but the network takes tensors: pass transform=, as in "

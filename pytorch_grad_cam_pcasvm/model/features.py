@@ -344,7 +344,7 @@ def checked_images(x: Any) -> Any:
     return x
 
 
-def one_input(x: Any, what: str, instead: str = "use explain of another method with target layers by name") -> Tensor:
+def one_input(x: Any, what: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:
     """Return an input that passed :func:`checked_images`, unless there are several."""
     if isinstance(x, Inputs):
         raise TypeError(f"{what} {'take' if what.endswith('s') else 'takes'} networks of one input: {instead}")

@@ -28,6 +28,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     smoothed,
 )
+from pytorch_grad_cam_pcasvm.data import Images
 
 N = 24
 GENERATOR = torch.Generator().manual_seed(0)
@@ -245,6 +246,11 @@ def test_what_takes_one_input_says_so(problem, make, words):
     net, inputs = problem
     with pytest.raises(TypeError, match=words):
         make(net, rows(inputs, 2))
+
+
+def test_a_data_set_of_several_inputs_is_refused_where_images_are_read():
+    with pytest.raises(TypeError, match="only explain and extract_features take several inputs for a network"):
+        Images(Pairs())._item(0)
 
 
 def test_what_are_no_inputs_is_refused():
