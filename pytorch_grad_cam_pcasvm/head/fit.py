@@ -41,7 +41,8 @@ def _parts(fitted: Any) -> Iterator[tuple[Any, Any, Any]]:
                 yield from _parts(item)
     elif isinstance(fitted, BaseEstimator):
         for name, value in vars(fitted).items():
-            inside = isinstance(value, list | BaseEstimator)
+            # What is private may be made anew by each prediction, as a stack's _n_feature_outs is.
+            inside = isinstance(value, list | BaseEstimator) and not name.startswith("_")
             if name.endswith("_") or inside:
                 yield fitted, name, value
             if inside:

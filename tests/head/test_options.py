@@ -32,6 +32,7 @@ from sklearn.svm import SVC, SVR, LinearSVC, NuSVC
 from test_registry import check
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
+from pytorch_grad_cam_pcasvm.head.fit import Fit
 
 RNG = np.random.default_rng(0)
 X, QUERY = RNG.normal(size=(90, 6)), 1.3 * RNG.normal(size=(200, 6))
@@ -163,3 +164,12 @@ def test_regressors(estimator):
 def test_what_is_refused_says_what_to_fit(estimator, words):
     with pytest.raises(NoClosedFormError, match=words):
         head_of(estimator, THREE)
+
+
+def test_a_stack_that_has_predicted_was_not_fitted_again():
+    stack = StackingClassifier([("a", LinearSVC())], final_estimator=SVC()).fit(X, TWO)
+    fit = Fit(stack)
+    stack.predict(QUERY)
+    assert fit.fitted_again() is None
+    stack.fit(X, TWO)
+    assert fit.fitted_again() == "StackingClassifier"
