@@ -51,7 +51,7 @@ class SignedMaps:
         baseline_values: for maps that add up, the targets' values at the baseline, shape (N, K):
             ``(maps.sum((2, 3)) + remainder) * exp(log_scale) + baseline_values == values``; else None.
         remainder: for maps that add up, the contribution of activations that are not on the map, such as those of a
-            class token and of registers, shape (N, K); else None.
+            class token, of registers and of other branches, shape (N, K); else None.
         standard_errors: for maps that are means over samples, shape (N, K, H, W); else None.
         heads: with ``explain(heads=True)``, a map for each head of the first attention after the target layer, shape
             (N, K, heads, H, W), which add up to ``maps``; else None.

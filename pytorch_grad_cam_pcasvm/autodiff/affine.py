@@ -62,7 +62,7 @@ class AffineBeginning:
         """Return whether another first image changes the rows of others."""
         activations = self.tape.values[self.root].clone()
         activations[0] = torch.randn(activations.shape[1:], generator=torch.Generator().manual_seed(0)).to(activations)
-        before, after = self.value[1:].double(), self.tape.replay(self.root, activations, self.end)[self.end][1:]
+        before, after = self.value[1:].double(), self.tape.replay({self.root: activations}, self.end)[self.end][1:]
         eps = torch.finfo(self.value.dtype).eps
         return bool((before - after.double()).abs().max() > eps**0.5 * before.abs().max())
 
@@ -104,11 +104,11 @@ class AffineBeginning:
         """
         tape, recorded = self.tape, self.value
         if image is None or self._interchangeable:
-            return tape.structured(tape.in_blocks(self.end, rows))
+            return tape.structured(tape.in_blocks({self.end: rows}))
         # What goes around the value is another thing for every image: one row a block, in its own place.
         blocks = recorded.repeat(len(rows), *[1] * (recorded.dim() - 1)).to(rows)
         blocks[image :: len(recorded)] = rows
-        return tape.structured([tensor[image :: len(recorded)] for tensor in tape.in_blocks(self.end, blocks)])
+        return tape.structured([tensor[image :: len(recorded)] for tensor in tape.in_blocks({self.end: blocks})])
 
     @cached_property
     def _interchangeable(self) -> bool:
@@ -118,7 +118,7 @@ class AffineBeginning:
             return False  # every image has its own: slower, and right as well
         if len(recorded) == 1:
             return True
-        found = self.tape.outputs_of(self.tape.replay(self.end, recorded[:1].expand_as(recorded)))
+        found = self.tape.outputs_of(self.tape.replay({self.end: recorded[:1].expand_as(recorded)}))
 
         def repeats(tensor: Tensor) -> bool:
             if tensor.shape[:1] != recorded.shape[:1]:
@@ -177,8 +177,8 @@ class AffineBeginning:
             return given
         # One player of all images is a block, so that every row meets what goes around the path for its image.
         recorded = tape.values[start]
-        offset = tape.replay(start, torch.zeros_like(recorded), self.end)[self.end]
-        found = [tape.replay(start, block.to(recorded), self.end)[self.end] - offset for block in given.unbind(1)]
+        offset = tape.replay({start: torch.zeros_like(recorded)}, self.end)[self.end]
+        found = [tape.replay({start: block.to(recorded)}, self.end)[self.end] - offset for block in given.unbind(1)]
         return torch.stack(found, 1).to(given.dtype)
 
 

@@ -151,25 +151,20 @@ def run_to_features(
     """  # noqa: DOC201, DOC501 - said in one line
     ran: set[str] = set()
 
-    def of(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            if not isinstance(output, Tensor):
-                raise TypeError(
-                    f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
-                )
-            if name in ran:
-                raise ValueError(f"the target layer {name!r} runs more than once: choose the block around it")
-            ran.add(name)
-            return reached(name, output)
-
-        return hook
+    def hook(name: str, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
+            )
+        ran.add(name)
+        return reached(name, output)
 
     with ExitStack() as stack:
         if recorder is not None:
             stack.enter_context(recorder.watching(backbone, modules_of(backbone) if modules is None else modules))
         hooks = stack.enter_context(hooked())
         for name in dict.fromkeys(names):
-            hooks.after(backbone.get_submodule(name), of(name))
+            hooks.after_call(backbone, name, hook, once=True)
         output = output_of(backbone, layer, x)
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart

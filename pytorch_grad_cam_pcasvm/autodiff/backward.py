@@ -50,6 +50,8 @@ class Walk(Pullback):
         self.root = tape.roots[name]
         self.value = tape.values[self.root]
         self.steps, self.path = tape.following(self.root)
+        # What other branches bring changes from the baseline, too.
+        self.smooth = self.path if baseline is None else tape.following(*baseline.roots)[1]
         self.cotangents: dict[int, list[Cotangent]] = {}
         self.like = next(seed for seed in seeds if seed is not None)
         self.count = len(self.like)
@@ -190,7 +192,7 @@ class Walk(Pullback):
         """
         inside = []
         for step in self.steps:
-            inputs = [index for index in step.inputs if index in self.path]
+            inputs = [index for index in step.inputs if index in self.smooth]
             call = Call.of(step)
             if call is None or step is self.attention or any(index not in places for index in inputs):
                 continue
@@ -269,7 +271,7 @@ class Walk(Pullback):
                 return rule.pulled(now.args, now.kwargs | named, now.y, grad)
             floats = [values[i].dtype for i in (*step.inputs, *step.outputs) if i is not None and i in self.path]
             eps = max(torch.finfo(each).eps for each in floats)
-            return through_secant(call, replace(now, kwargs=now.kwargs | named), then, eps, self.path, grad)
+            return through_secant(call, replace(now, kwargs=now.kwargs | named), then, eps, self.smooth, grad)
 
         one = outputs[0]
         if rule.sums_tokens and isinstance(one, Cotangent) and now.args[0].dim() == 3:

@@ -1,7 +1,7 @@
 """The path from target layers to features: recorded in every call, pulled back in closed form, checked once."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -92,7 +92,7 @@ class Path:
             recorder.stop()
         return ClosedFormPass(recorder.finish(output), self._names)
 
-    def check_baseline(self, x: Tensor, passed: ClosedFormPass, target: int, activations: Tensor) -> None:
+    def check_baseline(self, x: Tensor, passed: ClosedFormPass, starts: Mapping[int, Tensor]) -> None:
         """Refuse a path whose steps are not those that the network takes at a baseline.
 
         A tape has no control flow: only the network can tell which branches it takes at the baseline.
@@ -100,48 +100,50 @@ class Path:
         Args:
             x: images of the pass, shape (N, ...).
             passed: the pass.
-            target: position of the target layer.
-            activations: activations of the baseline, with one row for all images or N.
+            starts: activations of the baseline, with one row for all images or N, by position of their target layer.
 
         Raises:
             NoClosedFormError: the network's output there differs.
         """
-        name, rows = self._names[target], len(passed.activations[target])
-        activations = activations.expand(rows, *activations.shape[1:]) if len(activations) == 1 else activations
+        names = " and ".join(repr(self._names[target]) for target in starts)
+        rows = max(len(passed.activations[target]) for target in starts)
+        starts = {target: at.expand(rows, *at.shape[1:]) if len(at) == 1 else at for target, at in starts.items()}
         by_image = all(leaf.shape[:1] == (rows,) for leaf in (x, *passed.tape.leaves))
         alone = by_image and rows > 1 and not passed.tape.branches  # a branch may have gone another way for each
         for count in (1, rows) if alone else (rows,):
-            expected = [leaf for leaf in tree_leaves(passed.rerun(activations[:count], target)) if _is_float(leaf)]
+            first = {target: activations[:count] for target, activations in starts.items()}
+            expected = [leaf for leaf in tree_leaves(passed.rerun(first)) if _is_float(leaf)]
             try:
-                given = self._at_baseline(x[:count] if by_image else x, name, activations[:count])
+                given = self._at_baseline(x[:count] if by_image else x, first)
             except Exception as error:
                 if count < rows:
                     continue  # a network that takes no single image is looked at with all of them
                 raise NoClosedFormError(
-                    f"the network cannot be run from the baseline of {name!r} ({error})",
+                    f"the network cannot be run from the baseline of {names} ({error})",
                     "choose another baseline",
                 ) from error
             if len(given) == len(expected) and all(map(_close, given, expected)):
                 return
         finite = all(bool(leaf.isfinite().all()) for leaf in given)
         raise NoClosedFormError(
-            f"what follows the target layer {name!r} is another function at the baseline: the network branches on "
+            f"what follows the target layer {names} is another function at the baseline: the network branches on "
             "values there (an if on activations, sign, round, detach, a part without gradients), or mixes images"
             if finite
-            else f"the network does not return finite numbers at the baseline of {name!r}",
+            else f"the network does not return finite numbers at the baseline of {names}",
             "choose another baseline",
             "choose a later target layer",
             "use a gradient method such as ClosedFormGradCAM",
         )
 
-    def _at_baseline(self, x: Tensor, name: str, activations: Tensor) -> list[Tensor]:
-        """Return what the network gives with other activations of a target layer, its floating-point tensors."""
+    def _at_baseline(self, x: Tensor, starts: Mapping[int, Tensor]) -> list[Tensor]:
+        """Return what the network gives with other activations of target layers, its floating-point tensors."""
+        given = {self._names[target]: activations for target, activations in starts.items()}
 
-        def replaced(_: str, output: Tensor) -> Tensor:
-            return torch.empty_like(output).copy_(activations)
+        def replaced(name: str, output: Tensor) -> Tensor:
+            return torch.empty_like(output).copy_(given[name])
 
         with unchanged(self._backbone), torch.no_grad():
-            output = run_to_features(self._backbone, self._layer, [name], x, replaced, modules=self._modules)
+            output = run_to_features(self._backbone, self._layer, list(given), x, replaced, modules=self._modules)
         return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
 
     def _signature(self, tape: Tape) -> Any:

@@ -1,6 +1,6 @@
 """The closed form: walking a tape backwards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,8 +26,8 @@ class ClosedFormPass(Pass):
         tape: the tape.
         names: dotted names of the target layers.
         heads: keep the heads of the first attention apart: one target per head in place of each.
-        check: called once for every kind of pass with the exact pass, the position of a target layer and the
-            activations of a baseline; refuses a path that is another function there. None: nothing is checked.
+        check: called once for every kind of pass with the exact pass and the activations of a baseline, by position of
+            their target layer; refuses a path that is another function there. None: nothing is checked.
         exact: the pass as it was recorded, if this is another one.
         checked: kinds of passes that were checked; new ones are added.
     """
@@ -35,7 +35,7 @@ class ClosedFormPass(Pass):
     tape: Tape
     names: Sequence[str]
     heads: bool = False
-    check: Callable[["ClosedFormPass", int, Tensor], None] | None = None
+    check: Callable[["ClosedFormPass", Mapping[int, Tensor]], None] | None = None
     exact: "ClosedFormPass | None" = None
     checked: set[Any] = field(default_factory=set)
     activations: list[Tensor] = field(init=False)
@@ -49,9 +49,9 @@ class ClosedFormPass(Pass):
     def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Walk:
         """Return the derivative with respect to ``activations[target]``, or its secant from a baseline."""
         name = self.names[target]
-        if baseline is not None and not self.heads and self._is_new("secant", target):
+        if baseline is not None and not self.heads and self._kind("secant", target, baseline.roots) not in self.checked:
             one = [None if seed is None else seed.sum(0, keepdim=True) for seed in seeds]
-            self._check_sums(one, target, baseline, Walk(self.tape, one, name, baseline).dense())
+            self._check_sums(one, target, baseline)
         return Walk(self.tape, seeds, name, baseline, heads=self.heads, checked=self.checked)
 
     def bytes_per_target(self) -> int:
@@ -59,17 +59,25 @@ class ClosedFormPass(Pass):
         floats = filter(has_gradient, self.tape.values)
         return 4 * max(value.numel() * max(4, value.element_size()) for value in floats)
 
-    def baseline(self, activations: Tensor, target: int) -> Baseline:
+    def baseline(self, starts: Mapping[int, Tensor]) -> Baseline:
         """Run the path from the activations of a baseline, with one row for all images or N."""
-        values = self.tape.replay(self._root(target), activations)
-        if self.check is not None and (self.tape.branches or self._is_new("baseline", target)):
-            self.check(self.exact or self, target, activations)
-            self.checked.add(self._kind("baseline", target))
-        return Baseline(values, self.tape.structured(self.tape.outputs_of(values)))
+        given = {self._root(target): activations for target, activations in starts.items()}
+        for name in [name for name, root in self.tape.roots.items() if root in given and len(given) > 1]:
+            after = self.tape.following(self.tape.roots[name], switches=True)[1]
+            behind = [other for other, root in self.tape.roots.items() if root in given and root in after]
+            if behind != [name]:
+                first, *others = sorted(behind, key=name.__ne__)
+                raise ValueError(f"{others[0]!r} is behind {first!r}: name one target layer in each branch")
+        values = self.tape.replay(given)
+        kinds = [self._kind("baseline", target, tuple(given)) for target in starts]
+        if self.check is not None and (self.tape.branches or not self.checked.issuperset(kinds)):
+            self.check(self.exact or self, starts)
+            self.checked.update(kinds)
+        return Baseline(values, self.tape.structured(self.tape.outputs_of(values)), tuple(given))
 
     def moved(self, activations: Tensor, target: int) -> "ClosedFormPass":
         """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
-        found = self.tape.replay(self._root(target), activations)
+        found = self.tape.replay({self._root(target): activations})
         values = [found.get(index, value) for index, value in enumerate(self.tape.values)]
         output = self.tape.structured(self.tape.outputs_of(found))
         tape = replace(self.tape, values=values, output=output)
@@ -79,9 +87,10 @@ class ClosedFormPass(Pass):
         """Return the same pass with the heads of its first attention kept apart."""
         return replace(self, heads=True)
 
-    def rerun(self, activations: Tensor, target: int) -> Any:
+    def rerun(self, starts: Mapping[int, Tensor]) -> Any:
         """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
-        return self.tape.structured(self.tape.in_blocks(self._root(target), activations))
+        given = {self._root(target): activations for target, activations in starts.items()}
+        return self.tape.structured(self.tape.in_blocks(given))
 
     def affine(self, target: int) -> AffineBeginning:
         """Return the affine beginning of what follows a target layer."""
@@ -109,16 +118,17 @@ class ClosedFormPass(Pass):
     def _root(self, target: int) -> int:
         return self.tape.roots[self.names[target]]
 
-    def _kind(self, what: Any, target: int) -> tuple[Any, ...]:
-        return what, self.tape.signature, self.names[target]
+    def _kind(self, what: Any, target: int, roots: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        return what, self.tape.signature, self.names[target], roots
 
-    def _is_new(self, what: Any, target: int) -> bool:
-        return self._kind(what, target) not in self.checked
-
-    def _check_sums(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline, pulled: Tensor) -> None:
+    def _check_sums(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> None:
         """Refuse secants that do not add up: a user's, as those here do."""
-        root = self._root(target)
-        pairs = [(pulled, self.tape.values[root], baseline.values[root])]
+        pairs = [
+            (Walk(self.tape, seeds, name, baseline).dense(), self.tape.values[root], baseline.values[root])
+            for name, root in self.tape.roots.items()
+            if root in baseline.roots
+        ]
+        roots = len(pairs)
         outputs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)
         pairs += [(seed, y, y0) for seed, y, y0 in outputs if seed is not None]
         sums, sizes, roundings = [], [], []
@@ -129,12 +139,12 @@ class ClosedFormPass(Pass):
             sizes.append(terms.abs().sum(-1))
             roundings.append((grad.abs() * (x.abs() + x0.abs())).sum(-1))
         eps = max(torch.finfo(value.dtype).eps for value in self.tape.values if has_gradient(value))
-        error = (sums[0] - sum(sums[1:])).abs()
+        error = (torch.stack(sums[:roots]).sum(0) - torch.stack(sums[roots:]).sum(0)).abs()
         bound = eps**0.5 * sum(sizes) + 64 * eps * sum(roundings)
         if bool((error > bound).any()) and bool(error.isfinite().all()):
             foreign = dict.fromkeys(
                 step.name
-                for step in self.tape.following(root)[0]
+                for step in self.tape.following(*baseline.roots)[0]
                 if (rule := rule_of(step.function)) is not None and rule.foreign
             )
             whose = f"the secant of {' or '.join(foreign)} is wrong" if foreign else "a secant on the path is wrong"
@@ -144,7 +154,7 @@ class ClosedFormPass(Pass):
                 "use a gradient method such as ClosedFormGradCAM",
             )
         if bool((torch.stack(sizes) > 0).any()):  # there was something to compare
-            self.checked.add(self._kind("secant", target))
+            self.checked.add(self._kind("secant", target, baseline.roots))
 
 
 def _tensors(output: Any) -> list[Tensor]:

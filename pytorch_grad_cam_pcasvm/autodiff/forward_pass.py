@@ -1,6 +1,6 @@
 """One forward pass of a path, and what can be asked of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -40,15 +40,15 @@ class Pass:
         """Return about how much memory one target takes for the batch."""
         raise NotImplementedError
 
-    def baseline(self, activations: Tensor, target: int) -> Baseline:
-        """Run the path from the activations of a baseline, of one row for all images or N."""
+    def baseline(self, starts: Mapping[int, Tensor]) -> Baseline:
+        """Run the path from a baseline: activations by position of their target layer, of one row for all or N."""
         self._refuse("secants")
 
     def moved(self, activations: Tensor, target: int) -> "Pass":
         """Return the pass of the same steps from other activations (N, T, ...), which may be dual numbers."""
         self._refuse("way to run its steps again")
 
-    def rerun(self, activations: Tensor, target: int) -> Any:
+    def rerun(self, starts: Mapping[int, Tensor]) -> Any:
         """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
         self._refuse("way to run its steps again")
 

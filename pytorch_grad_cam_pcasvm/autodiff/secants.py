@@ -24,12 +24,14 @@ class Baseline:
     """What the path computes from the activations of a baseline.
 
     Attributes:
-        values: the values of the tape that depend on the target layer, by position.
+        values: the values of the tape that depend on the target layers, by position.
         output: the output of the network, or of its feature layer, in the structure of the recorded output.
+        roots: the values that it starts from: one, or one of each branch.
     """
 
     values: dict[int, Tensor]
     output: Any
+    roots: tuple[int, ...]
 
 
 def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth: set[int], grad: Any) -> Any:
@@ -40,7 +42,7 @@ def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth
         now: its arguments and outputs.
         then: those at the baseline.
         eps: machine epsilon of the dtype that the network computes in.
-        smooth: the values of the tape that have a gradient.
+        smooth: the values of the tape that have a gradient, of all branches.
         grad: gradient with respect to its output, shape (K, *y.shape), or a tuple of such.
 
     Returns:

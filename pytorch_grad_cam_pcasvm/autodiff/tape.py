@@ -104,11 +104,11 @@ class Tape:
         """Which functions were called on which values: equal for passes that take the same steps."""
         return tuple((step.function, step.inputs, step.outputs) for step in self.steps), tuple(self.outputs)
 
-    def following(self, root: int, *, switches: bool = False) -> tuple[list[Step], set[int]]:
-        """Return the steps and the values that depend on a value, including itself; with switches or without."""
-        values, steps = {root}, []
+    def following(self, *roots: int, switches: bool = False) -> tuple[list[Step], set[int]]:
+        """Return the steps and the values that depend on some, including these; with switches or without."""
+        values, steps = set(roots), []
         for step in self.steps:
-            if root not in step.outputs and not values.isdisjoint(step.inputs):
+            if not values.isdisjoint(step.inputs) and not any(root in step.outputs for root in roots):
                 outputs = [
                     output
                     for output in step.outputs
@@ -165,16 +165,15 @@ class Tape:
         given = iter(tensors)
         return tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
 
-    def replay(self, root: int, activations: Tensor, until: int | None = None) -> dict[int, Tensor]:
-        """Run the steps after a value again, from other numbers of the same shape.
+    def replay(self, given: Mapping[int, Tensor], until: int | None = None) -> dict[int, Tensor]:
+        """Run the steps after values again, from other numbers of the same shape.
 
         Args:
-            root: the value.
-            activations: its new numbers.
+            given: the new numbers of values, by position.
             until: the value to stop at; None: the output.
 
         Returns:
-            The values that depend on it and lead there, by position.
+            The values that depend on them and lead there, by position.
 
         Raises:
             NoClosedFormError: a value has another shape there.
@@ -187,14 +186,15 @@ class Tape:
         self.check_constants()
         wanted = {output for output in self.outputs if output is not None} if until is None else {until}
         steps = []
-        for step in reversed(self.following(root, switches=True)[0]):
+        for step in reversed(self.following(*given, switches=True)[0]):
             if not wanted.isdisjoint(step.outputs):
                 wanted.update(step.inputs)
                 steps.append(step)
-        values = {root: _like(activations, self.values[root])}
+        values = {root: _like(activations, self.values[root]) for root, activations in given.items()}
+        (kind,) = {activations.device.type for activations in given.values()}
         with torch.no_grad():
             for step in reversed(steps):
-                with _autocast(step.autocast, activations.device.type):
+                with _autocast(step.autocast, kind):
                     result = self._called(step, values)
                 for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
                     if output is not None:
@@ -215,29 +215,29 @@ class Tape:
             for index, leaf in zip(self.outputs, self.leaves, strict=True)
         ]
 
-    def in_blocks(self, root: int, rows: Tensor, until: int | None = None) -> list[Tensor]:
-        """Run the steps after a value again for M rows, in blocks of the recorded batch size N.
+    def in_blocks(self, given: Mapping[int, Tensor]) -> list[Tensor]:
+        """Run the steps after values again for M rows, in blocks of the recorded batch size N.
 
-        Row m takes the place of the recorded row ``m % N``: whatever bypasses the value is that row's.
+        Row m takes the place of the recorded row ``m % N``: whatever bypasses the values is that row's.
 
         Args:
-            root: the value.
-            rows: its new numbers, shape (M, ...).
-            until: the value to stop at; None: the output.
+            given: the new numbers of values, shape (M, ...) each, by position.
 
         Returns:
-            The tensors of the output, or that value, of M rows each.
+            The tensors of the output, of M rows each.
         """
-        recorded = self.values[root]
-        missing = -len(rows) % len(recorded)
-        padded = torch.cat([rows, recorded[len(recorded) - missing :].to(rows)]) if missing else rows
-        blocks = []
-        for block in padded.split(len(recorded)):
-            values = self.replay(root, block, until)
-            blocks.append(self.outputs_of(values) if until is None else [values[until]])
+        count = len(next(iter(given.values())))
+        padded = {}
+        for root, rows in given.items():
+            recorded = self.values[root]
+            missing = -count % len(recorded)
+            whole = torch.cat([rows, recorded[len(recorded) - missing :].to(rows)]) if missing else rows
+            padded[root] = whole.split(len(recorded))
+        each = (dict(zip(padded, blocks, strict=True)) for blocks in zip(*padded.values(), strict=True))
+        blocks = [self.outputs_of(self.replay(block)) for block in each]
         if len(blocks) == 1 and not missing:
             return blocks[0]
-        return [torch.cat(parts)[: len(rows)] for parts in zip(*blocks, strict=True)]
+        return [torch.cat(parts)[:count] for parts in zip(*blocks, strict=True)]
 
     def in_single(self) -> "Tape":
         """Return the same steps and values in single precision; the tape itself if nothing is in half precision.
@@ -260,7 +260,7 @@ class Tape:
         tape = replace(self, steps=steps, values=list(map(_single, self.values)), output=tree_map(_single, self.output))
         try:
             for root in sorted(self.roots.values()):
-                for index, value in tape.replay(root, tape.values[root]).items():
+                for index, value in tape.replay({root: tape.values[root]}).items():
                     tape.values[index] = value
         except RuntimeError as error:
             raise NoClosedFormError(

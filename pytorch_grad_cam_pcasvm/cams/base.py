@@ -1,9 +1,9 @@
 """ClosedFormCAM: pytorch-grad-cam's protocol for every method, with one forward pass and no backward pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from pytorch_grad_cam_pcasvm.maps import (
     warn_of_blanks,
 )
 from pytorch_grad_cam_pcasvm.model.features import FeatureSource, checked_images, flatten, one_input
-from pytorch_grad_cam_pcasvm.model.inputs import images_of
+from pytorch_grad_cam_pcasvm.model.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.model.modules import (
     device_of,
     eager,
@@ -41,6 +41,7 @@ from pytorch_grad_cam_pcasvm.model.modules import (
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 from pytorch_grad_cam_pcasvm.model.trunk import last_blocks, norms_before_attention
+from pytorch_grad_cam_pcasvm.runtime.hooks import called
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.targets import (
@@ -197,7 +198,7 @@ class ClosedFormCAM(BaseCAM):
             # The host's classes between add nothing that is needed here.
             # Of no layers: nothing here needs the host's hooks, which copy every activation to the CPU.
             BaseCAM.__init__(self, model, [], reshape_transform)
-            self.target_layers = [backbone.get_submodule(name) for name in names]
+            self.target_layers = [backbone.get_submodule(called(name)[0]) for name in names]
 
     def __call__(
         self,
@@ -233,9 +234,23 @@ class ClosedFormCAM(BaseCAM):
             one_input(self._checked_images(input_tensor), "aug_smooth")
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
+    @overload
     def explain(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None = None, *, heads: bool = False
-    ) -> SignedMaps:
+    ) -> SignedMaps: ...
+
+    @overload
+    def explain(
+        self,
+        input_tensor: Sequence[Tensor] | Mapping[str, Tensor],
+        targets: Sequence[Target] | Target | None = None,
+        *,
+        heads: bool = False,
+    ) -> Any: ...
+
+    def explain(
+        self, input_tensor: Any, targets: Sequence[Target] | Target | None = None, *, heads: bool = False
+    ) -> SignedMaps | list[SignedMaps]:
         """Return the signed maps of every target for every image.
 
         Args:
@@ -247,14 +262,15 @@ class ClosedFormCAM(BaseCAM):
                 Grad-CAM, HiResCAM and contributions only.
 
         Returns:
-            Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device.
+            Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device. Of several inputs and
+            several target layers, one in each branch, a list of them, one for each layer.
 
         Raises:
             NoClosedFormError: the path has a step without a rule, or no attention whose heads could be kept apart.
             TypeError: the input is not a floating-point tensor, or a target is not callable.
-            ValueError: an empty batch, NaN or infinite values, no targets, several target layers (which only
-                :class:`ContributionCAM` takes), a target that the head does not know, or ``heads`` with a method whose
-                maps per head do not add up.
+            ValueError: an empty batch, NaN or infinite values, no targets, several target layers of one input (which
+                only :class:`ContributionCAM` takes), a target that the head does not know, or ``heads`` with a method
+                whose maps per head do not add up.
 
         Example:
             >>> maps = cam.explain(images, [PCATarget(0), SVMTarget("cat", versus="dog")])
@@ -262,30 +278,41 @@ class ClosedFormCAM(BaseCAM):
             (torch.Size([2, 2, 8, 8]), torch.Size([2, 2]))
         """
         x = self._checked_images(input_tensor)
-        if not self.combines or heads:
+        branches = isinstance(x, Inputs) and len(self._given) > 1
+        if heads or not (self.combines or branches):
             self._only_layer()
         with self._running(x) as modules:
             run = self._run(x, modules)
             targets = self._default_targets(run.output) if targets is None else _as_list(targets)
-            made = self._explained(run, 0, targets) if len(run.layers) == 1 else self._of_layers(run, targets)
+            if branches:
+                made = self._of_branches(run, targets)
+            else:
+                made = [self._explained(run, 0, targets) if len(run.layers) == 1 else self._of_layers(run, targets)]
             if heads:
-                made.heads = self._of_heads(run, targets)
-            nu = largest(made.maps, made.opposite)
-            told = self._tell_blind_tokens(run, 0, nu)
+                made[0].heads = self._of_heads(run, targets)
+            sizes = [largest(each.maps, each.opposite) for each in made]
+            if made[0].baseline_values is not None:  # they add up, and so have one scale
+                sizes = [torch.stack(sizes).amax(0)] * len(made)
+            told = self._tell_blind_tokens(run, 0, sizes[0])
             output = run.public_output
-        looks = may_look(nu)
-        kind: Any = {"linear": self._is_linear(run), "neutral": self._is_neutral(run), "layers": tuple(run.layers)}
-        doubts = None if looks else self._doubts
-        result = SignedMaps(**vars(made), nu=nu, targets=targets, output=output, **kind, _doubts=doubts)
-        self._doubts.of_layer(" + ".join(run.layers), made.maps.shape[2:])
-        if looks:
-            check_finite(nu)
-            self._doubts.of_maps(result)
-            if not told and not bool(nu.all()):
-                warn_of_blanks(made.maps, nu, lambda image, k: targets[k], output)
+        results = []
+        for layer, (each, nu) in enumerate(zip(made, sizes, strict=True)):
+            names = tuple(run.layers[layer : layer + 1] if branches else run.layers)
+            looks = may_look(nu)
+            kind: Any = {"linear": self._is_linear(run), "neutral": self._is_neutral(run), "layers": names}
+            doubts = None if looks else self._doubts
+            result = SignedMaps(**vars(each), nu=nu, targets=targets, output=output, **kind, _doubts=doubts)
+            results.append(result)
+            self._doubts.of_layer(" + ".join(names), each.maps.shape[2:])
+            if looks:
+                check_finite(nu)
+                if layer == 0:  # what the others have is the same
+                    self._doubts.of_maps(result)
+                if not told and not bool(nu.all()):
+                    warn_of_blanks(each.maps, nu, lambda image, k: targets[k], output)
         if isinstance(run.output, HeadRun):
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
-        return result
+        return results if branches else results[0]
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
         """Return the full Jacobians of components and margins with respect to the activations (Algorithm 1).
@@ -401,6 +428,10 @@ class ClosedFormCAM(BaseCAM):
         """Return the maps of several target layers as one."""
         raise NotImplementedError
 
+    def _of_branches(self, run: Run, targets: Sequence[Any]) -> list[Explained]:
+        """Return the maps of target layers in different branches, on the grid of each."""
+        return [self._explained(run, layer, targets) for layer in range(len(run.layers))]
+
     def _is_neutral(self, run: Run) -> bool:
         """Return whether maps can be moved to another baseline afterwards, and decisions want one of their own."""
         return False
@@ -487,6 +518,11 @@ class ClosedFormCAM(BaseCAM):
 
     def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
         """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
+        if len(self._given) > 1 and isinstance(x, Inputs):
+            raise ValueError(
+                "a call makes one map of all target layers, but these may be of different inputs: use explain, which "
+                "returns maps of each, or name one"
+            )
         size, shape = self.get_target_width_height(images_of(x)[0]), images_of(x)[0].shape[2:]
         with self._running(x) as modules:
             run = self._run(x, modules)
@@ -569,8 +605,6 @@ class ClosedFormCAM(BaseCAM):
 
     def _checked_images(self, x: Any) -> Any:
         x = checked_images(x)
-        if len(self._given) > 1:  # whose maps would become one, though they may be of different pictures
-            one_input(x, "several target layers", "make one for each")
         return x.to(device_of(self.model))
 
     @contextmanager

@@ -1,6 +1,6 @@
 """Baselines: the activations that contributions start from, and that replace what is left out."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -168,8 +168,13 @@ class WithBaseline(ClosedFormCAM):
 
     def _at(self, run: Run, layer: int, start: Tensor) -> AtBaseline:
         """Run the path from activations."""
-        path = run.passed.baseline(start, layer)
-        return AtBaseline(path, run.output_of(path.output), start, run.passed.activations[layer] - start)
+        return self._from(run, {layer: start})[layer]
+
+    def _from(self, run: Run, starts: Mapping[int, Tensor]) -> dict[int, AtBaseline]:
+        """Run the path from activations of one layer, or of one in each branch."""
+        path = run.passed.baseline(starts)
+        output, now = run.output_of(path.output), run.passed.activations
+        return {layer: AtBaseline(path, output, start, now[layer] - start) for layer, start in starts.items()}
 
     def _difference(self, run: Run, layer: int) -> Tensor:
         """Return activations minus those of the baseline, in the shape of maps; the network is checked there."""

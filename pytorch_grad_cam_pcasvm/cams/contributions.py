@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
@@ -12,6 +13,7 @@ from pytorch_grad_cam_pcasvm.cams.levels import WAYS, as_one
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
 from pytorch_grad_cam_pcasvm.cams.recombine import moved
 from pytorch_grad_cam_pcasvm.maps import signed_maps
+from pytorch_grad_cam_pcasvm.model.inputs import Inputs
 
 
 class ContributionCAM(WithBaseline, ClosedFormCAM):
@@ -79,8 +81,24 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     def _of_layers(self, run: Run, targets: Sequence[Any]) -> Explained:
         return as_one([self._explained(run, layer, targets) for layer in range(len(run.layers))], self.combine)
 
+    def _of_branches(self, run: Run, targets: Sequence[Any]) -> list[Explained]:
+        layers = range(len(run.layers))
+        if self.baseline == "neutral":  # where a value is 0 depends on all inputs: maps start at the mean
+            starts = {layer: self._starts(run, layer, targets, None)[0][1] for layer in layers}
+        else:
+            starts = {layer: self._start(run, layer) for layer in layers}
+        for layer in layers:
+            run.activations(layer)  # refuses those that no map can be made of
+        run.kept.update(self._from(run, starts))
+        made = [self._from_one(run, layer, targets) for layer in layers]
+        sums = torch.stack([each.maps.flatten(2).sum(-1) for each in made])
+        beside = sum(each.remainder for each in made if each.remainder is not None)
+        for each, own in zip(made, sums, strict=True):
+            each.remainder = beside + sums.sum(0) - own  # what is on the other maps as well
+        return made
+
     def _is_linear(self, run: Run) -> bool:
-        return len(run.layers) == 1  # several have a baseline each
+        return len(run.layers) == 1 or isinstance(run.images, Inputs)  # else they have a baseline each
 
     def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)

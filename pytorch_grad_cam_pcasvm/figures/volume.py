@@ -225,6 +225,6 @@ def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: 
     notes = [how, "Red raises the value at the left, blue lowers it; each scale ends at the number beside it."]
     if maps.baseline_values is not None:
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
-        more = " + class and register tokens" if tokens else ""
+        more = " + what lies off it (class tokens, other inputs)" if tokens else ""
         notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value at the left.")
     return notes + left_out([maps.targets[k] for k in shown], known, components)

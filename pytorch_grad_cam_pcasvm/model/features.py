@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -238,7 +237,7 @@ def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource 
     names = (layer,) if isinstance(layer, str) else layer
     reached: dict[str, Any] = {}
 
-    def note(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def note(name: str, output: Any) -> None:
         reached.setdefault(name, output)
         if len(reached) == len(set(names)):
             raise Reached
@@ -246,7 +245,7 @@ def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource 
     try:
         with hooked() as hooks:
             for name in dict.fromkeys(names):
-                hooks.after(backbone.get_submodule(name), partial(note, name))
+                hooks.after_call(backbone, name, note)
             _given(backbone, x)
     except Reached:
         if len(reached) < len(set(names)):  # that of a pass around this one

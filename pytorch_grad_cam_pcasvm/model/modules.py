@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from pytorch_grad_cam_pcasvm.runtime.hooks import called
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 
 
@@ -37,6 +38,9 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
     if layer is None or layer == "":
         return None
     names = {module: name for name, module in backbone.named_modules()}  # each module once, by its first name
+    if isinstance(layer, str) and "#" in layer:
+        name, call = called(layer)
+        return f"{layer_name(backbone, name)}#{call}"
     if isinstance(layer, nn.Module):
         if layer not in names:
             raise ValueError(

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -38,6 +39,31 @@ class Hooks:
         self._rollback.note(_remove, run, module._forward_hooks, module._forward_hooks_with_kwargs)
         module.register_forward_hook(run, with_kwargs=True, prepend=prepend)
 
+    def after_call(
+        self, backbone: nn.Module, name: str, hook: Callable[[str, Any], Any], *, once: bool = False
+    ) -> None:
+        """Call ``hook(name, output)`` after a layer runs, or after one of its calls, as in ``"encoder#2"``.
+
+        Args:
+            backbone: the network.
+            name: of the layer.
+            hook: may return another output.
+            once: refuse a layer that runs more than once if no call is named.
+        """
+        path, call = called(name)
+        calls = count(1)
+
+        def of(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            number = next(calls)
+            if once and call is None and number > 1:
+                raise ValueError(
+                    f"the target layer {name!r} runs more than once: name one of its calls, {path + '#1'!r} or "
+                    f"{path + '#2'!r}, or choose the block around it"
+                )
+            return hook(name, output) if call in (None, number) else None
+
+        self.after(backbone.get_submodule(path), of)
+
     def before_scripted(self, hook: Callable[..., None]) -> None:
         """Call ``hook(module, args)`` before any scripted module runs, as these take no hooks of their own."""
 
@@ -58,6 +84,16 @@ def hooked() -> Iterator[Hooks]:
     """
     with Rollback() as rollback:
         yield Hooks(rollback)
+
+
+def called(name: str) -> tuple[str, int | None]:
+    """Return the dotted name of a layer, and which of its calls is meant, as in ``"backbone.layer4#2"``, or None."""
+    path, marked, call = name.partition("#")
+    if marked and not (call.isdecimal() and int(call)):
+        raise ValueError(
+            f"{name!r} names no call: write the layer's name, '#' and a number from 1, as in {path + '#2'!r}"
+        )
+    return path, int(call) if marked else None
 
 
 def _remove(run: Any, hooks: dict[int, Any], *others: dict[int, Any]) -> None:

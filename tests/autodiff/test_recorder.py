@@ -683,7 +683,7 @@ def test_the_path_can_be_run_again_from_other_activations():
         passed = Path(net, None, ["0"]).run(X)
         for count in (1, 3, 7):
             other = torch.randn(count, *passed.activations[0].shape[1:], dtype=torch.float64)
-            features = passed.rerun(other, 0)
+            features = passed.rerun({0: other})
             rest = [net[4](net[3](preactivation(row[None].clone()).flatten(1))) for row in other]
             assert relative(features, torch.cat(rest)) < 1e-12
     skip = Skip().double()
@@ -691,8 +691,8 @@ def test_the_path_can_be_run_again_from_other_activations():
         passed = Path(skip, None, ["second"]).run(X)
         other = torch.randn_like(passed.activations[0])
         expected = skip.out((skip.first(X) + other).relu().flatten(1))
-        assert relative(passed.rerun(other, 0), expected) < 1e-12
-        assert relative(passed.rerun(passed.activations[0], 0), passed.output) == 0
+        assert relative(passed.rerun({0: other}), expected) < 1e-12
+        assert relative(passed.rerun({0: passed.activations[0]}), passed.output) == 0
 
 
 def test_the_first_call_costs_one_more_pass_of_two_images():

@@ -765,12 +765,11 @@ def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_to
     assert parts[:-1].sum(0) == pytest.approx(parts[-1], abs=0.03)
     assert np.abs(parts[:, 1]).max() > 0.1
     texts = [text.replace("\n", " ") for text in texts_of(figure)]
-    assert any(
-        "the map above it and of the class and register tokens, which appear on no map" in text for text in texts
-    )
+    assert any("the map above it and of what lies off it (class tokens, other inputs)" in text for text in texts)
     texts = [text.replace("\n", " ") for text in texts_of(plot_maps(PICTURES, maps))]
     assert any(
-        "map + class and register tokens + value at the baseline = the value above it." in text for text in texts
+        "map + what lies off it (class tokens, other inputs) + value at the baseline = the value above it." in text
+        for text in texts
     )
     # Of a network without such tokens nothing is said of them.
     without = dataclasses.replace(maps, remainder=torch.full_like(maps.remainder, 1e-9))
