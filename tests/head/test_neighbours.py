@@ -1,10 +1,15 @@
 """The margin of nearest neighbours: its sign is the vote, its secants are exact."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from reference import relative
+from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from test_head import by_autograd, pulled_back, trace_of
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
@@ -73,13 +78,6 @@ def test_gradients_and_secants(classes):
     assert relative((grad * log_scale.exp().unsqueeze(-1))[0], mean) < 0.1
 
 
-def test_duplicates_with_two_labels_are_told():
-    x = np.random.default_rng(0).normal(size=(12, 3))
-    x[1] = x[0]
-    with pytest.warns(UserWarning, match="2 training images of KNeighborsClassifier have the features of"):
-        Head.of(KNeighborsClassifier(3).fit(x, np.arange(12) % 2))
-
-
 @pytest.mark.parametrize(
     ("options", "classes", "message"),
     [
@@ -93,3 +91,17 @@ def test_what_is_refused(options, classes, message):
     x = np.random.default_rng(0).normal(size=(20, 3))
     with pytest.raises(NoClosedFormError, match=message):
         Head.of(KNeighborsClassifier(**options).fit(x, np.arange(20) % classes))
+
+
+@pytest.mark.parametrize("before", [[], [StandardScaler(), PCA(3)]])
+def test_neighbours_tell_of_the_same_features_in_two_classes(before):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 5)), np.arange(30) % 2
+    x[3] = x[4] * (1 + 1e-12)  # as rounding makes it
+    pipeline = make_pipeline(*before, KNeighborsClassifier(3))
+    with pytest.warns(UserWarning, match="2 training images of KNeighborsClassifier have the features of one of"):
+        Head.of(pipeline.fit(x, y))
+    y[3] = y[4]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Head.of(pipeline.fit(x, y))

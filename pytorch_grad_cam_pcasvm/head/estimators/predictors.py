@@ -260,11 +260,10 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
     before: list[Stage] = [Normalise("l2")] if cosine else []
     points = before[0](points) if cosine else points
     order = labels.argsort(stable=True)
-    same = torch.unique(points, dim=0, return_inverse=True)[1]
-    lowest, highest = (
-        torch.zeros_like(same).scatter_reduce(0, same, labels, how, include_self=False) for how in ("amin", "amax")
-    )
-    twice = int((lowest != highest)[same].sum())
+    same = 1e-6 * float(points.norm(dim=1).max())  # but for the rounding of a scaler and a PCA
+    blocks = zip(points.split(1024), labels.split(1024), strict=True)
+    others = [(torch.cdist(some, points) <= same) & (own.unsqueeze(1) != labels) for some, own in blocks]
+    twice = sum(int(each.any(1).sum()) for each in others)
     if twice:
         what = f"{twice} training images of {name} have the features of one of another class"
         warn(f"{what}: near them its votes are ties, decided by the order of the images", UserWarning)
