@@ -48,6 +48,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # of those that are not fitted as they 
     "VotingRegressor": {"estimators": _TWO_SVRS},
 }
 EXAMPLES = {  # titles and pictures in the gallery; others are called by their file's name
+    "photo": ("One photo, half temple and half flower", "photo.png"),
     "digits": ("Digits, a CNN and two SVMs", "digits.png"),
     "atlas": ("An atlas of 1,797 digits", "atlas.png"),
     "layers": ("One decision at three layers", "layers.png"),

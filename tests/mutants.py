@@ -34,7 +34,7 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 
 # File: the tests that belong to it, the quickest first.
 TESTS = {
-    "autodiff/closed_form.py": "facts secants_path recorder lrp baselines boundary",
+    "autodiff/closed_form.py": "facts branches secants_path recorder lrp baselines boundary",
     "autodiff/lrp.py": "facts lrp baselines",
     "autodiff/secants.py": "secants_path",
     "autodiff/call.py": "facts secants_path rules",

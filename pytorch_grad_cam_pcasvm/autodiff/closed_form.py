@@ -62,12 +62,10 @@ class ClosedFormPass(Pass):
     def baseline(self, starts: Mapping[int, Tensor]) -> Baseline:
         """Run the path from the activations of a baseline, with one row for all images or N."""
         given = {self._root(target): activations for target, activations in starts.items()}
-        for name in [name for name, root in self.tape.roots.items() if root in given and len(given) > 1]:
-            after = self.tape.following(self.tape.roots[name], switches=True)[1]
-            behind = [other for other, root in self.tape.roots.items() if root in given and root in after]
-            if behind != [name]:
-                first, *others = sorted(behind, key=name.__ne__)
-                raise ValueError(f"{others[0]!r} is behind {first!r}: name one target layer in each branch")
+        names = {root: name for name, root in self.tape.roots.items()}
+        for root in given:
+            for other in (given.keys() & self.tape.following(root, switches=True)[1]) - {root}:
+                raise ValueError(f"{names[other]!r} is behind {names[root]!r}: name one target layer in each branch")
         values = self.tape.replay(given)
         kinds = [self._kind("baseline", target, tuple(given)) for target in starts]
         if self.check is not None and (self.tape.branches or not self.checked.issuperset(kinds)):

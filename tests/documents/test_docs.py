@@ -8,8 +8,10 @@ from pathlib import Path
 import layers
 import mistake
 import numpy as np
+import photo
 import pytest
 import torch
+import torchvision
 from experiment import report
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -97,3 +99,12 @@ def test_a_wheel_has_every_folder():
     assert f'[tool.setuptools.packages.find]\ninclude = ["{name}*"]\n' in (DOCS.parent / "pyproject.toml").read_text()
     folders = {file.parent for file in (DOCS.parent / name).rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.slow
+def test_the_photo_of_the_readme_is_drawn(tmp_path, monkeypatch):
+    weights = tmp_path / "weights.pth"
+    torch.save(torchvision.models.mobilenet_v2().state_dict(), weights)
+    monkeypatch.setattr("sys.argv", ["photo.py", "--weights", str(weights), "--out", str(tmp_path / "photo.png")])
+    photo.main()
+    assert (tmp_path / "photo.png").stat().st_size > 20_000
