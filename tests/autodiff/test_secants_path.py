@@ -765,3 +765,46 @@ def test_a_first_target_of_zeros_proves_nothing(rules):
         assert not passed.pullback([0 * seeds], 0, base).sums().any()
         with pytest.raises(NoClosedFormError, match="do not add up"):
             passed.pullback([seeds], 0, base).sums()
+
+
+class Ending(nn.Module):
+    """A layer, and a function of its output."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.start, self.end = nn.Identity(), end
+        self.register_buffer("shift", torch.randn(2, 4, dtype=torch.float64))
+        self.linear = nn.Linear(4, 4).double()
+        self.convolution = nn.Conv2d(4, 4, 3).double()
+
+    def forward(self, x):
+        return self.end(self, self.start(1 * x))
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (lambda net, x: x.mean((2, 3)), True),
+        (lambda net, x: x.flatten(2).mean(-1), True),
+        (lambda net, x: F.adaptive_avg_pool2d(x, 1).flatten(1), True),
+        (lambda net, x: F.adaptive_avg_pool2d(x, 1).flatten(1).tanh(), False),  # what follows the mean
+        (lambda net, x: net.linear(x.mean((2, 3))), False),
+        (lambda net, x: net.linear(x.mean((2, 3))).tanh(), False),
+        (lambda net, x: torch.add(net.shift, x.mean((2, 3))), False),
+        (lambda net, x: 2 * x.mean((2, 3)), False),
+        (lambda net, x: x.mean((2, 3)) + x.amax((2, 3)), False),  # what goes around it
+        (lambda net, x: torch.cat([x.mean((2, 3)), x.mean((2, 3))], 1), False),
+        (lambda net, x: F.adaptive_avg_pool2d(x, 2).flatten(1), False),  # no mean over all positions
+        (lambda net, x: x.mean(1).flatten(1), False),
+        (lambda net, x: x.sum((2, 3)), False),
+        (lambda net, x: x.amax((2, 3)), False),
+        (lambda net, x: net.convolution(x).mean((2, 3)), False),
+        (lambda net, x: x.flatten(1), False),
+        (lambda net, x: x[:, :, 1:].mean((2, 3)), False),
+    ],
+)
+def test_features_are_means_only_if_nothing_else_happens(end, expected):
+    """Else the mean that a scaler knows would be taken for that of the layer."""
+    passed = Path(Ending(end), None, ["start"]).run(random(2, 4, 5, 6))
+    assert passed.averages(0) is expected
+    assert passed.averages(0) is expected  # as it is known now
