@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     at = "--images photos/{} --backbone mobilenet_v2 --layer features"
     fitted = command("fit", fit, "fit scaler, PCA and SVM on the features of a folder with one folder per class",
                   at.format("train") + " --out head.safetensors")  # fmt: skip
-    _of_network(fitted)
+    of_network(fitted)
     _of_reading(fitted)
     fitted.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
     fitted.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
@@ -55,11 +55,11 @@ def parser() -> argparse.ArgumentParser:
     _of_bad_images(fitted)
     build = command("atlas", commands.atlas, "explain every image of a folder once, and keep the maps",
                     at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
-    _of_network(build)
+    of_network(build)
     _of_reading(build)
-    _of_maps(build)
+    of_maps(build)
     build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
-    _of_method(build)
+    of_method(build)
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
     build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
     _of_bad_images(build)
@@ -67,8 +67,8 @@ def parser() -> argparse.ArgumentParser:
     evaluate = command("evaluate", commands.evaluate,
                        "measure whether the maps can be believed, and write a report page",
                        at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
-    _of_network(evaluate)
-    _of_maps(evaluate)
+    of_network(evaluate)
+    of_maps(evaluate)
     evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the page and its JSON")
     evaluate.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
                           help="may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
@@ -84,9 +84,9 @@ def parser() -> argparse.ArgumentParser:
     explore.add_argument("--single-file", action="store_true", help="write one file, easy to send")
     written = command("export", exporting.export, "write scores and maps as one file, which needs no PyTorch",
                       at.format("test") + " --head head.safetensors --out explainer.onnx")  # fmt: skip
-    _of_network(written, needs_images=False)
-    _of_maps(written)
-    _of_method(written)
+    of_network(written, needs_images=False)
+    of_maps(written)
+    of_method(written)
     written.set_defaults(batch_size=16)
     written.add_argument("--components", type=int, help="maps of the first ones only (default: of all)")
     written.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file, .onnx")
@@ -102,19 +102,22 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _of_maps(parser: argparse.ArgumentParser) -> None:
+def of_maps(parser: argparse.ArgumentParser) -> None:
+    """Add what says which maps: of which head, from which start."""
     parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="from 'fit', Head.save or skops")
     parser.add_argument("--tokens", action="store_true", help="for a transformer: find the grid of its patches")
     begin = "where a decision is open (neutral, the default), the training images' mean, or zeros"
     parser.add_argument("--baseline", default="neutral", choices=["neutral", "mean", "zero"], help=f"start: {begin}")
 
 
-def _of_method(parser: argparse.ArgumentParser) -> None:
+def of_method(parser: argparse.ArgumentParser) -> None:
+    """Add the method."""
     parser.add_argument("--method", default="ContributionCAM", choices=_METHODS, metavar="NAME",
                         help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
 
 
-def _of_network(parser: argparse.ArgumentParser, needs_images: bool = True) -> None:
+def of_network(parser: argparse.ArgumentParser, needs_images: bool = True) -> None:
+    """Add what a network is made of."""
     what = "images, or one folder per class" + " (default: noise)" * (not needs_images)
     parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=what)
     parser.add_argument("--backbone", required=True, metavar="NAME", help="a torchvision name, or timm:NAME")

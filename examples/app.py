@@ -1,0 +1,142 @@
+"""Drop a photo, and see what a network with your own head says, and why: an app in the browser.
+
+It takes the options of the command line, and runs on your own computer: photos stay there. ``pip install ".[app]"``
+installs what it needs, gradio.
+
+    python -m pytorch_grad_cam_pcasvm fit --images photos --backbone resnet18 --layer layer4 --out head.safetensors
+    python examples/app.py --backbone resnet18 --layer layer4 --head head.safetensors
+"""
+
+import argparse
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.arguments import of_maps, of_method, of_network
+from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
+from pytorch_grad_cam_pcasvm.cli.networks import network
+from pytorch_grad_cam_pcasvm.data import Images
+from pytorch_grad_cam_pcasvm.figures import plot_decision, plot_maps
+
+SHOWN = 4  # components
+
+
+@dataclass
+class Answers:
+    """Explains one photo after the other.
+
+    Attributes:
+        cam: the method, on a network with a head.
+        transform: from a photo to what the network takes.
+    """
+
+    cam: Any
+    transform: Callable[[Any], torch.Tensor]
+
+    @property
+    def classes(self) -> list[Any]:
+        """The labels of the classes; of a regressor none."""
+        found = self.cam.model.head.classes_
+        return [] if found is None else found.tolist()
+
+    def __call__(self, photo: Image.Image, number: int) -> tuple[str, list[list[Any]], list[list[Any]], list[Any]]:
+        """Return what the network says of a photo, its scores, its components, and figures of the maps.
+
+        Args:
+            photo: the photo.
+            number: of the class to explain; -1: the predicted class.
+
+        Returns:
+            The prediction and any doubts, in Markdown; a row for each score; a row for each component; pictures.
+
+        Raises:
+            ValueError: the photo cannot be read.
+        """
+        data = Images([photo], self.transform, thumbnails=False)
+        read = data.read([0])
+        if read.bad:
+            raise ValueError(read.bad[0])
+        target = package.SVMTarget() if number < 0 else package.SVMTarget(self.classes[number])
+        x = read.images.to(next(self.cam.model.parameters()).device)
+        with warnings.catch_warnings(record=True) as doubts, torch.no_grad():
+            warnings.simplefilter("always", UserWarning)
+            output = self.cam.model(x)
+            b = 0 if output.components is None else output.components.shape[1]
+            maps = self.cam.explain(x, [*map(package.PCATarget, range(b)), target])
+        scores = zip(self.classes or ["value"], output[0].tolist(), strict=True)
+        picture = data.picture(read.images[0].float()).clamp(0, 1)[None]
+        figures = [plot_maps(picture, maps, signed=True, components=SHOWN)]
+        if b and maps.baseline_values is not None:
+            figures.append(plot_decision(picture, maps[:, :b], self.cam.model.head, target, count=SHOWN))
+        told = [f"**{output.labels()[0]}**", *(str(doubt.message) for doubt in doubts)]
+        components = [[f"P{k + 1}", value] for k, value in enumerate(maps.values[0, :b].tolist())]
+        return "\n\n".join(told), [[*row] for row in scores], components, [drawn(figure) for figure in figures]
+
+
+def drawn(figure: Figure) -> Image.Image:
+    """Return a figure as a picture."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return Image.open(file)
+
+
+def page(answers: Answers) -> Any:
+    """Return the page, a ``gradio.Blocks``; its endpoint is ``/explain``."""
+    import gradio as gr
+
+    choices = [("the predicted class", -1), *((str(label), k) for k, label in enumerate(answers.classes))]
+    with gr.Blocks(title="Signed attention maps", analytics_enabled=False) as blocks:
+        with gr.Row():
+            with gr.Column(scale=1):
+                photo = gr.Image(type="pil", label="Photo", height=320)
+                chosen = gr.Dropdown(choices, value=-1, label="Explain", visible=len(choices) > 1)
+                said = gr.Markdown()
+                scores = gr.Dataframe(headers=["class", "score"], label="Scores", interactive=False)
+                components = gr.Dataframe(headers=["component", "value"], label="Components", interactive=False)
+            pictures = gr.Gallery(label="Maps", columns=1, height="auto", object_fit="contain", format="png", scale=2)
+        outputs = [said, scores, components, pictures]
+        explain = {"fn": lambda given, k: answers(given, k) if given else ("", [], [], []), "outputs": outputs}
+        photo.change(inputs=[photo, chosen], api_name="explain", **explain)
+        chosen.change(inputs=[photo, chosen], api_name=False, **explain)
+    return blocks
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    of_network(parser, needs_images=False)
+    of_maps(parser)
+    of_method(parser)
+    parser.add_argument("--port", type=int, help="of the page (default: the first free one from 7860)")
+    parser.set_defaults(batch_size=16)
+    return parser.parse_args(arguments)
+
+
+def answers_of(options: argparse.Namespace) -> Answers:
+    """Return what explains photos with these options."""
+    net, transform = network(options)
+    method = getattr(package, options.method)
+    layer = layer_of(options, net, transform)
+    given = options_of(options, [method], net.eval(), layer, transform)[method]
+    return Answers(method(net, [layer], **given), transform)
+
+
+def main() -> None:
+    """Serve the page to this computer, until Ctrl-C."""
+    options = parsed()
+    try:
+        blocks = page(answers_of(options))
+    except (ImportError, OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
+    blocks.launch(server_name="127.0.0.1", server_port=options.port, show_error=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The app: what its endpoint answers for a photo is what the network and scikit-learn's numbers say."""
+
+import app
+import numpy as np
+import pytest
+import torch
+import torchvision
+from atlases import folder
+from PIL import Image
+
+from pytorch_grad_cam_pcasvm import Head, PCASVMNet
+from pytorch_grad_cam_pcasvm.cli import main
+
+_OF_NOISE = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def given(weights, tmp_path_factory):
+    """Photos, and the options of an app whose head was fitted on them."""
+    root = tmp_path_factory.mktemp("app")
+    photos, head = folder(root / "photos", 8), root / "head.safetensors"
+    network = ["--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
+    assert main(["fit", "--images", str(photos), *network, "--components", "3", "--out", str(head)]) == 0
+    return photos, head, [*network, "--head", str(head)]
+
+
+@pytest.mark.optional
+@_OF_NOISE
+def test_a_dropped_photo_is_explained(given, weights):
+    pytest.importorskip("gradio")
+    client = pytest.importorskip("gradio_client")
+    photos, head, options = given
+    file = photos / "cat" / "0.png"
+    blocks = app.page(app.answers_of(app.parsed(options)))
+    _, url, _ = blocks.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
+    try:
+        caller = client.Client(url, verbose=False)
+        said, scores, components, pictures = caller.predict(client.handle_file(file), 1, api_name="/explain")
+    finally:
+        blocks.close()
+    backbone = torchvision.models.squeezenet1_1(weights=None)
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    net = PCASVMNet(backbone, Head.load(head), "features", pool="mean").eval()
+    transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
+    output = net(transform(Image.open(file).convert("RGB"))[None])
+    assert said.startswith(f"**{output.labels()[0]}**")
+    assert [row[0] for row in scores["data"]] == ["cat", "dog"]
+    assert [row[0] for row in components["data"]] == ["P1", "P2", "P3"]
+    for rows, expected in ((scores, output), (components, output.components)):
+        np.testing.assert_allclose([row[1] for row in rows["data"]], expected.detach()[0].numpy(), rtol=1e-4)
+    assert len(pictures) == 2  # the maps, and how they add up to the decision
+    for picture in pictures:
+        with Image.open(picture["image"]) as shown:
+            colours = np.asarray(shown.convert("RGB")).astype(int)
+        assert shown.width > 800
+        assert (abs(colours[..., 0] - colours[..., 2]) > 100).mean() > 0.001  # red and blue, not an empty sheet
+
+
+@_OF_NOISE
+def test_a_photo_that_cannot_be_read_is_refused(given):
+    answers = app.answers_of(app.parsed(given[2]))
+    answers.transform = lambda photo: torch.full((3, 8, 8), float("nan"))
+    with pytest.raises(ValueError, match="NaN"):
+        answers(Image.new("RGB", (8, 8)), -1)
+
+
+def test_a_head_that_is_not_there_is_told(monkeypatch):
+    options = ["app.py", "--backbone", "squeezenet1_1", "--layer", "features", "--head", "none.safetensors"]
+    monkeypatch.setattr("sys.argv", options)
+    with pytest.raises(SystemExit, match=r"error: there is no head none\.safetensors"):
+        app.main()
