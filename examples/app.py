@@ -46,7 +46,7 @@ class Answers:
         found = self.cam.model.head.classes_
         return [] if found is None else found.tolist()
 
-    def __call__(self, photo: Image.Image, number: int) -> tuple[str, list[list[Any]], list[list[Any]], list[Any]]:
+    def __call__(self, photo: Image.Image, number: int) -> tuple[Any, ...]:
         """Return what the network says of a photo, its scores, its components, and figures of the maps.
 
         Args:
@@ -54,7 +54,8 @@ class Answers:
             number: of the class to explain; -1: the predicted class.
 
         Returns:
-            The prediction and any doubts, in Markdown; a row for each score; a row for each component; pictures.
+            The prediction and any doubts, in Markdown; a row for each score; a row for each component; a picture of
+            the maps; one of how they add up to the decision, or None for a method whose maps do not.
 
         Raises:
             ValueError: the photo cannot be read.
@@ -70,14 +71,20 @@ class Answers:
             output = self.cam.model(x)
             b = 0 if output.components is None else output.components.shape[1]
             maps = self.cam.explain(x, [*map(package.PCATarget, range(b)), target])
-        scores = zip(self.classes or ["value"], output[0].tolist(), strict=True)
+        scores = [[k, rounded(value)] for k, value in zip(self.classes or ["value"], output[0].tolist(), strict=True)]
         picture = data.picture(read.images[0].float()).clamp(0, 1)[None]
-        figures = [plot_maps(picture, maps, signed=True, components=SHOWN)]
+        drawing = drawn(plot_maps(picture, maps, signed=True, components=SHOWN))
+        sums = None
         if b and maps.baseline_values is not None:
-            figures.append(plot_decision(picture, maps[:, :b], self.cam.model.head, target, count=SHOWN))
+            sums = drawn(plot_decision(picture, maps[:, :b], self.cam.model.head, target, count=SHOWN))
         told = [f"**{output.labels()[0]}**", *(str(doubt.message) for doubt in doubts)]
-        components = [[f"P{k + 1}", value] for k, value in enumerate(maps.values[0, :b].tolist())]
-        return "\n\n".join(told), [[*row] for row in scores], components, [drawn(figure) for figure in figures]
+        components = [[f"P{k + 1}", rounded(value)] for k, value in enumerate(maps.values[0, :b].tolist())]
+        return "\n\n".join(told), scores, components, drawing, sums
+
+
+def rounded(value: float) -> float:
+    """Return a number as the page shows it."""
+    return float(f"{value:.4g}")
 
 
 def drawn(figure: Figure) -> Image.Image:
@@ -95,14 +102,15 @@ def page(answers: Answers) -> Any:
     with gr.Blocks(title="Signed attention maps", analytics_enabled=False) as blocks:
         with gr.Row():
             with gr.Column(scale=1):
-                photo = gr.Image(type="pil", label="Photo", height=320)
+                photo = gr.Image(type="pil", label="Photo", height=320, sources=["upload", "clipboard"], buttons=[])
                 chosen = gr.Dropdown(choices, value=-1, label="Explain", visible=len(choices) > 1)
                 said = gr.Markdown()
                 scores = gr.Dataframe(headers=["class", "score"], label="Scores", interactive=False)
                 components = gr.Dataframe(headers=["component", "value"], label="Components", interactive=False)
-            pictures = gr.Gallery(label="Maps", columns=1, height="auto", object_fit="contain", format="png", scale=2)
-        outputs = [said, scores, components, pictures]
-        explain = {"fn": lambda given, k: answers(given, k) if given else ("", [], [], []), "outputs": outputs}
+            with gr.Column(scale=2):
+                pictures = [gr.Image(show_label=False, format="png", interactive=False, buttons=[]) for _ in range(2)]
+        outputs = [said, scores, components, *pictures]
+        explain = {"fn": lambda given, k: answers(given, k) if given else ("", [], [], None, None), "outputs": outputs}
         photo.change(inputs=[photo, chosen], api_name="explain", **explain)
         chosen.change(inputs=[photo, chosen], api_name=False, **explain)
     return blocks
