@@ -1,6 +1,6 @@
 """A whole data set explained once, and looked at in a browser: the 1,797 digits that come with scikit-learn.
 
-A small CNN is trained, PCA and an RBF machine are fitted on its features, every image is explained once, and a page is
+A small CNN is trained, PCA and an RBF SVM are fitted on its features, every image is explained once, and a page is
 written: what each component means, where every decision looks, which support vectors drive it. No download, no GPU:
 
     python examples/atlas.py

@@ -286,7 +286,7 @@ def _figures(
             plot_contribution_ratios(pca, highlight=options.components),
         ),
         "effect.png": (
-            "Effect of a support vector on the maps of an RBF machine against its distance.",
+            "Effect of a support vector on the maps of an RBF SVM against its distance.",
             plot_support_vector_effect(),
         ),
         "jacobian.png": (

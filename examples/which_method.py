@@ -1,4 +1,4 @@
-"""Which method for which head? Every method on the six data sets of the paper, for linear and RBF machines.
+"""Which method for which head? Every method on the six data sets of the paper, for linear and RBF SVMs.
 
     python examples/which_method.py --root data --weights mobilenet_v2.pth
 
@@ -278,7 +278,7 @@ def measured(problem: Problem) -> dict[str, Any]:
 
 
 def picture(problem: Problem, count: int = 4) -> Any:
-    """Draw Grad-CAM and contributions of some images for the RBF machine with scikit-learn's gamma."""
+    """Draw Grad-CAM and contributions of some images for the RBF SVM with scikit-learn's gamma."""
     head = make_pipeline(PCA(COMPONENTS, svd_solver="covariance_eigh"), SVC())
     net = problem.network("dense", head.fit(problem.rows("dense", "training"), problem.labels["training"]))
     chosen = np.random.default_rng(problem.options.seed).permutation(len(problem.x))[:count]

@@ -164,7 +164,7 @@ def test_grad_cam_on_a_support_vector_of_a_narrow_machine_is_blank_and_says_so()
 
 
 def exact_direction(p, svm):
-    """Return the unit vector along da(p)/dp of a two-class RBF machine, with 60 digits."""
+    """Return the unit vector along da(p)/dp of a two-class RBF SVM, with 60 digits."""
     with mpmath.workdps(60):
         total = [mpmath.mpf(0)] * len(p)
         for coefficient, point in zip(svm.dual_coef_[0], svm.support_vectors_, strict=True):

@@ -41,7 +41,7 @@ def _checksum(entries: Mapping[str, Any]) -> str:
 
 
 def write(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Write the manifest of an atlas, with a checksum, whole or not at all."""
+    """Write the manifest of an atlas, with a checksum, atomically."""
     entries = {**entries, "format": _WITH_CHECKSUM}
     entries["sha256"] = _checksum(entries)
     with atomically(folder / NAME) as file:

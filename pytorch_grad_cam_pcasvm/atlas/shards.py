@@ -1,4 +1,4 @@
-"""Shards: some rows of an atlas in a Parquet file, written whole or not at all.
+"""Shards: some rows of an atlas in a Parquet file, written atomically.
 
 Every column with several numbers per row is a flat list of fixed length, which pandas, DuckDB, Ray and Hugging Face
 ``datasets`` can read without this package; its shape is in the field's metadata.
@@ -31,7 +31,7 @@ def name_of(number: int) -> str:
 def write(
     folder: Path, number: int, columns: Mapping[str, Any], kinds: Mapping[str, str], marks: Mapping[str, Any]
 ) -> None:
-    """Write a shard, whole or not at all.
+    """Write a shard atomically.
 
     Args:
         folder: folder of the atlas.

@@ -376,7 +376,7 @@ _INPLACE = {"__setitem__"} | {
 def _unseen_write(by: str) -> NoClosedFormError:
     return NoClosedFormError(
         f"{by} works in place on a tensor that the path uses again, or of which it uses another view",
-        "write it out of place, as in x = torch.relu(x)",
+        "use the out-of-place version, as in x = torch.relu(x)",
     )
 
 

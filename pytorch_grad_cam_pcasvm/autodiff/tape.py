@@ -151,7 +151,7 @@ class Tape:
             if version_of(tensor) != version:
                 raise NoClosedFormError(
                     f"a tensor of shape {tuple(tensor.shape)} was written into after the path had used it",
-                    "write it out of place, as in x = x + 1",
+                    "use the out-of-place version, as in x = x + 1",
                 )
 
     @property

@@ -93,7 +93,7 @@ class ClosedFormCAM(BaseCAM):
     is treated as a constant, as in pytorch-grad-cam.
 
     Args:
-        model: a :class:`.PCASVMNet`, or any network with a differentiable end, which gets pytorch-grad-cam's maps. For
+        model: a :class:`.PCASVMNet`, or any differentiable classifier, which gets pytorch-grad-cam's maps. For
             a compiled model, the module that was compiled is used, since maps need the modules themselves.
         target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
             (N, T, D, H, W), if need be after ``reshape_transform``. ``"auto"``: the last block of the coarsest maps, or
@@ -633,7 +633,7 @@ def _is_at(backbone: nn.Module, name: str, given: nn.Module | str) -> bool:
 
 
 def _refuse_what_is_around(model: nn.Module) -> None:
-    """Refuse what a PCASVMNet does besides backbone and head: it would not be explained."""
+    """Reject custom forwards and hooks, which would not be explained."""
     if isinstance(model, PCASVMNet):
         own = type(model).forward is PCASVMNet.forward
         if own and not model._forward_hooks and not model._forward_pre_hooks:

@@ -243,7 +243,7 @@ class WithBaseline(ClosedFormCAM):
         return self._undecided[key]
 
     def _of_single(self, run: Run) -> Run:
-        """Return the run of one black image: what follows is the same for all, but for what goes around the layer."""
+        """Return the run of one black image: what follows is the same for all, but for what bypasses the layer."""
         black = torch.zeros_like(run.images[:1])
         passed = self._path(self._layers(self.model, black), modules_of(self.model)).run(black)
         return Run(self.model, black, passed, run.output_of(passed.output), run.layers, run.transforms)

@@ -23,7 +23,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
     ``maps.sum((2, 3)) + baseline_values == values`` to rounding (sums times ``exp(log_scale)``). Followed by a mean
     over positions, it is the integrated gradient of the whole head, in closed form (Sundararajan et al., arXiv
     1703.01365); through ReLU and max pooling it is the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685).
-    Unlike the gradient it does not fade where a kernel machine is flat.
+    Unlike the gradient it does not fade where a kernel SVM is flat.
 
     Of several target layers, ``explain`` makes one map on the finest grid, which adds up, too.
 

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.model.token_layout import Layout, layout_of, looks_
 def transform_of(
     given: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, seen: set[Any]
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return what brings the activations of a target layer to (N, T, H, W), or None if nothing is needed.
+    """Return the transform that reshapes the activations of a target layer to (N, T, H, W); None if nothing is needed.
 
     Args:
         given: ``reshape_transform``: ``"tokens"``, a user's function, or None.

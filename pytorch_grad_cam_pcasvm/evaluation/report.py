@@ -40,7 +40,7 @@ NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
 IF_IT_FAILS = {
     "faithfulness": "the pixels marked as important matter no more than those of the other map. Against random maps: "
     "do not use this method here. Against the blind map only: the object fills the picture, and "
-    "localisation tells more.",
+    "localisation is more informative.",
     "localisation": "the map shows where something is, but not which class it speaks for. Do not use it to argue about "
     "classes.",
     "sensitivity": "the map hardly depends on what was randomised. If only the head is affected, the map shows what "
@@ -243,7 +243,7 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
 
 def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     if isinstance(result, str):
-        return f"<section><h2>{name.capitalize()}</h2><p>Not made: {html.escape(result)}</p></section>"
+        return f"<section><h2>{name.capitalize()}</h2><p>Not run: {html.escape(result)}</p></section>"
     rows = "\n".join(_row(row) for row in result.rows)
     parts = [
         f"<section><h2>{name.capitalize()}</h2><p>{html.escape(result.question.capitalize())}</p>",

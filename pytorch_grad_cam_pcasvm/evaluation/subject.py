@@ -105,7 +105,7 @@ class Subject:
         if batch.bad:
             row, why = next(iter(batch.bad.items()))
             raise RuntimeError(
-                f"image {row} ({self.source.id(row)}) cannot be read: {why}. Mend it, or leave it out of the data set"
+                f"image {row} ({self.source.id(row)}) cannot be read: {why}. Fix it, or leave it out of the data set"
             )
         return batch.images.to(device_of(self.net)), batch.labels
 

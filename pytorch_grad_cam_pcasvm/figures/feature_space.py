@@ -144,7 +144,7 @@ def plot_feature_space(
 def plot_support_vector_effect(
     gammas: Sequence[float] = (0.5, 1.0, 2.0), *, largest: float | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Plot the effect of a support vector on the maps of an RBF machine against its distance.
+    """Plot the effect of a support vector on the maps of an RBF SVM against its distance.
 
     ``E(d) = 2 gamma d exp(-gamma d^2)`` is 0 at distance 0 and at infinity; circles mark its maximum,
     ``sqrt(2 gamma) exp(-1/2)`` at ``d = 1 / sqrt(2 gamma)``.

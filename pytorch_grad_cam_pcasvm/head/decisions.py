@@ -68,7 +68,7 @@ class SupportVectorEffect:
     sigmoid    gamma sech(z)^2 p_i            ``|gamma| sech(z)^2 |p_i|``: largest where z = 0
     ========== ============================== ==============================================================
 
-    ``decision`` is each vector's part in the value itself. Far from all vectors of an RBF machine it is next to
+    ``decision`` is each vector's part in the value itself. Far from all vectors of an RBF SVM it is next to
     nothing, no matter what the map shows; :meth:`share` tells a decision driven by a few vectors from one to which all
     contribute a little.
 

@@ -386,7 +386,7 @@ class Head(Hookable):
         """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
 
         The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`): in an
-        RBF machine, a training image equal to the explained one has none. Its part in the value itself is in
+        RBF SVM, a training image equal to the explained one has none. Its part in the value itself is in
         ``decision``. Both have one row for a category, otherwise one for each of the P decision values.
 
         Args:

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, whenever an interrupt comes."""
+"""Files: written atomically, whenever an interrupt comes."""
 
 import os
 import platform

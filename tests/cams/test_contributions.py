@@ -231,7 +231,7 @@ def test_captum_integrates_to_the_same(head: str) -> None:
 
 
 class Linearly(nn.Module):
-    """A backbone with a linear machine behind it, as one layer."""
+    """A backbone with a linear SVM behind it, as one layer."""
 
     def __init__(self, p: Any) -> None:
         super().__init__()

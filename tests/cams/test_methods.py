@@ -172,7 +172,7 @@ def test_the_host_on_several_layers_some_of_them_negative(name: str) -> None:
 FORMULAS = {
     "negative activations": ("sigmoid", "rbf", 3, "plane", False),
     "blank regions": ("relu", "rbf", 2, "plane", True),
-    "a linear machine": ("gelu", "linear", 3, "plane", True),
+    "a linear SVM": ("gelu", "linear", 3, "plane", True),
     "three dimensions": ("sigmoid", "poly", 3, "volume", False),
     "three dimensions, pooled": ("pooled", "rbf", 2, "volume", True),
     "squeeze-excite": ("squeeze-excite", "rbf", 3, "plane", False),

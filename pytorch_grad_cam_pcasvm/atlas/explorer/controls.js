@@ -92,7 +92,7 @@
       ? "These maps add up: red and blue of a map sum to the number minus its value at the baseline p₀, and the bars, "
         + "g (p − p₀) with g the secant from the baseline, sum to the decision minus the baseline’s."
       : "These maps are gradients: they show what a very small step would change. The bars, g p, do not add up to "
-        + "the decision unless the machine is linear; far inside a class of an RBF machine the gradient says little. "
+        + "the decision unless the machine is linear; far inside a class of an RBF SVM the gradient says little. "
         + "Contributions (ContributionCAM) add up.";
     of("made").textContent = "Made by pytorch_grad_cam_pcasvm ("
       + Object.entries(about.versions).map(([name, version]) => name + " " + version).join(", ")

@@ -239,7 +239,7 @@
     return { scaled: terms.map((term, i) => (term === 0 ? 0 : term * Math.exp(exponents[i] - logScale))), logScale };
   }
 
-  /** Returns the gradient of a kernel machine by its input, or with x0 the secant from there, and its logarithm. */
+  /** Returns the gradient of a kernel SVM by its input, or with x0 the secant from there, and its logarithm. */
   function kernelGradient(machine, seed, x, x0) {
     const { kernel, points, count, width } = machine;
     const terms = coefficientsOf(machine, seed), exponents = new Float64Array(count), along = new Float64Array(count);

@@ -23,7 +23,7 @@ def setitem(input: Tensor, index: Any, value: Any, *, y: Tensor, grad: Tensor) -
 
 @register_jacobian(torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.zero_, secant="linear", needs="nothing")
 def copied(input: Tensor, other: Any = 0, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
-    """Nothing of what was there before."""
+    """The overwritten input gets no gradient."""
     return torch.zeros_like(grad), lambda: unbroadcast(grad, other)
 
 
