@@ -26,6 +26,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
+from torchvision.models import VisionTransformer
 from torchvision.transforms.functional import to_pil_image
 
 import pytorch_grad_cam_pcasvm as package
@@ -34,7 +35,10 @@ from pytorch_grad_cam_pcasvm.errors import warn
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+    for page in (*DOCS.glob("*.md"), *DOCS.glob("how-to/*.md"))
+}
 TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 NAME = package.__name__
 PUBLIC = (package, head, figures, atlas, evaluation, export)
@@ -170,8 +174,9 @@ def test_every_page_is_in_the_table_of_contents():
 # --- snippets -----------------------------------------------------------------------------------------------------
 
 START = "docs/getting-started.md"
+HOW_TO = [f"how-to/{page.stem}" for page in sorted(DOCS.glob("how-to/*.md"))]
 # The others are tested with their subject: test_store.py, test_transformers.py.
-OTHERS = ("evaluating", "reading", "mistake", "layers", "methods", "heads", "extending", "export")
+OTHERS = ("evaluating", "reading", "mistake", "layers", "methods", "heads", "extending", "export", *HOW_TO)
 SNIPPETS = ["README.md", START, *(f"docs/{page}.md" for page in OTHERS)]
 
 
@@ -270,12 +275,18 @@ def test_a_snippet_that_raises_a_doubt_fails(doubt):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.optional) if "export" in page else page for page in SNIPPETS]
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.optional) if "export" in page or "onnx" in page else page
+        for page in SNIPPETS
+    ],
 )
 def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatch):
-    if "export" in page:
+    if "export" in page or "onnx" in page:
         pytest.importorskip("onnxruntime")
     monkeypatch.chdir(started["folder"])
+    monkeypatch.setattr(torchvision.models, "resnet18", lambda weights: started["backbone"])
+    monkeypatch.setattr(torchvision.models, "vit_b_16", lambda weights: VisionTransformer(64, 16, 12, 2, 16, 16))
     given = {"docs/evaluating.md": small, "docs/mistake.md": lambda: mistaken(started)}
     given["docs/export.md"] = lambda: exported(started)
     names = (
