@@ -285,6 +285,7 @@ class ClosedFormCAM(BaseCAM):
             run = self._run(x, modules)
             targets = self._default_targets(run.output) if targets is None else _as_list(targets)
             if branches:
+                self._refuse_repeated(run.layers)
                 made = self._of_branches(run, targets)
             else:
                 made = [self._explained(run, 0, targets) if len(run.layers) == 1 else self._of_layers(run, targets)]
@@ -428,6 +429,15 @@ class ClosedFormCAM(BaseCAM):
         """Return the maps of several target layers as one."""
         raise NotImplementedError
 
+    def _refuse_repeated(self, names: Sequence[str]) -> None:
+        backbone = self._layers(self.model)[0]
+        calls = [(backbone.get_submodule(path), call or 1) for path, call in map(called, names)]
+        if len(set(calls)) < len(calls):
+            raise ValueError(
+                f"the target layers {', '.join(map(repr, names))} are not all different: name each once. The calls of "
+                "a layer that runs several times are counted together, by whatever name"
+            )
+
     def _of_branches(self, run: Run, targets: Sequence[Any]) -> list[Explained]:
         """Return the maps of target layers in different branches, on the grid of each."""
         return [self._explained(run, layer, targets) for layer in range(len(run.layers))]
@@ -522,6 +532,11 @@ class ClosedFormCAM(BaseCAM):
             raise ValueError(
                 "a call makes one map of all target layers, but these may be of different inputs: use explain, which "
                 "returns maps of each, or name one"
+            )
+        if len({image.shape[2:] for image in images_of(x)}) > 1:
+            raise ValueError(
+                "a call scales its maps to the image, but the inputs are images of different sizes: use explain, whose "
+                "maps have the layer's own grid"
             )
         size, shape = self.get_target_width_height(images_of(x)[0]), images_of(x)[0].shape[2:]
         with self._running(x) as modules:

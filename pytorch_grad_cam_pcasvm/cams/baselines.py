@@ -208,12 +208,11 @@ class WithBaseline(ClosedFormCAM):
         mean = self._mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
-                needed = run.layers if len(run.layers) > 1 else run.layers[0]
                 self._doubts.tell(
                     BaselineWarning,
                     f"the training set's mean at {run.layers[layer]!r} is unknown, so maps start at zero activations, "
                     "and add up to the value minus that at zeros (baseline_values): pass mean=mean_activations(net, "
-                    f"loader, {needed!r}), or baseline='zero' if that is meant",
+                    f"loader, {_needed(run)}), or baseline='zero' if that is meant",
                 )
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
         if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
@@ -258,7 +257,7 @@ class WithBaseline(ClosedFormCAM):
                     "baseline='mean' needs the training set's mean at the target layer, which the head knows only if "
                     "the features are means over the positions of this layer, without a norm in between or a "
                     "reshape_transform, and it starts with a StandardScaler or PCA: pass "
-                    f"mean=mean_activations(net, loader, {run.layers[layer]!r})"
+                    f"mean=mean_activations(net, loader, {_needed(run)})"
                 )
             return start
         shape, image = activations.shape, run.images.shape
@@ -313,6 +312,11 @@ class WithBaseline(ClosedFormCAM):
         if features.shape != means.shape or not may_look(features):
             return False
         return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
+
+
+def _needed(run: Run) -> str:
+    """Return the layers whose means are needed, as they are written."""
+    return repr(list(run.layers) if len(run.layers) > 1 else run.layers[0])
 
 
 def _everywhere(means: Tensor, like: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.model.features import flatten
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
+from pytorch_grad_cam_pcasvm.runtime.looks import is_traced
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 
 
@@ -56,6 +57,12 @@ class Run:
                 f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}: a map needs "
                 "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer, or pass reshape_transform='tokens' (for "
                 "transformers) or a function"
+            )
+        if not is_traced() and len(activations) != len(self.images):
+            raise ValueError(
+                f"{self.layers[layer]!r} has activations of {len(activations)} rows for {len(self.images)} images "
+                "(crops, or both of a pair, in one batch?): pass a reshape_transform that returns (N, T, H, W), or let "
+                "the layer run once for each"
             )
         return activations
 

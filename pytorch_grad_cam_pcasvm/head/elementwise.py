@@ -113,4 +113,5 @@ class Power(OneToOne):
     def _logarithm(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.of_positive:
             return x.log(), self.exponents
-        return x.abs().log1p(), torch.where(x < 0, 2 - self.exponents, self.exponents)
+        # Not x.abs(), whose derivative autograd takes for 0 at 0.
+        return torch.where(x < 0, -x, x).log1p(), torch.where(x < 0, 2 - self.exponents, self.exponents)

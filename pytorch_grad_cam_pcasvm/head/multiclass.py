@@ -38,10 +38,13 @@ class Voting(WithConstants):
     Attributes:
         n_classes: C.
         calibration: what turns scores (..., C), or (..., 1) for two classes, into ``predict_proba``; None: nothing.
+        of_sklearn: whether scores are what a meta-estimator gets from ``decision_function``. Those of nearest centroids
+            and behind a threshold are not: labels are the same, but what is made of scores would be another.
     """
 
     constants: tuple[str, ...] = ("matrix",)
     calibration: Calibration | None = None
+    of_sklearn = True
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
@@ -273,7 +276,7 @@ class Calibrated(Voting):
     Margins are the mean of the members' margins; they are what is explained, since probabilities saturate. ``sizes``
     are the members' numbers of decision values; a calibration of None is that of the member's voting; ``weights`` are
     the members' shares of the mean, of which the sum is 1 (None: equal ones). Scores are the probabilities, or the
-    margins with ``scores_are_margins``, as of a bag.
+    mean of the members' scores with ``scores_are_means``, as of a bag.
     """
 
     def __init__(
@@ -282,13 +285,13 @@ class Calibrated(Voting):
         sizes: Sequence[int],
         calibrations: Sequence[Calibration | None],
         weights: Sequence[float] | None = None,
-        scores_are_margins: bool = False,
+        scores_are_means: bool = False,
     ) -> None:
         shares = [1 / len(votings)] * len(votings) if weights is None else weights
         super().__init__(torch.cat([share * each.matrix for share, each in zip(shares, votings, strict=True)], 1))
         self.votings: Any = nn.ModuleList(votings)
         self.sizes, self.calibrations, self.weights, self.shares = list(sizes), list(calibrations), weights, shares
-        self.scores_are_margins = scores_are_margins
+        self.scores_are_means = scores_are_means
 
     def duel(self, row: Tensor, other: Tensor) -> Tensor:
         """Return the members' duels, times their shares."""
@@ -308,8 +311,11 @@ class Calibrated(Voting):
         return self.probabilities(decision)
 
     def scores(self, decision: Tensor) -> Tensor:
-        """Return the probabilities, or the margins."""
-        return self.margins(decision) if self.scores_are_margins else self.probabilities(decision)
+        """Return the probabilities, or the mean of the members' scores."""
+        if not self.scores_are_means:
+            return self.probabilities(decision)
+        members = zip(self.votings, decision.split(self.sizes, -1), self.shares, strict=True)
+        return torch.stack([share * voting.scores(part) for voting, part, share in members]).sum(0)
 
 
 def pairs(n_classes: int) -> Tensor:

@@ -74,11 +74,12 @@ class Inputs:
         if self._names is None:
             return module(*self.tensors)
         given = dict(zip(self._names, self.tensors, strict=True))
-        if inspect.signature(module.forward).parameters.keys() & given:
+        parameters = inspect.signature(module.forward).parameters
+        if parameters.keys() & given or [each.kind for each in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
             return module(**given)
         try:
             return module(given)
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, KeyError) as error:
             raise TypeError(
                 f"{type(module).__name__} has no arguments named {', '.join(given)}, and cannot be run on a dict of "
                 f"them ({str(error).splitlines()[0]}): name them as its forward does, or pass a tuple"

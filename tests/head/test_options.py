@@ -119,6 +119,83 @@ REFUSED = [
 ]
 
 
+# scikit-learn makes something of their decision_function that is not what they decide by, or not what is explained.
+_THRESHOLD = FixedThresholdClassifier(SVC(), threshold=0.8, response_method="decision_function")
+_OF_PROBABILITY = FixedThresholdClassifier(LogisticRegression(), threshold=0.8, response_method="predict_proba")
+NO_MEMBERS = [
+    *(
+        (kind, member)
+        for kind in (
+            lambda member: StackingClassifier([("a", member)], stack_method="decision_function", cv=2),
+            OneVsRestClassifier,
+            OneVsOneClassifier,
+            lambda member: OutputCodeClassifier(member, random_state=0),
+            lambda member: CalibratedClassifierCV(member, cv=2),
+            lambda member: CalibratedClassifierCV(member, cv=2, method="isotonic"),
+            lambda member: FixedThresholdClassifier(member, threshold=0.1, response_method="decision_function"),
+        )
+        for member in (NearestCentroid(), _THRESHOLD, _OF_PROBABILITY)
+    ),
+    (lambda member: StackingClassifier([("a", member)], cv=2), OneVsOneClassifier(SVC())),
+]
+
+
+@pytest.mark.parametrize(("kind", "member"), NO_MEMBERS, ids=[str(n) for n in range(len(NO_MEMBERS))])
+def test_members_whose_scores_are_others_are_refused(kind, member):
+    estimator = kind(member).fit(X, TWO)
+    with pytest.raises(NoClosedFormError, match="is not supported: fit it with"):
+        Head.of(estimator)
+    assert isinstance(Head.of(member.fit(X, TWO)), Head)  # alone it is taken
+
+
+def test_a_probability_that_falls_with_the_value_has_no_threshold():
+    def fitted(seed):
+        x = np.random.default_rng(seed).normal(size=(40, 2))
+        calibrated = CalibratedClassifierCV(LinearSVC(), cv=2, ensemble=False)
+        return FixedThresholdClassifier(calibrated, threshold=0.45, response_method="predict_proba").fit(x, TWO[:40])
+
+    found = [fitted(seed) for seed in range(12)]
+    falls = [each.estimator_.calibrated_classifiers_[0].calibrators[0].a_ > 0 for each in found]
+    assert any(falls), "nothing is tested"
+    for estimator, down in zip(found, falls, strict=True):
+        if down:
+            with pytest.raises(NoClosedFormError, match="of a sigmoid probability"):
+                Head.of(estimator)
+        else:
+            assert isinstance(Head.of(estimator), Head)
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda member: member, lambda member: CalibratedClassifierCV(member, cv=2)], ids=["alone", "calibrated"]
+)
+def test_scores_of_a_bag_are_the_mean_of_its_members_scores(kind):
+    estimator = kind(
+        BaggingClassifier(
+            QuadraticDiscriminantAnalysis(reg_param=0.1, solver="eigen", shrinkage=0.1), 3, random_state=0
+        )
+    )
+    head, trace = head_of(estimator, THREE)
+    wanted = estimator.predict_proba if hasattr(estimator, "calibrated_classifiers_") else estimator.decision_function
+    assert relative(head.scores(trace), wanted(QUERY)) < 1e-9
+    assert head.labels(trace).tolist() == estimator.predict(QUERY).tolist()
+
+
+def test_a_union_whose_first_part_is_dropped():
+    union = FeatureUnion([("none", "drop"), ("components", PCA(2)), ("all", "passthrough")])
+    estimator = make_pipeline(union, SVC()).fit(X, TWO)
+    assert relative(Head.of(estimator)(torch.tensor(QUERY)).values[-1][:, 0], estimator.decision_function(QUERY)) < 1e-9
+
+
+def test_autograd_of_a_power_at_zero():
+    """As where a channel behind a ReLU is off."""
+    estimator = make_pipeline(PowerTransformer(), PCA(2), SVC()).fit(X, TWO)
+    head, x = Head.of(estimator), torch.zeros(1, X.shape[1], dtype=torch.float64, requires_grad=True)
+    trace = head(x)
+    grad, log_scale = head.pullback(trace, {len(trace.values) - 1: torch.ones(1, 1, 1).double()})
+    (expected,) = torch.autograd.grad(trace.values[-1].sum(), x)
+    assert relative(grad[0] * log_scale.exp(), expected) < 1e-9
+
+
 def head_of(estimator, y):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that are cut short

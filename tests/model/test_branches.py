@@ -280,7 +280,7 @@ def test_twins_are_named():
         ClosedFormGradCAM(net, ["encoder.2#3"]).explain(inputs)
     features, _ = extract_features(net.backbone, [(inputs, Y[:2])], "encoder#2", pool=lambda t: t.mean((2, 3)))
     assert relative(torch.as_tensor(features), net.backbone.encoder(inputs[1]).mean((2, 3)).detach()) < 1e-12
-    ClosedFormGradCAM(net, ["encoder.2#2"])(inputs, PCATarget(0))
+    ClosedFormGradCAM(net, ["encoder.2#2"])((LEFT[:2], LEFT[2:4]), PCATarget(0))
 
 
 def test_a_layer_that_runs_twice_in_depth_is_named_too():
@@ -321,3 +321,42 @@ def test_an_unknown_mean_is_told(problem):
     with pytest.warns(BaselineWarning, match=r"is unknown, so maps start at zero activations.*loader, \["):
         made = ContributionCAM(net, layers).explain(inputs, TARGETS[:1])
     assert relative(total(made[0]), made[0].values) < 1e-10
+
+
+def test_one_call_by_two_names_is_refused():
+    net = with_head(Twins())
+    net.backbone.other = net.backbone.encoder
+    for layers in (["encoder.2#1", "other.2#1"], ["encoder.2#2", "encoder.2#2"]):
+        with pytest.raises(ValueError, match="are not all different: name each once"):
+            ContributionCAM(net, layers, baseline="zero").explain((LEFT[:2], RIGHT[:2]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_encoder_that_sees_both_at_once_is_refused(count):
+    class Together(Twins):
+        def forward(self, left, right):
+            a, b = self.encoder(torch.cat([left, right])).mean((2, 3)).chunk(2)
+            return torch.cat([a, a * b], 1)
+
+    net = with_head(Together(), (LEFT, LEFT))
+    with pytest.raises(ValueError, match=rf"activations of {2 * count} rows for {count} images"):
+        ClosedFormGradCAM(net, ["encoder.2"]).explain((LEFT[:count], LEFT[:count]))
+
+
+def test_names_of_a_dict_that_the_network_lacks_are_told():
+    class Named(Late):
+        def forward(self, **views):
+            return super().forward(views["left"], views["right"])
+
+    backbone = Named().double().eval()
+    head = make_pipeline(PCA(2), SVC()).fit(backbone(left=LEFT, right=RIGHT).detach().numpy(), Y)
+    maps = ClosedFormGradCAM(PCASVMNet(backbone, head), ["left"]).explain({"left": LEFT[:2], "right": RIGHT[:2]})
+    assert maps.maps.shape == (2, 3, 10, 6)
+
+    class Taken(Late):
+        def forward(self, given):
+            return super().forward(given["left"], given["right"])
+
+    net = PCASVMNet(Taken().double().eval(), head)
+    with pytest.raises(TypeError, match="has no arguments named left, wrong"):
+        net({"left": LEFT[:2], "wrong": RIGHT[:2]})

@@ -171,16 +171,15 @@ def test_other_methods_are_those_of_the_branch_alone(problem, method):
     assert relative(maps.maps, expected.maps) < 1e-10
 
 
-def test_the_hosts_call_shows_the_layers_own_branch(problem):
+def test_the_hosts_call_scales_maps_to_images_of_one_size(problem):
     net, inputs = problem
-    maps = ClosedFormGradCAM(net, ["depth.1"])(rows(inputs, 2), [PCATarget(0), SVMTarget("raw")])
-    assert maps.shape == (2, *net_size(inputs))
-    assert maps.max() <= 1
-
-
-def net_size(inputs):
-    first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]
-    return first.shape[2:]
+    with pytest.raises(ValueError, match="images of different sizes: use explain"):
+        ClosedFormGradCAM(net, ["depth.1"])(rows(inputs, 2), [PCATarget(0), SVMTarget("raw")])
+    same = {"depth": RGB[:2, :1], "rgb": RGB[:2]} if isinstance(inputs, dict) else [RGB[:2], RGB[:2, :1]]
+    if isinstance(net.backbone, FromDict) or not isinstance(inputs, dict):
+        maps = ClosedFormGradCAM(net, ["depth.1"])(same, [PCATarget(0), SVMTarget("raw")])
+        assert maps.shape == (2, 14, 10)
+        assert maps.max() <= 1
 
 
 def test_scores_features_and_labels(problem):

@@ -103,7 +103,8 @@ def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple
             # It decides by probabilities: these must rank as the values do, or be what is taken.
             sigmoid = isinstance(estimator, OneVsRestClassifier) and decision.voting.calibration == softmax(2)
             plain = sigmoid or isinstance(decision.voting, multiclass.Calibrated)
-        if not plain:
+        of_sklearn = isinstance(estimator, MultiOutputClassifier) or getattr(decision, "voting", None) is None
+        if not plain or not (of_sklearn or decision.voting.of_sklearn):
             raise _not_of(estimator, each, "a classifier that has one decision value for two classes, e.g. SVC")
     return members, decisions
 
@@ -130,7 +131,7 @@ def _bag(estimator: BaggingClassifier) -> Stage:
     if not hasattr(estimator.estimators_[0], "predict_proba"):
         raise _not_of(estimator, estimator.estimators_[0], "a classifier that has probabilities, or it counts votes")
     scores = hasattr(estimator.estimators_[0], "decision_function")
-    return _mean_probability(estimator, _bagged(estimator), np.ones(len(estimator.estimators_)), margins=scores)
+    return _mean_probability(estimator, _bagged(estimator), np.ones(len(estimator.estimators_)), scores=scores)
 
 
 def _bagged(estimator: Any) -> list[Chain]:
@@ -139,7 +140,7 @@ def _bagged(estimator: Any) -> list[Chain]:
     return [of_columns(list(stages_of(each)), columns.tolist(), estimator.n_features_in_) for each, columns in bag]
 
 
-def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, margins: bool = False) -> Stage:
+def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, scores: bool = False) -> Stage:
     """Return the weighted mean of the members' probabilities; what is explained is that of their margins."""
     for member, fitted in zip(members, estimator.estimators_, strict=True):
         voting: Any = getattr(member.stages[-1], "voting", None)
@@ -152,7 +153,8 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, mar
     shares = np.asarray(weights, dtype=float) / np.sum(weights)
     members = [member for member, share in zip(members, shares, strict=True) if share]
     votings, sizes = [each.stages[-1].voting for each in members], [int(each.n_outputs or 0) for each in members]
-    votes = multiclass.Calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), margins)
+    votes = multiclass.Calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), scores)
+    votes.of_sklearn = not scores or all(voting.of_sklearn for voting in votings)
     return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
@@ -202,7 +204,9 @@ def _stack(estimator: Any) -> Stage:
         stages = list(stages_of(fitted))
         voting = getattr(stages[-1], "voting", None)
         match method, voting:
-            case "decision_function", multiclass.Binary() | multiclass.OneVsRest():
+            case "decision_function", multiclass.Binary() | multiclass.OneVsRest() if (
+                voting.of_sklearn and not isinstance(voting, multiclass.BinaryVote)
+            ):
                 pass
             case "predict", multiclass.Regression(inverse=None) if not isinstance(voting, multiclass.OneClass):
                 pass
@@ -211,8 +215,8 @@ def _stack(estimator: Any) -> Stage:
             case _:
                 raise _not_of(estimator, fitted, f"stack_method='decision_function' (now {method!r}), or other members")
         members.append(Chain(stages))
-    n = estimator.n_features_in_
     if estimator.passthrough:
+        n = estimator.n_features_in_
         members.append(of_columns([], range(n), n))
     *stages, decision = stages_of(estimator.final_estimator_)
     if not isinstance(decision, Decision):
@@ -229,7 +233,7 @@ def _threshold(estimator: Any) -> Stage:
     tuned = isinstance(estimator, TunedThresholdClassifierCV)
     wanted = estimator._get_response_method()
     wanted = [wanted] if isinstance(wanted, str) else wanted
-    method = next(name for name in wanted if hasattr(fitted, name))
+    method = next((name for name in wanted if hasattr(fitted, name)), "")
     threshold = estimator.best_threshold_ if tuned else estimator.threshold
     threshold = (0.5 if method == "predict_proba" else 0.0) if threshold == "auto" else float(threshold)
     *stages, decision = stages_of(fitted)
@@ -242,15 +246,16 @@ def _threshold(estimator: Any) -> Stage:
     if isinstance(voting, multiclass.Calibrated) and len(voting.votings) == 1:
         curve = voting.calibrations[0]
     sigmoid = isinstance(curve, PerClass) and isinstance(curve.curves[0], Platt)
-    if method == "predict_proba" and sigmoid and 0 < threshold < 1:
+    if method == "predict_proba" and sigmoid and 0 < threshold < 1 and curve.curves[0].a < 0:  # it rises
         platt = curve.curves[0]
         threshold = (math.log(1 / threshold - 1) - platt.b) / platt.a
-    elif method == "predict_proba" or type(voting) is not multiclass.Binary:
+    elif method != "decision_function" or type(voting) is not multiclass.Binary or not voting.of_sklearn:
         raise _not_of(
             estimator, fitted, "a threshold within (0, 1) of a sigmoid probability, or one of decision values"
         )
     shifted = Platt(curve.curves[0].a, curve.curves[0].b + curve.curves[0].a * threshold) if sigmoid else None
     votes = multiclass.Binary(zero_is_second=not first, calibration=PerClass([shifted]) if shifted else None)
+    votes.of_sklearn = False
     one = torch.ones(1, 1).double()
     value = Union([Chain([*stages, decision])])
     return Chain([value, LinearDecision(one, -threshold * one[0], votes, estimator.classes_)])

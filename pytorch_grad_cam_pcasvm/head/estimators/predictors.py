@@ -215,10 +215,13 @@ def _nearest_centroid(estimator: NearestCentroid) -> Stage:
     centres, priors = tensor(estimator.centroids_), getattr(estimator, "class_prior_", None)
     spread, offsets = torch.ones(centres.shape[1]).double(), torch.zeros(len(centres)).double()
     # With equal priors scikit-learn predicts by the plain distances, which its decision_function does not show.
-    if priors is not None and not np.isclose(priors, 1 / len(centres)).all():
+    plain = priors is None or bool(np.isclose(priors, 1 / len(centres)).all())
+    if priors is not None and not plain:
         found = tensor(estimator.within_class_std_dev_)
         spread, offsets = torch.where(found == 0, 1.0, found), 2 * tensor(np.log(priors))
-    return best_of([Quadratic(centres, (1 / spread).expand_as(centres), offsets)], estimator.classes_)
+    stage = best_of([Quadratic(centres, (1 / spread).expand_as(centres), offsets)], estimator.classes_)
+    stage.stages[-1].voting.of_sklearn = not plain
+    return stage
 
 
 @stage_for.register(MultinomialNB)
@@ -260,10 +263,15 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
     before: list[Stage] = [Normalise("l2")] if cosine else []
     points = before[0](points) if cosine else points
     order = labels.argsort(stable=True)
-    same = 1e-6 * float(points.norm(dim=1).max())  # but for the rounding of a scaler and a PCA
-    blocks = zip(points.split(1024), labels.split(1024), strict=True)
-    others = [(torch.cdist(some, points) <= same) & (own.unsqueeze(1) != labels) for some, own in blocks]
-    twice = sum(int(each.any(1).sum()) for each in others)
+    # Along three directions, in steps that are larger than the rounding of a scaler and a PCA.
+    directions = torch.randn(points.shape[1], 3, dtype=points.dtype, generator=torch.Generator().manual_seed(0))
+    along = (points - points.mean(0)) @ directions
+    step = np.finfo(estimator._fit_X.dtype).eps ** 0.625 * along.abs().median()
+    same = torch.unique((along / step).round(), dim=0, return_inverse=True)[1]
+    lowest, highest = (
+        torch.zeros_like(same).scatter_reduce(0, same, labels, how, include_self=False) for how in ("amin", "amax")
+    )
+    twice = int((lowest != highest)[same].sum())
     if twice:
         what = f"{twice} training images of {name} have the features of one of another class"
         warn(f"{what}: near them its votes are ties, decided by the order of the images", UserWarning)
