@@ -80,7 +80,7 @@ class Images:
         transform: from a PIL image to a tensor for the network; for a folder or a data set of PIL images.
         picture: from a tensor for the network, (C, H, W), to a picture in [0, 1]; None: undo the transform's
             Normalize, or else stretch each image from its smallest to its largest value.
-        thumbnails: keep small pictures.
+        thumbnails: keep small pictures, of at most as many pixels; 0: none.
 
     Raises:
         TypeError: the data set is of another type.
@@ -93,7 +93,7 @@ class Images:
         transform: Callable[[Any], Tensor] | None = None,
         picture: Callable[[Tensor], Tensor] | None = None,
         *,
-        thumbnails: bool = True,
+        thumbnails: int = THUMBNAIL,
     ) -> None:
         data: Any = _folder(Path(given), transform) if isinstance(given, str | Path) else given
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -198,7 +198,7 @@ class Images:
                 f"images {self.id(first)} and {self.id(second)} have the shapes {one} and {other}: bring all to one "
                 "size in the transform, for example with torchvision.transforms.Resize((224, 224))"
             )
-        small = [_thumbnail(image, self.picture) if self.thumbnails else b"" for image in images]
+        small = [_thumbnail(image, self.picture, self.thumbnails) if self.thumbnails else b"" for image in images]
         return Batch(read, torch.stack(images) if images else torch.empty(0), labels, small, bad)
 
     def _item(self, row: int) -> tuple[Tensor, Any]:
@@ -223,6 +223,11 @@ def class_folders(root: str | Path) -> list[str]:
     """Return the names of the folders with images in a folder, in order; empty if it has none."""
     folders = (path for path in Path(root).iterdir() if path.is_dir())
     return sorted(path.name for path in folders if any(is_image_file(each.name) for each in path.rglob("*")))
+
+
+def arranged(root: Path) -> str:
+    """Return in words how images of several classes are arranged."""
+    return f"one folder for each class, as in {root / 'cat' / '1.jpg'} and {root / 'dog' / '2.jpg'}"
 
 
 class _Classes(ImageFolder):
@@ -251,7 +256,7 @@ class _Flat(Dataset[Tensor]):
 def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[Any]:
     """Return the images of a folder, with one class for each folder in it if there are any."""
     if not root.is_dir():
-        raise ValueError(f"there is no folder {root}: give a folder of images, or with one folder per class")
+        raise ValueError(f"there is no folder {root}: give a folder of images, or with {arranged(root)}")
     if transform is None:
         raise ValueError(
             "a folder of images needs the transform that the head's features were extracted with: pass "
@@ -259,13 +264,15 @@ def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[An
         )
     flat = _Flat(root, transform)
     if not len(flat):
-        raise ValueError(f"the folder {root} has no images (.jpg, .png, .webp, ...)")
+        raise ValueError(
+            f"the folder {root} has no images (.jpg, .png, .webp, ...): put them there, or into {arranged(root)}"
+        )
     beside = [path for path in flat.paths if path.parent == root]
     if len(beside) == len(flat):
         return flat
     if beside:
         raise ValueError(
-            f"{root} has both images, such as {beside[0].name}, and folders of images: give one folder per class"
+            f"{root} has both images, such as {beside[0].name}, and folders of images: put all into {arranged(root)}"
         )
     return _Classes(str(root), transform)
 
@@ -317,7 +324,7 @@ def stretched(image: Tensor) -> Tensor:
     return (image - low) / (high - low) if high > low else torch.zeros_like(image)
 
 
-def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor]) -> bytes:
+def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor], size: int) -> bytes:
     """Return a WebP image of what the network sees, of a volume its middle slice."""
     shown = picture(image.detach().float().cpu())
     if shown.dim() == 4:
@@ -327,7 +334,7 @@ def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor]) -> bytes:
     shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
     array = (shown.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     small = Image.fromarray(np.ascontiguousarray(array))
-    small.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    small.thumbnail((size, size), Image.Resampling.BILINEAR, reducing_gap=2.0)
     file = io.BytesIO()
     small.save(file, "WEBP", quality=80, method=0)
     return file.getvalue()

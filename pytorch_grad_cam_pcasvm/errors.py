@@ -2,9 +2,39 @@
 
 import sys
 import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 # Packages whose frames lie between a user's line and a warning of this package.
 _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib", "functools"}
+
+
+class Way(str):
+    """A way out that is an argument in Python and an option on the command line, which says it in its own words."""
+
+    argument: str
+
+    def __new__(cls, text: str, argument: str) -> "Way":
+        """Return a text that knows the name of the argument."""
+        way = super().__new__(cls, text)
+        way.argument = argument
+        return way
+
+    def __reduce__(self) -> Any:
+        """Return what another process makes it from."""
+        return Way, (str(self), self.argument)
+
+
+def refuse(kind: type[Exception], reason: str, *ways_out: str) -> NoReturn:
+    """Raise an error whose message says why something cannot be had and what to do about it; it keeps both apart."""
+    error: Any = kind(told(reason, ways_out))
+    error.reason, error.ways_out = reason, ways_out
+    raise error
+
+
+def told(reason: str, ways_out: Sequence[str]) -> str:
+    """Return a reason and the ways out, if there are any, as one sentence."""
+    return f"{reason}: {', or '.join(ways_out)}" if ways_out else reason
 
 
 class _RefusedError(ValueError):
@@ -12,7 +42,7 @@ class _RefusedError(ValueError):
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out
-        super().__init__(f"{reason}: {', or '.join(ways_out)}" if ways_out else reason)
+        super().__init__(told(reason, ways_out))
 
 
 class NoClosedFormError(_RefusedError):

@@ -19,10 +19,12 @@ from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.cams import ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
+from pytorch_grad_cam_pcasvm.errors import refuse
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import digests, files
+from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
 
@@ -109,7 +111,7 @@ def build(
     numbers = {"batch_size": batch_size, "shard_size": shard_size, "block": block, "processes": processes}
     _check(net, target_layers, method, engine, numbers, options)
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
-    images = Images(dataset, transform, picture, thumbnails=thumbnails)
+    images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0)
     block = block or BLOCK.get(device_of(net).type, BLOCK["cuda"])
     first = _first(images)
     with evaluating(net), torch.no_grad():
@@ -178,15 +180,17 @@ def _check(
             "an atlas keeps one prediction for each image, but the head has several outputs: fit a head for each of "
             "them, or explain images with cam.explain"
         )
-    if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
-        raise ValueError(
-            f"target_layers must be a list of one layer, such as [backbone.features[-1]], got {target_layers!r:.80}"
-        )
     if not (isinstance(method, type) and issubclass(method, ClosedFormCAM)):
         raise TypeError(f"method must be a class of the package, such as ContributionCAM, got {method!r:.80}")
-    known = set(inspect.signature(method).parameters) - {"model", "target_layers"}
-    if unknown := sorted(set(options) - known):
-        raise TypeError(f"{method.__name__} has no option {unknown[0]!r}: it takes {', '.join(sorted(known))}")
+    if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
+        raise ValueError(
+            f"an atlas of {method.__name__} is made at one layer: target_layers must be a list of one layer, such as "
+            f"[backbone.features[-1]], got {target_layers!r:.80}"
+        )
+    known = [name for name in inspect.signature(method).parameters if name not in ("model", "target_layers")]
+    for name in options:
+        if name not in known:
+            raise unknown_argument(method.__name__, name, known)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     for name, number in numbers.items():
@@ -257,7 +261,7 @@ def _entries(
         "kinds": dict(kinds),
         "classes": None if classes is None else classes.tolist(),
         "names": images.names,
-        "thumbnails": THUMBNAIL if images.thumbnails else 0,
+        "thumbnails": images.thumbnails,
         "block": explainer.block,
         "shard_size": shard_size,
         "first": {name: probe[name][0].tolist() for name in ("components", "scores", "nu")},
@@ -277,7 +281,7 @@ def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
     # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
     found = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
     if found and not (folder / manifest.NAME).exists():
-        raise ValueError(f"{folder} is not empty and not an atlas: give another folder as out=")
+        refuse(ValueError, f"{folder} is not empty and not an atlas", manifest.ANOTHER_FOLDER)
     if found:
         manifest.check_same(folder, manifest.read(folder), entries)
 

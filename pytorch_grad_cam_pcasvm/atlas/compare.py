@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.engines import Job
+from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
+from pytorch_grad_cam_pcasvm.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 
@@ -47,10 +49,12 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
             "every image" if verify else "labels known without images, sizes of files, up to four images of each shard"
         )
         files = ", ".join(sorted(different)) if len(different) < 10 else "the folder"
-        raise ValueError(
-            f"{job.folder} was made from other images or labels: {next(iter(different.values()))} (compared: {seen}); "
-            f"give another folder as out=, or delete {files}, and run the same build again"
-            + ("" if verify else " with verify=True, which compares every image")
+        refuse(
+            ValueError,
+            f"{job.folder} was made from other images or labels: {next(iter(different.values()))} (compared: {seen})",
+            ANOTHER_FOLDER,
+            f"delete {files}, and run the same build again",
+            *([] if verify else [Way("compare every image before that, with verify=True", "verify")]),
         )
 
 
@@ -69,9 +73,11 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
             different.setdefault(shard, _of_label(job.images.id(row), then, now))
     if first is not None:  # version 0.2.0 kept no other digest
         if verify:
-            raise ValueError(
-                f"{job.folder / shard} cannot be verified, as version 0.2.0 made it: leave out verify=True, or give "
-                "another folder as out="
+            refuse(
+                ValueError,
+                f"{job.folder / shard} cannot be verified, as version 0.2.0 made it",
+                Way("leave out verify=True", "not verify"),
+                ANOTHER_FOLDER,
             )
         return [_Image(shard, *first)]
     # The same images every time: what was refused once is not accepted by chance.

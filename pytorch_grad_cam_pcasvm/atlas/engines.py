@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.data import Batch, Images
+from pytorch_grad_cam_pcasvm.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.model.modules import device_of
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
 
@@ -110,9 +111,11 @@ class Job:
     def _check(self, batch: Batch) -> None:
         if batch.bad and not self.skip_bad_images:
             row, reason = next(iter(batch.bad.items()))
-            raise RuntimeError(
-                f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All finished shards are kept: "
-                "fix the image and run the same build again, or pass skip_bad_images=True to list it in the manifest"
+            refuse(
+                RuntimeError,
+                f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All finished shards are kept",
+                "fix the image and run the same build again",
+                Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
             )
         if batch.rows and batch.images.shape[1:] != self.shape:
             raise ValueError(
@@ -280,7 +283,7 @@ def _on_ray(ray_: Any, job: Job, numbers: Sequence[int], count: int | None, work
             actor = waiting.pop(done)
             images, wrong, kind = ray_.get(done)
             if wrong:
-                raise _ERRORS[kind](wrong)
+                refuse(_ERRORS[kind], *wrong)
             if images is not None:
                 missing -= 1
                 yield images
@@ -315,12 +318,12 @@ class Actor:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def begin(self) -> tuple[None, str, str]:
+    def begin(self) -> tuple[None, list[str], str]:
         """Say that there is room for this actor."""
-        return None, "", ""
+        return None, [], ""
 
-    def run(self, shared: list[Any], number: int) -> tuple[int, str, str]:
-        """Make a shard; return the number of its images, or what went wrong and the kind of it."""
+    def run(self, shared: list[Any], number: int) -> tuple[int, list[str], str]:
+        """Make a shard; return the number of its images, or what went wrong, with the ways out, and the kind of it."""
         import ray as ray_
 
         self.job = self.job or ray_.get(shared[0])
@@ -331,11 +334,13 @@ class Actor:
                     f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all "
                     "machines share",
                 )
-            return sum(self.job.run([number], self.workers)), "", ""
+            return sum(self.job.run([number], self.workers)), [], ""
         # Not raised here: Ray would wrap what it says.
         except Exception as caught:
             kind = next(name for name, each in _ERRORS.items() if isinstance(caught, each) or name == "other")
-            return 0, str(caught) or type(caught).__name__, kind
+            ways = getattr(caught, "ways_out", ())
+            reason = getattr(caught, "reason", None) if ways else str(caught)
+            return 0, [reason or type(caught).__name__, *ways], kind
 
 
 _of_process: tuple[Job, int]

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
 _WITH_CHECKSUM = "pytorch_grad_cam_pcasvm atlas 2"  # in the file alone: shards go on knowing their atlas by the former
 NAME = "manifest.json"
+ANOTHER_FOLDER = Way("give another folder as out=", "out")
 
 # What may differ between two runs of one build.
 _OF_THE_RUN = ("versions", "complete", "rows", "bad", "first")
@@ -57,7 +58,8 @@ def read(folder: Path) -> dict[str, Any]:
     """
     path = folder / NAME
     if not path.is_file():
-        raise FileNotFoundError(f"there is no atlas in {folder}: make one with atlas.build(..., out={str(folder)!r})")
+        way = Way(f"make one with atlas.build(..., out={str(folder)!r})", "build")
+        refuse(FileNotFoundError, f"there is no atlas in {folder}", way)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         found, checksum = entries["format"], entries.pop("sha256", None)
@@ -89,17 +91,17 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
         differences = "; ".join(
             _DIGESTS.get(key, f"{key}: {_difference(found.get(key), wanted.get(key))}") for key in keys
         )
-        raise ValueError(
-            f"{folder} has an atlas of something else ({differences}): give another folder as out=, or delete it"
-        )
+        refuse(ValueError, f"{folder} has an atlas of something else ({differences})", ANOTHER_FOLDER, "delete it")
     for name, numbers in wanted["first"].items():
         # Relative to the largest: what is nearly 0 beside it may be all rounding, which is another one elsewhere.
         size = np.abs(numbers).max(initial=0.0)
         if not np.allclose(found["first"][name], numbers, rtol=1e-3, atol=1e-5 * max(1.0, size)):
-            raise ValueError(
+            refuse(
+                ValueError,
                 f"{folder} has an atlas of something else (the first image's {name}: {_short(found['first'][name])} "
-                f"there, {_short(numbers)} now: have hooks, attributes or functions of the network changed?): give "
-                "another folder as out=, or delete it"
+                f"there, {_short(numbers)} now: have hooks, attributes or functions of the network changed?)",
+                ANOTHER_FOLDER,
+                "delete it",
             )
     others = [
         f"{name} {found['versions'].get(name)} (now {version})"

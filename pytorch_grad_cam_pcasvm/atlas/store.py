@@ -131,8 +131,10 @@ class Atlas:
         if "label" not in self.manifest["kinds"]:
             return None
         found = self.table.column("label")
-        numbered = found.dtype.kind in "iu" and set(self.manifest["names"] or []) & set(self.manifest["classes"] or [])
-        return np.array(self.names(found)) if numbered else found
+        names, classes = self.manifest["names"], self.manifest["classes"] or []
+        # Also where they are other names: as numbers they would be neither classes nor what the user called them.
+        named = found.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
+        return np.array(self.names(found)) if named else found
 
     @cached_property
     def predictions(self) -> np.ndarray | None:
@@ -330,7 +332,8 @@ class Atlas:
         found, classes = set(self.labels.tolist()), self.manifest["classes"]
         if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or found & set(classes)):
             shown = sorted(found)[:5]
-            named = f", named {self.names(shown)}," if self.manifest["names"] else ""
+            numbered = self.manifest["names"] and self.labels.dtype.kind in "iu"
+            named = f", named {self.names(shown)}," if numbered else ""
             raise ValueError(
                 f"the labels {shown}{named} of the data are not classes of the head, which are {classes}: rename them, "
                 "or fit the head on them"

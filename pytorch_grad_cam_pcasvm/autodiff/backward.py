@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline, through_secant
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, has_gradient
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, Way
 
 
 class Walk(Pullback):
@@ -390,7 +390,7 @@ def _at(step: Step) -> str:
 
 def advice(reason: str, *ways_out: str) -> list[str]:
     """Return the arguments of a NoClosedFormError, with the way out that every path has."""
-    return [reason, *ways_out, "pass jacobian='auto' to use autograd on the path"]
+    return [reason, *ways_out, Way("pass jacobian='auto' to use autograd on the path", "jacobian")]
 
 
 def _as_given(*words: str) -> list[str]:

@@ -41,6 +41,7 @@ from pytorch_grad_cam_pcasvm.model.modules import (
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 from pytorch_grad_cam_pcasvm.model.trunk import last_blocks, norms_before_attention
+from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.hooks import called
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
@@ -84,7 +85,7 @@ def joined(parts: Sequence[Explained], members: Sequence[int]) -> Explained:
     return Explained(**whole)
 
 
-class ClosedFormCAM(BaseCAM):
+class ClosedFormCAM(Named, BaseCAM):
     """What all methods share: checks, running the network, chunking of targets, scaling, upsampling.
 
     ``cam(input_tensor, targets)`` is pytorch-grad-cam's call; :meth:`explain` returns signed maps of every component
@@ -613,9 +614,12 @@ class ClosedFormCAM(BaseCAM):
 
     def _only_layer(self) -> None:
         if len(self._given) > 1:
+            name, fix = type(self).__name__, f"make one {type(self).__name__} for each layer"
+            if self.combines:
+                raise ValueError(f"{name} takes several target layers in explain only, and without heads: {fix}")
             raise ValueError(
-                f"{type(self).__name__} takes one target layer in explain and jacobians: make one for each layer, or "
-                "use ContributionCAM, whose maps of several layers are one"
+                f"{name} takes one target layer in explain and jacobians: {fix}, or use ContributionCAM, whose maps of "
+                "several layers are one"
             )
 
     def _checked_images(self, x: Any) -> Any:

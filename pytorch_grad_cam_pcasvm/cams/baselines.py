@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds
 from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import BaselineWarning
-from pytorch_grad_cam_pcasvm.model.features import checked_images, output_of
+from pytorch_grad_cam_pcasvm.model.features import check_loader, checked_images, output_of
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
@@ -363,6 +363,7 @@ def mean_activations(
     """
     if isinstance(layer, list | tuple):
         return [mean_activations(net, loader, one, progress=progress) for one in layer]
+    check_loader(loader)
     backbone = _backbone(net)
     name = layer_name(backbone, layer)
     total: Tensor | None = None

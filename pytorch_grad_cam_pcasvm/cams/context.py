@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.autodiff import Baseline, Cotangent, Pass, Pullback
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds, seeds_of
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.model.features import flatten
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
@@ -53,10 +53,12 @@ class Run:
         """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
         activations = self.shaped(self.passed.activations[layer], layer)
         if activations.dim() not in (4, 5):
-            raise ValueError(
-                f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}: a map needs "
-                "(N, T, H, W) or (N, T, D, H, W); choose an earlier layer, or pass reshape_transform='tokens' (for "
-                "transformers) or a function"
+            refuse(
+                ValueError,
+                f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}, but a map needs "
+                "(N, T, H, W) or (N, T, D, H, W)",
+                "choose an earlier layer",
+                Way("pass reshape_transform='tokens' (for transformers) or a function", "reshape_transform"),
             )
         if not is_traced() and len(activations) != len(self.images):
             raise ValueError(

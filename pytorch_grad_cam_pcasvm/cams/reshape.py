@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.model.features import output_of
 from pytorch_grad_cam_pcasvm.model.inputs import images_of
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout, layout_of, looks_channels_last
@@ -40,9 +40,10 @@ def transform_of(
         return layout()
     if given is None:
         if all(looks_channels_last(activations.shape, image.shape) for image in images_of(x)):
-            raise ValueError(
-                f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last: pass "
-                "reshape_transform='tokens', or lambda t: t if they come first"
+            refuse(
+                ValueError,
+                f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last",
+                Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
             )
         return None
     key = (name, x.shape[1:], activations.shape[1:])

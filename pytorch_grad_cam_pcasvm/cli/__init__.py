@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import parser
+from pytorch_grad_cam_pcasvm.cli.networks import RUN
+from pytorch_grad_cam_pcasvm.errors import Way, told
 
-# What messages call what is typed here.
+# What is typed here for the ways out that are arguments in Python; "" where no option does it.
 _TYPED = {
-    "skip_bad_images=True": "--skip-bad-images",
-    "verify=True": "--verify",
-    "another folder as out=": "another folder as --out",
-    "atlas.build(..., out=": "the atlas command (--out ",
-    "runtime='node_modules/onnxruntime-web'": "--runtime node_modules/onnxruntime-web",
-    "reshape_transform='tokens'": "--tokens",
-    "PCASVMNet(backbone, head, layer=..., pool=...)": "--features and --pool",
+    "build": f"make one with '{RUN} atlas'",
+    "jacobian": "",
+    "layer": "name the layer that the features came from, and their pool, with --features and --pool",
+    "not verify": "leave out --verify",
+    "out": "name another folder, --out FOLDER",
+    "reshape_transform": "add --tokens, for a transformer",
+    "runtime": "run 'npm install onnxruntime-web', and add --runtime node_modules/onnxruntime-web",
+    "skip_bad_images": "add --skip-bad-images",
+    "verify": "compare every image before that, with --verify",
 }
 
 
@@ -38,12 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 130
         # Whatever a library raises: who types a command is not helped by a traceback.
         except Exception as error:
-            told = " ".join(str(error).split()) or type(error).__name__
-            for option, typed in _TYPED.items():
-                told = told.replace(option, typed)
-            print(f"error: {told}", file=sys.stderr)
+            print(f"error: {' '.join(_words(error).split()) or type(error).__name__}", file=sys.stderr)
             return 2
     return 0
+
+
+def _words(error: Exception) -> str:
+    """Return the message of an error, with what is typed here to get around it."""
+    ways = getattr(error, "ways_out", None)
+    if ways is None:
+        return str(error)
+    typed = (_TYPED[way.argument] if isinstance(way, Way) else way for way in ways)
+    return told(error.reason, [way for way in typed if way])  # type: ignore[attr-defined]
 
 
 def _told(message: Any, category: Any, *where: Any) -> None:

@@ -52,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
     fitted.add_argument("--class-weight", choices=["balanced"],
                      help="balanced: each class counts the same, however few images it has")  # fmt: skip
     fitted.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the head, .safetensors")
+    fitted.add_argument("--no-pictures", action="store_true",
+                        help="keep no names and small pictures of the support vectors with the head")  # fmt: skip
     _of_bad_images(fitted)
     build = command("atlas", commands.atlas, "explain every image of a folder once, and keep the maps",
                     at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
@@ -120,7 +122,8 @@ def of_network(parser: argparse.ArgumentParser, needs_images: bool = True) -> No
     """Add what a network is made of."""
     what = "images, or one folder per class" + " (default: noise)" * (not needs_images)
     parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=what)
-    parser.add_argument("--backbone", required=True, metavar="NAME", help="a torchvision name, or timm:NAME")
+    parser.add_argument("--backbone", required=True, metavar="NAME",
+                        help="a torchvision name, timm:NAME, or module:function that returns yours")  # fmt: skip
     parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's own, downloaded)")
     parser.add_argument("--layer", required=True, metavar="NAME",
                         help="layer whose activations become maps; auto: compare some on the images")  # fmt: skip

@@ -42,7 +42,7 @@ def export(options: Any) -> None:
             warnings.simplefilter("ignore", package.OutsideTrainingWarning)
             x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
         else:
-            x = Images(options.images, transform, thumbnails=False).read(range(_TRIED)).images
+            x = Images(options.images, transform, thumbnails=0).read(range(_TRIED)).images
         told = export.onnx(cam, x, options.out, targets, **steps)
     explainer = export.Explainer(options.out)
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):

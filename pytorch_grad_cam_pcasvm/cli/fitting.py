@@ -1,12 +1,14 @@
 """The command that fits a head."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, refuse_splits, tell_bad
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, refuse_splits, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, pool, source
 
+_PICTURE = 64  # pixels, of the picture of a support vector
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
 
 
@@ -30,21 +32,27 @@ def fit(options: Any) -> None:
         raise ValueError(f"there is no folder {options.out.parent}")
     refuse_splits(options.images, ("train", "training"))
     backbone, transform = backbone_of(options)
-    images = Images(options.images, transform, thumbnails=False)
-    if images.names is None:
-        raise ValueError(f"{options.images} has no classes: give a folder with one folder of images for each class")
-    features, numbers, bad = _features(options, backbone, images)
+    images = Images(options.images, transform, thumbnails=0)
+    names = two_classes(options.images, images.names)
+    features, numbers, rows, bad = _features(options, backbone, images)
+    if len(set(numbers.tolist())) < 2:
+        raise ValueError(f"only images of {names[numbers[0]]!r} can be read, but an SVM needs two classes")
     if options.components > min(features.shape):
         raise ValueError(
-            f"{len(features)} images with {features.shape[1]} features have fewer components: lower --components"
+            f"{len(features)} images with {features.shape[1]} features have fewer components: add images, or lower "
+            "--components"
         )
-    labels = np.array(images.names)[numbers]
+    labels = np.array(names)[numbers]
     svm = SVC(kernel=options.kernel, class_weight=options.class_weight)
     head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), svm)
-    package.Head.of(head.fit(features, labels)).save(options.out)
+    fitted = package.Head.of(head.fit(features, labels))
+    if not options.no_pictures:
+        fitted.examples = _examples(options, transform, rows, svm.support_.tolist())
+    fitted.save(options.out)
     counts = Counter(labels.tolist())
     shares = ", ".join(f"{name} {count} ({count / len(labels):.0%})" for name, count in counts.items())
     print(f"{len(counts)} classes: {shares}")
+    tell_empty(options.images, names)
     tell_bad(bad)
     folds = StratifiedKFold(min(5, *counts.values())) if min(counts.values()) > 1 else None
     if folds is None:
@@ -62,11 +70,21 @@ def fit(options: Any) -> None:
             f"hint: to call every image {largest!r} would be {count / len(labels):.0%} correct, too. Look at the "
             "balanced accuracy, and try --class-weight balanced"
         )
-    print(f"wrote {options.out}: {options.components} components")
+    kept = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
+    print(f"wrote {options.out}: {options.components} components" + (f", {kept}" if fitted.examples else ""))
 
 
-def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, list[str]]:
-    """Return features, class numbers, and the names of images that cannot be read and were left out."""
+def _examples(options: Any, transform: Any, rows: Sequence[int], support: Sequence[int]) -> dict[int, Any]:
+    """Return the names and small pictures of the support vectors, by their position in the training set."""
+    from pytorch_grad_cam_pcasvm.data import Images
+    from pytorch_grad_cam_pcasvm.head.storage import Example
+
+    images = Images(options.images, transform, thumbnails=_PICTURE)
+    return {i: Example(images.id(rows[i]), *images.read([rows[i]]).thumbnails) for i in support}
+
+
+def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, Sequence[int], list[str]]:
+    """Return features, class numbers, the rows they are of, and the names of images that cannot be read."""
     from torch.utils.data import DataLoader, Subset
 
     def extracted(data: Any) -> tuple[Any, Any]:
@@ -74,7 +92,7 @@ def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, list[
         return package.extract_features(backbone, loader, source(options), pool=pool(options))
 
     try:
-        return *extracted(images.data), []
+        return *extracted(images.data), range(len(images)), []
     except (OSError, SyntaxError) as error:  # which image was it?
         bad: dict[int, str] = {}
         for row in range(len(images)):
@@ -88,4 +106,4 @@ def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, list[
     good = [row for row in range(len(images)) if row not in bad]
     if not good:
         raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
-    return *extracted(Subset(images.data, good)), [images.id(row) for row in bad]
+    return *extracted(Subset(images.data, good)), good, [images.id(row) for row in bad]

@@ -23,6 +23,26 @@ def refuse_splits(root: Path, wanted: Sequence[str]) -> None:
         raise ValueError(f"the {are} named {named}, which {looks}: did you mean --images {root / meant}?")
 
 
+def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
+    """Return the names of classes to fit a head on; refuse images without classes, or of only one."""
+    from pytorch_grad_cam_pcasvm.data import arranged, class_folders
+
+    if names is None:
+        raise ValueError(f"the images in {root} have no classes: put them into {arranged(root)}")
+    if len(names) < 2:
+        inside = class_folders(root / names[0])
+        meant = f"did you mean --images {root / names[0]}?" if len(inside) > 1 else f"it needs {arranged(root)}"
+        raise ValueError(f"{root} has one class only, {names[0]}, but an SVM needs two: {meant}")
+    return names
+
+
+def tell_empty(root: Path, names: Sequence[str]) -> None:
+    """Say which folders are no classes, having no images."""
+    empty = [path.name for path in root.iterdir() if path.is_dir() and path.name not in names]
+    if shown := ", ".join(sorted(name for name in empty if not name.startswith((".", "_")))):
+        print(f"no class: {shown}, without images (.jpg, .png, .webp, ...)")
+
+
 def tell_bad(names: Sequence[str]) -> None:
     """Say which images were left out."""
     if names:

@@ -19,7 +19,7 @@ def layer_of(options: Any, net: Any, transform: Any) -> str:
     from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating
     from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
 
-    images = Images(options.images, transform, thumbnails=False)
+    images = Images(options.images, transform, thumbnails=0)
     x = next((read.images for row in range(len(images)) if (read := images.read([row])).rows), None)
     if x is None:
         raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
@@ -50,7 +50,7 @@ def options_of(
         from pytorch_grad_cam_pcasvm.data import Images
 
         _need_images(options, f"contributions start near the mean of what they have at {layer}")
-        images = Images(options.images, transform, thumbnails=False)
+        images = Images(options.images, transform, thumbnails=0)
         # Of a fixed size: an atlas that is resumed has to start at the same numbers.
         parts = (images.read([*range(len(images))[first : first + 16]]) for first in range(0, len(images), 16))
         start["mean"] = package.mean_activations(net, (part.images for part in parts if part.rows), layer)

@@ -1,8 +1,12 @@
 """Networks: a backbone by its name, with its transform, and the head behind it."""
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
@@ -46,6 +50,7 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Return a network in evaluation mode, and the transform that its weights were trained with."""
     library, _, name = options.backbone.rpartition(":")
     given = options.weights is not None
+    transform: Any
     if library == "timm":
         try:
             import timm
@@ -53,14 +58,17 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any]]:
         except ImportError as error:
             raise ImportError("timm:NAME needs timm: pip install timm") from error
         net = timm.create_model(name, pretrained=not given, num_classes=0)
-        transform: Any = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
+        transform = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
     elif not library:
         import torchvision
 
         if name not in torchvision.models.list_models():
             near = get_close_matches(name, torchvision.models.list_models(), n=1)
             hint = f"did you mean {near[0]!r}? For" if near else "for"
-            raise ValueError(f"torchvision has no backbone {name!r}; {hint} one from timm: --backbone timm:{name}")
+            raise ValueError(
+                f"torchvision has no backbone {name!r}; {hint} one from timm: --backbone timm:{name}, for your own: "
+                "--backbone module:function"
+            )
         weights = torchvision.models.get_model_weights(name).DEFAULT
         try:
             net = torchvision.models.get_model(name, weights=None if given else weights)
@@ -68,7 +76,7 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any]]:
             raise OSError(f"the weights cannot be downloaded ({error}): give a file, --weights FILE") from error
         transform = weights.transforms()
     else:
-        raise ValueError(f"--backbone must be a torchvision name, or timm:NAME, got {options.backbone!r}")
+        net, transform = _own(library, name)
     if given:
         state = _state(Path(options.weights))
         try:
@@ -84,6 +92,46 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any]]:
     return net.eval().to(device), transform
 
 
+def _own(module: str, name: str) -> tuple[Any, Any]:
+    """Return the network that a function of the user's makes, and the transform that comes with it, or ImageNet's."""
+    from torch import nn
+
+    given = f"--backbone {module}:{name}"
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        imported = import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{given}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; a backbone is a "
+                "torchvision name, timm:NAME, or module:function for a network of your own"
+            ) from error
+        raise ValueError(f"{given}: {module} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(imported, name, None)
+    if not callable(function):
+        near = get_close_matches(name, [each for each, value in vars(imported).items() if callable(value)], n=1)
+        what = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
+        raise ValueError(f"{given}: {imported.__file__} {what}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    try:
+        made = function()
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{given}: {name}(), which is called without arguments, failed: {told}") from error
+    net, *transform = made if isinstance(made, tuple) and len(made) == 2 else (made,)
+    if not isinstance(net, nn.Module) or not all(map(callable, transform)):
+        kind = type(made).__name__ if not isinstance(made, tuple) else f"tuple of {len(made)}"
+        raise TypeError(
+            f"{given}: {name}() must return a torch.nn.Module, or a pair of it and its transform, but returned a {kind}"
+        )
+    if transform:
+        return net, transform[0]
+    from torchvision.models import ResNet18_Weights
+
+    print(f"images are prepared as for ImageNet (224 pixels), as {name}() returns no transform: return net, transform")
+    return net, ResNet18_Weights.DEFAULT.transforms()
+
+
 def _state(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"there is no weights file {path}")
@@ -93,4 +141,10 @@ def _state(path: Path) -> Any:
         return load_file(path)
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        state = error
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path} has no state dict: write it with torch.save(net.state_dict(), {path.name!r})")
+    return state

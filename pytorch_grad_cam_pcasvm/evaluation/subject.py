@@ -57,7 +57,7 @@ class Subject:
             raise TypeError(f"target must be one target, such as PCATarget(0), got {self.target!r:.80}")
         self.target = SVMTarget() if self.target is None else self.target
         self.named = named(self.methods)
-        self.source = Images(_data_set(self.data), self.transform, thumbnails=False)
+        self.source = Images(_data_set(self.data), self.transform, thumbnails=0)
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")

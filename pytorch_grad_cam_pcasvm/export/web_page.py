@@ -6,6 +6,7 @@ import shutil
 from os import PathLike
 from pathlib import Path
 
+from pytorch_grad_cam_pcasvm.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.export.explainer import Explainer
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder
 
@@ -82,7 +83,7 @@ def runtime_files(runtime: Path) -> dict[str, Path]:
         path = next((path for path in (runtime / "dist" / name, runtime / name) if path.is_file()), None)
         if path is None:
             install = "run 'npm install onnxruntime-web', and pass runtime='node_modules/onnxruntime-web'"
-            raise FileNotFoundError(f"{runtime} has no {name}: {install}")
+            refuse(FileNotFoundError, f"{runtime} has no {name}", Way(install, "runtime"))
         found[key] = path
     return found
 

@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.cams.recombine import steps_of
 from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, labels_of, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
+from pytorch_grad_cam_pcasvm.figures.steps import decision_of
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     COLOURS,
@@ -36,12 +37,14 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     plain_name,
     unit_of,
 )
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
-from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
 
 MOST_CLASSES = 12
 _PICTURE, _NAME = 1.25, 2.2  # in inches: a picture, the name of a class beside its points
@@ -128,7 +131,8 @@ def plot_component(
             images, which then must lie in [0, 1].
         count: number of images at each end.
         end: number of images in the mean of each end; None: a tenth of all, at least ``count``.
-        target: the decision; None: the margin of the class predicted for each image.
+        target: the decision; None: the margin of the class predicted for each image. To be named where the head has
+            several outputs.
         batch_size: number of images to run at once.
         size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
 
@@ -137,13 +141,14 @@ def plot_component(
 
     Raises:
         TypeError: the images are not a floating-point tensor.
-        ValueError: no such component, neither or both of ``target_layer`` and ``cam``, a method of another network, or
-            images, pictures and labels that do not belong together.
+        ValueError: no such component, neither or both of ``target_layer`` and ``cam``, a method of another network,
+            images, pictures and labels that do not belong together, or no target for a head of several outputs.
 
     Example:
         >>> figure = plot_component(net, 0, images, target_layer="layer2", count=1)
     """
     cam = method_of(net, target_layer, cam)
+    target = decision_of(target, net.head)
     x = checked_images(images)
     source = as_array(x if pictures is None else pictures)
     p, predicted, output = values_of(net, x, batch_size)
@@ -175,7 +180,7 @@ def plot_component(
         check_maps("", maps, len(drawn))
         ends = _ends(rows, drawn, maps)
         parts = _parts(cam, x[:1], p.to(device_of(net)), component, target)
-    kind = "class" if labels is not None else "predicted class" if net.head.classes_ is not None else "set"
+    kind = "class" if labels is not None else "predicted class" if classes_known(net.head) else "set"
     along = Along(f"p_{{{component + 1}}}", values, labelled, kind, parts, _decision(target, output, classes))
     return _drawn(ends, along, count, size)
 
@@ -200,14 +205,18 @@ def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.nd
             if output.components is None:
                 raise ValueError("the head has no components: this figure needs one with a PCA")
             components.append(output.components.cpu())
-            known = output.head.classes_ is not None
+            known = classes_known(output.head)
             labels.append(output.labels() if known else np.full(len(batch), "all images"))
     return torch.cat(components), np.concatenate(labels), output
 
 
+def classes_known(head: Head) -> bool:
+    """Return whether each image is predicted to be of one class."""
+    return head.classes_ is not None and not isinstance(head.voting, Outputs)
+
+
 def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
     """Return what the component is a part of, for images of any class."""
-    target = SVMTarget() if target is None else target
     kind, labels = heading(target, output), labels_of(output)
     if labels is None:
         return kind
@@ -237,8 +246,7 @@ def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target:
     at_baseline = start.baseline_values.to(p).expand_as(p)
     known: Any = {"log_scale": torch.zeros_like(p), "baseline_values": at_baseline, "targets": targets, "output": None}
     without_maps = SignedMaps(**numbers, **known, linear=True, neutral=start.neutral)
-    decided = SVMTarget() if target is None else target
-    g, p0, log_scale = steps_of(without_maps, cam.model.head, decided)
+    g, p0, log_scale = steps_of(without_maps, cam.model.head, target)
     return ((g * (p - p0))[:, component] * log_scale.exp()).cpu().numpy()
 
 

@@ -6,11 +6,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
-from pytorch_grad_cam_pcasvm.figures.steps import Steps, stand_below
+from pytorch_grad_cam_pcasvm.figures.steps import Steps, decision_of, stand_below
 from pytorch_grad_cam_pcasvm.figures.style import filled, laid_out
+from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
-from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import Target
 
 _NOTE = (
     "Red raises the value, blue lowers it; all maps share one scale. The steps lead from the value at the baseline, "
@@ -53,7 +54,7 @@ def plot_decision(
     Raises:
         TypeError: the maps are not a SignedMaps.
         ValueError: the maps are not contributions of all components, images or head do not fit, there is no such row,
-            or the target is not linear in the head's values.
+            the target is not linear in the head's values, or it is missing for a head of several outputs.
 
     Example:
         >>> components = ContributionCAM(net, ["layer2"]).explain(images)
@@ -65,7 +66,8 @@ def plot_decision(
     check_maps("", components, len(pictures))
     if not 0 <= row < len(components) or count < 1:
         raise ValueError(f"row {row}, count {count}: there are {len(components)} images, counted from 0")
-    steps = Steps.of(components[row], head, SVMTarget() if target is None else target, count, classes)
+    head = Head.of(head)
+    steps = Steps.of(components[row], head, decision_of(target, head), count, classes)
     picture = pictures[row]
     width, height = steps.needed(picture)
     title = filled(steps.title, width - 0.3, "bold")

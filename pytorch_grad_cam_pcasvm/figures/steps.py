@@ -28,13 +28,27 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     number,
     unit_of,
 )
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.targets import PCATarget
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 GREY = "0.35"
 PICTURE, COLUMN = 1.6, 1.92  # in inches: a picture, and with what is around it
 _BARS, _WORDS = 2.7, 1.9  # heights in inches: of the bars, of the words around them
 _HALO = [withStroke(linewidth=3, foreground="white")]
+
+
+def decision_of(target: Any, head: Head) -> Any:
+    """Return the decision to draw: the one given, or that of the predicted class.
+
+    Raises:
+        ValueError: no target is given, and the head has several outputs.
+    """
+    if target is None and head.decision_position is not None and isinstance(head.voting, Outputs):
+        names = [] if head.classes_ is None else head.classes_.tolist()
+        raise ValueError(f"the head has {len(names)} outputs: say which to draw, as in target=SVMTarget({names[0]!r})")
+    return SVMTarget() if target is None else target
 
 
 @dataclass(frozen=True)

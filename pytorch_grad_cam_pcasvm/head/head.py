@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, warn
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, Way, refuse, warn
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
@@ -61,6 +61,10 @@ class Head(Hookable):
     Args:
         stages: the stages in order: at least a reduction (PCA) or a decision, and at most one decision, at the end.
 
+    Attributes:
+        examples: training images that are kept with the head, by their row: names and small pictures of the support
+            vectors, from the command line's ``fit``, which the page of an atlas shows.
+
     Raises:
         ValueError: no stages, nothing in them to explain, or stages after a decision.
 
@@ -93,6 +97,7 @@ class Head(Hookable):
                 )
             width = stage.n_outputs if stage.n_outputs is not None else width
         self.stages: Any = nn.ModuleList(stages)
+        self.examples: dict[int, storage.Example] = {}
         self.component_position = reductions[-1] if reductions else None
         self.decision_position = decisions[-1] if decisions else None
 
@@ -115,6 +120,9 @@ class Head(Hookable):
                 raise ValueError("the head has no outputs that could have names: its classes are those of its fit")
             if len(outputs) != decision.voting.n_classes:
                 raise ValueError(f"the head has {decision.voting.n_classes} outputs, but got {len(outputs)} names")
+            repeated = [name for place, name in enumerate(outputs) if name in outputs[:place]]
+            if repeated:
+                raise ValueError(f"two outputs are named {repeated[0]!r}: give each a name of its own")
             decision.classes = list(outputs)
         return head
 
@@ -170,10 +178,14 @@ class Head(Hookable):
     def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
         """Return the trace of features (N, D), of any floating dtype, in the head's precision; and None."""
         if self.n_features not in (None, features.shape[-1]):
-            raise ValueError(
-                f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}: "
-                "name the layer that the features came from, and their pool: PCASVMNet(backbone, head, layer=..., "
-                "pool=...)"
+            refuse(
+                ValueError,
+                f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}",
+                Way(
+                    "name the layer that the features came from, and their pool: PCASVMNet(backbone, head, layer=..., "
+                    "pool=...)",
+                    "layer",
+                ),
             )
         trace = self.resume(0, features)
         if features.dtype == torch.float64:
@@ -355,7 +367,7 @@ class Head(Hookable):
             >>> net = PCASVMNet(backbone, Head.load("head.safetensors")).eval()
         """
         self.tell_of_fit(always=True)
-        storage.save(self.stages, path)
+        storage.save(self.stages, path, self.examples)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Head":
@@ -365,7 +377,10 @@ class Head(Hookable):
             ValueError: the file is truncated, was changed, or is not the file of a head.
             FileNotFoundError: there is no such file.
         """
-        return cls(storage.load(path))
+        stages, examples = storage.load(path)
+        head = cls(stages)
+        head.examples = examples
+        return head
 
     def get_extra_state(self) -> Tensor:
         """Return what a state dict holds besides tensors (kernels, calibration curves, class labels), as bytes."""

@@ -45,6 +45,11 @@ class Voting(WithConstants):
     constants: tuple[str, ...] = ("matrix",)
     calibration: Calibration | None = None
     of_sklearn = True
+    # What to do where there are no probabilities.
+    instead = (
+        "put its classifier into a CalibratedClassifierCV, e.g. "
+        "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
+    )
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
@@ -82,10 +87,7 @@ class Voting(WithConstants):
     def probabilities(self, decision: Tensor) -> Tensor:
         """Return the probabilities of the classes, as ``predict_proba`` does, shape (..., C)."""
         if self.calibration is None:
-            raise ValueError(
-                "the head has no probabilities: put its classifier into a CalibratedClassifierCV, e.g. "
-                "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
-            )
+            raise ValueError(f"the head has no probabilities: {self.instead}")
         return self.calibrated(self.calibration, decision)
 
     def calibrated(self, calibration: Calibration, decision: Tensor) -> Tensor:
@@ -96,6 +98,8 @@ class Voting(WithConstants):
 
 class Regression(Voting):
     """A regressor: one value and no classes. It may predict a function of the value (``inverse``), as GLMs do."""
+
+    instead = "it has no classes, use SVMTarget() for its value"
 
     def __init__(self, inverse: str | None = None) -> None:
         super().__init__(torch.ones(1, 1, dtype=torch.float64))
@@ -125,6 +129,8 @@ class Outputs(Voting):
 
     ``labels``: whether they are of labels, which an image has where its value is positive.
     """
+
+    instead = "it has several outputs, use SVMTarget(0), or the name of an output, for its value"
 
     def __init__(self, n_classes: int, labels: bool) -> None:
         super().__init__(torch.eye(n_classes, dtype=torch.float64))

@@ -4,13 +4,14 @@ A part of a head (stage, voting, kernel, calibration) is written as its type and
 every part keeps as attributes of the same names.
 """
 
+import base64
 import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,20 @@ from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
+
+_EXAMPLES = "examples"  # other tensors have numbers
+
+
+class Example(NamedTuple):
+    """A training image: its name, and a small picture of it, a WebP or JPEG file.
+
+    Example:
+        >>> net.head.examples[0] = Example("cat/7.jpg", picture)  # doctest: +SKIP
+    """
+
+    name: str
+    picture: bytes = b""
+
 
 _PARTS: dict[str, type] = {
     part.__name__: part
@@ -97,10 +112,15 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
     return metadata, tensors
 
 
-def save(parts: list[Stage], path: str | PathLike[str]) -> None:
-    """Write the stages of a head to a file: see ``Head.save``."""
+def save(parts: list[Stage], path: str | PathLike[str], examples: Mapping[int, "Example"]) -> None:
+    """Write the stages of a head, and what is known of its training images, to a file: see ``Head.save``."""
     tensors: dict[str, Tensor] = {}
-    write(path, tensors, {"format": FORMAT, "head": json.dumps(_encode(parts, tensors))})
+    head = json.dumps(_encode(parts, tensors))
+    if examples:
+        # As a tensor: earlier versions read the head without it, and the checksum is of all tensors.
+        listed = [[row, name, base64.b64encode(picture).decode()] for row, (name, picture) in examples.items()]
+        tensors[_EXAMPLES] = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
+    write(path, tensors, {"format": FORMAT, "head": head})
 
 
 def digest_of(parts: list[Stage]) -> str:
@@ -109,18 +129,37 @@ def digest_of(parts: list[Stage]) -> str:
     return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
-def load(path: str | PathLike[str]) -> list[Stage]:
-    """Read the stages of a head, on the CPU, from a file: see ``Head.load``."""
+def load(path: str | PathLike[str]) -> tuple[list[Stage], dict[int, "Example"]]:
+    """Read the stages of a head, on the CPU, and its training images from a file: see ``Head.load``."""
+    _refuse_pickles(Path(path))
     metadata, tensors = read(path, "net.head.save(path)", [FORMAT])
     try:
         parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
         if not all(isinstance(part, Stage) for part in parts):
             raise ValueError("its parts are not stages")
+        listed = json.loads(tensors[_EXAMPLES].numpy().tobytes()) if _EXAMPLES in tensors else []
+        examples = {int(row): Example(str(name), base64.b64decode(picture)) for row, name, picture in listed}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
         ) from error
-    return parts
+    return parts, examples
+
+
+def _refuse_pickles(path: Path) -> None:
+    """Refuse what joblib or pickle wrote, which would be run, not read."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begin = file.read(9)
+    # A safetensors file begins with the length of its header, eight bytes, and the header with a brace.
+    is_pickle = begin[:2] in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")
+    if begin[8:] != b"{" and (is_pickle or path.suffix in (".joblib", ".pkl", ".pickle")):
+        raise ValueError(
+            f"{path} is a pickle, as joblib writes it, which would run code when it is read: if you trust it, load it "
+            f"in Python, fitted = joblib.load({path.name!r}), and pass it to PCASVMNet(backbone, fitted), or write a "
+            "head for the command line with Head.of(fitted).save('head.safetensors')"
+        )
 
 
 def constants(parts: list[Stage]) -> str:

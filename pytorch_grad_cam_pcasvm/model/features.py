@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_n
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
 from pytorch_grad_cam_pcasvm.model.streaming import Streamed
 from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
+from pytorch_grad_cam_pcasvm.runtime.arguments import named
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 Layer = str | nn.Module
 
 
+@named
 def extract_features(
     backbone: nn.Module,
     loader: Iterable[Any],
@@ -74,6 +77,7 @@ def extract_features(
         >>> features.shape, labels.shape
         ((12, 8), (12,))
     """
+    check_loader(loader)
     backbone = backbone if layer is None else uncompiled(backbone)
     source = FeatureSource.of(backbone, layer, pool)
     reduction = Streamed(fit)
@@ -128,6 +132,24 @@ def _run_over(
     if not count:
         raise ValueError("the loader yielded no batch: there is nothing to extract features from")
     return labels
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse names of files, which nobody has read yet, with the way to a loader of images."""
+    names = loader[:1] if isinstance(loader, list | tuple) else ()
+    of_files = [name for name in (loader, *names) if isinstance(name, str | PathLike)]
+    table = type(loader).__module__.partition(".")[0] in ("pandas", "polars")
+    if not of_files and not table:
+        return
+    folder = repr(str(loader)) if of_files and of_files[0] is loader else "folder"
+    way = f"DataLoader(torchvision.datasets.ImageFolder({folder}, transform), batch_size=32)"
+    if folder == "folder":
+        way = "DataLoader(data_set, batch_size=32) of a data set that reads the images of these names"
+    kind = f"{type(loader).__name__} of names" if names and of_files else type(loader).__name__
+    raise TypeError(
+        f"a loader yields batches of images, which a {kind} does not: use {way}, with the transform that the network's "
+        "weights were trained with, such as weights.transforms()"
+    )
 
 
 def _column(labels: Any) -> Any:

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.head.head import HeadTrace
 from pytorch_grad_cam_pcasvm.model.features import FeatureSource, Layer, check_tensor, checked_images, features_of
 from pytorch_grad_cam_pcasvm.model.inputs import inputs_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, refuse_parallel, uncompiled
+from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 
 
 class OfHead:
@@ -169,7 +170,7 @@ class HeadOutput(OfHead, Tensor):
 _SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
 
 
-class PCASVMNet(nn.Module):
+class PCASVMNet(Named, nn.Module):
     """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
 
     The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works, and what follows

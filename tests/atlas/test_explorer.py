@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import sys
 import tempfile
 import time
@@ -46,6 +47,7 @@ from pytorch_grad_cam_pcasvm.cams.recombine import steps_of, tail_of
 from pytorch_grad_cam_pcasvm.figures.steps import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
+from pytorch_grad_cam_pcasvm.head.storage import Example
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
 
 COUNT, COMPONENTS = 60, 4
@@ -963,3 +965,29 @@ def _memory(pid: int) -> float:
 if __name__ == "__main__":
     measure_opening()
     measure_opening(single_file=True)
+
+
+@needs_chromium
+def test_training_images_that_are_not_in_the_atlas_come_with_the_head(browser: Browser, tmp_path: Path) -> None:
+    store = FakeStore(30)
+    rows = store.components[:30] + 1e-3  # none of them is a support vector
+    store.components = rows
+    support = store.head.stages[-1].support.tolist()
+    note = "document.getElementById('vectors-note').textContent"
+    tiles = "[...document.querySelectorAll('#vectors .tile')]"
+    for known in (support, support[:1], []):
+        hostile = "</script><img src=x onerror=alert(2)>.jpg"
+        store.head.examples = {row: Example(f"cat/{row}{hostile}", store.pictures[row % 64]) for row in known}
+        browser.open(write_page(store, tmp_path / f"page{len(known)}", single_file=len(known) == 1).as_uri())
+        browser.wait(f"{tiles}.length > 0")
+        texts = browser.run(f"{tiles}.map((each) => each.textContent)")
+        shown = [re.search(rf"cat/(\d+){re.escape(hostile)}", text) for text in texts]
+        drawn = browser.run(f"{tiles}.map((each) => each.querySelectorAll('canvas').length)")
+        assert [bool(each) for each in shown] == [count == 1 for count in drawn]
+        assert {int(each[1]) for each in shown if each} <= set(known)
+        assert ("Some are not in this atlas" in browser.run(note)) == (not all(shown))
+        if known == support:
+            assert all(shown)  # and drawn: of noise, not of one colour
+            painted = "(each) => each.querySelector('canvas').getContext('2d').getImageData(0, 0, 40, 40).data"
+            assert browser.run(f"{tiles}.map({painted}).every((data) => new Set(data).size > 20)")
+        assert not browser.complaints

@@ -1,5 +1,8 @@
 """Exactness: weights, maps and Jacobians against autograd and against the paper's closed forms."""
 
+import copy
+import inspect
+import pickle
 import re
 
 import numpy as np
@@ -14,10 +17,12 @@ from sklearn.decomposition import PCA
 from sklearn.svm import SVC, SVR
 from torch import nn
 
+import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm import (
     AutogradFallbackWarning,
     BlankMapWarning,
     ClosedFormGradCAM,
+    ContributionCAM,
     NoClosedFormError,
     PCASVMNet,
     PCATarget,
@@ -402,3 +407,40 @@ def test_hooks_on_the_net_itself_are_refused_whenever_they_came():
     problem.net.register_forward_hook(lambda module, args, output: None)
     with pytest.raises(ValueError, match="has hooks, which would not be explained"):
         cam.explain(problem.x)
+
+
+METHODS = [getattr(pytorch_grad_cam_pcasvm, name) for name in pytorch_grad_cam_pcasvm._NAMES["cams"].split()]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_an_argument_that_is_not_there_names_the_one_that_was_meant(method):
+    problem, name = Problem(), method.__name__
+    for wrong in ("layer", "target_layer"):
+        with pytest.raises(TypeError, match=rf"^{name} has no argument '{wrong}': did you mean target_layers=\?$"):
+            method(problem.net, **{wrong: "features"})
+    with pytest.raises(TypeError, match=rf"^{name}: missing a required argument: 'target_layers'$"):
+        method(problem.net)
+    with pytest.raises(TypeError, match=rf"^{name} has no argument 'cuda': it takes model, target_layers, reshape_"):
+        method(problem.net, ["features"], cuda=True)
+    if "baseline" in inspect.signature(method).parameters:
+        with pytest.raises(TypeError, match=rf"^{name} has no argument 'basline': did you mean baseline=\?$"):
+            method(problem.net, ["features"], basline="zero")
+
+
+def test_methods_and_networks_keep_their_signatures_and_can_be_copied():
+    assert [*inspect.signature(ClosedFormGradCAM).parameters][:2] == ["model", "target_layers"]
+    assert [*inspect.signature(PCASVMNet).parameters] == ["backbone", "head", "layer", "pool"]
+    problem = Problem()
+    again = pickle.loads(pickle.dumps(copy.deepcopy(problem.net)))
+    assert torch.equal(again(problem.x), problem.net(problem.x))
+
+
+@pytest.mark.parametrize("method", [ClosedFormGradCAM, ContributionCAM])
+def test_several_layers_where_one_is_taken(method):
+    problem = Problem()
+    cam = method(problem.net, ["features", "features.0"])
+    with pytest.raises(
+        ValueError, match=f"^{method.__name__} takes .*: make one {method.__name__} for each layer"
+    ) as told:
+        cam.jacobians(problem.x)
+    assert ("or use ContributionCAM" in str(told.value)) == (method is ClosedFormGradCAM)

@@ -1,17 +1,22 @@
 """The command line, as it is typed."""
 
+import ast
+import io
 import json
+import pickle
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision
 from atlases import folder
+from PIL import Image
 from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
@@ -20,7 +25,9 @@ from sklearn.svm import SVC
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
-from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
+from pytorch_grad_cam_pcasvm.cli import _TYPED, main
+from pytorch_grad_cam_pcasvm.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 
 
@@ -100,8 +107,12 @@ def test_photos_in_other_folders_than_those_of_the_head(network, head, photos, t
         str(tmp_path / "atlas"),
     ]
     assert main(["atlas", *options]) == 0
-    told = "labels [0, 1], named ['cats', 'dogs'], of the data are not classes of the head, which are ['cat', 'dog']"
+    told = "labels ['cats', 'dogs'] of the data are not classes of the head, which are ['cat', 'dog']"
     assert told in capsys.readouterr().out
+    store = atlas.load(tmp_path / "atlas")
+    assert store.labels.tolist() == ["cats"] * 4 + ["dogs"] * 4
+    assert store.mean_map(0, by="label").groups == ["cats", "dogs"]
+    assert main(["explore", str(tmp_path / "atlas"), "--out", str(tmp_path / "page")]) == 0
 
 
 @pytest.mark.slow
@@ -130,7 +141,7 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
             {"--backbone": "resnet18"},
             "has no weights of resnet18: it begins with 'features.0.weight'",
         ),
-        ("atlas", {"--backbone": "keras:vgg"}, "must be a torchvision name, or timm:NAME"),
+        ("atlas", {"--backbone": "keras.none:vgg"}, "a backbone is a torchvision name, timm:NAME, or module:function"),
         ("atlas", {"--layer": "fetures"}, "no layer 'fetures'"),
         ("atlas", {"--head": "nowhere.safetensors"}, "there is no head nowhere.safetensors"),
         ("atlas", {"--weights": "nowhere.pth"}, "there is no weights file nowhere.pth"),
@@ -141,7 +152,7 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
         (
             "evaluate",
             {"--pool": "none"},
-            "the layer that the features came from, and their pool: --features and --pool",
+            "the layer that the features came from, and their pool, with --features and --pool",
         ),
         ("evaluate", {"--head": "nowhere.safetensors", "--weights": "nowhere.pth"}, "there is no head nowhere"),
         ("evaluate", {"--batch-size": "0"}, "--batch-size must be at least 1, got 0"),
@@ -263,11 +274,28 @@ def test_trains_among_buses_are_a_class(fit, capsys):
 
 def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
     def build(*_, verify, **options):
-        raise ValueError(f"other images: give another folder as out=, with verify={verify}")
+        assert verify
+        refuse(ValueError, "other images, out=1", ANOTHER_FOLDER, "delete it", Way("look", "jacobian"))
 
     monkeypatch.setattr(atlas, "build", build)
     assert main(["atlas", *network, "--head", str(head), "--out", "atlas", "--verify"]) == 2
-    assert capsys.readouterr().err == "error: other images: give another folder as --out, with --verify\n"
+    assert capsys.readouterr().err == "error: other images, out=1: name another folder, --out FOLDER, or delete it\n"
+
+
+def test_every_way_out_is_typed():
+    files = Path(package.__file__).parent.rglob("*.py")
+    calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    ways = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Way"]
+    assert {way.value for way in ways if isinstance(way, ast.Constant)} == set(_TYPED)
+    assert not any(words.endswith("=True") or "(" in words for words in _TYPED.values())
+
+
+def test_ways_out_survive_other_processes():
+    with pytest.raises(RuntimeError, match=r"^no: pass a=1, or go on$") as caught:
+        refuse(RuntimeError, "no", Way("pass a=1", "a"), "go on")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.reason, again.ways_out) == (str(caught.value), "no", ("pass a=1", "go on"))
+    assert again.ways_out[0].argument == "a"
 
 
 @pytest.mark.parametrize("command", [None, "fit", "atlas", "explore", "evaluate", "export", "explain"])
@@ -290,6 +318,15 @@ def test_help_imports_nothing_that_takes_long():
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "explore" in told
     assert not {"torch", "sklearn", "numpy", "matplotlib"} & set(told.split())
+
+
+@pytest.mark.parametrize("command", ["fit", "atlas", "explore", "evaluate", "export", "explain"])
+def test_help_of_commands_imports_nothing_that_takes_long(command):
+    code = "import sys, runpy; sys.argv[1:] = [sys.argv[1], '--help']"
+    code += "\ntry: runpy.run_module('pytorch_grad_cam_pcasvm', run_name='__main__')\nfinally: print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=True).stdout
+    assert f"pytorch_grad_cam_pcasvm {command} " in told
+    assert not {"torch", "sklearn", "numpy", "PIL", "matplotlib"} & set(told.split())
 
 
 def test_every_public_name_is_where_it_is_said_to_be():
@@ -335,3 +372,184 @@ def test_the_layer_is_found_among_several_and_contributions_start_near_the_mean_
     options = ["--images", str(flat), *network[2:-1], "auto", "--features", "features", "--head", str(head)]
     assert main(["atlas", *options, "--out", str(tmp_path / "again")]) == 0
     assert "layer: features, the last" in capsys.readouterr().out
+
+
+OWN = """
+import torchvision
+from torch import nn
+from torchvision.transforms import Compose, Normalize, Resize, ToTensor
+
+number, made = 3, torchvision.models.squeezenet1_1(weights=None)
+
+def network():
+    return torchvision.models.squeezenet1_1(weights=None)
+
+def with_transform():
+    return network(), Compose([Resize((64, 64)), ToTensor(), Normalize([0.5] * 3, [0.5] * 3)])
+
+def nothing():
+    pass
+
+def three():
+    return network(), len, len
+
+def untransformed():
+    return network(), None
+
+def of_classes(classes):
+    return network()
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Commands' options for networks of one's own, which a module in the current folder has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "networks.py").write_text(OWN)
+    (tmp_path / "mine" / "broken.py").write_text("import nothing_of_that_name")
+    yield lambda network, function: [*network[:3], function, *network[4:]]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_a_network_of_ones_own_is_that_of_torchvision(own, network, head, tmp_path, capsys):
+    options = own(network, "mine.networks:network")
+    assert main(["fit", *options, "--components", "3", "--out", "own.safetensors"]) == 0
+    assert "prepared as for ImageNet (224 pixels)" in capsys.readouterr().out
+    assert Head.load("own.safetensors").digest() == Head.load(head).digest()
+    assert main(["atlas", *options, "--head", "own.safetensors", "--out", "atlas"]) == 0
+    assert main(["atlas", *network, "--head", str(head), "--out", "same"]) == 0
+    np.testing.assert_array_equal(atlas.load("atlas").components, atlas.load("same").components)
+
+
+def test_a_network_of_ones_own_with_its_transform(own, network, tmp_path, capsys):
+    options = own(network, "mine.networks:with_transform")
+    assert main(["fit", *options, "--components", "3", "--out", "own.safetensors"]) == 0
+    assert "ImageNet" not in capsys.readouterr().out
+    assert main(["atlas", *options, "--head", "own.safetensors", "--out", "atlas"]) == 0
+    assert atlas.load("atlas").manifest["input"] == [3, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "told"),
+    [
+        ("none.networks:network", "there is no module 'none', neither installed nor in "),
+        ("mine.nothing:network", "there is no module 'mine.nothing', neither installed nor in "),
+        ("mine.broken:network", "mine.broken cannot be imported: ModuleNotFoundError: No module named 'nothing_of_tha"),
+        ("mine.networks:netwrok", "networks.py has no function 'netwrok'; did you mean 'network'?"),
+        ("mine.networks:number", "networks.py has 'number', which is no function"),
+        ("mine.networks:of_classes", "of_classes(), which is called without arguments, failed: TypeError: "),
+        (
+            "mine.networks:nothing",
+            "nothing() must return a torch.nn.Module, or a pair of it and its transform, but retur",
+        ),
+        ("mine.networks:three", "but returned a tuple of 3"),
+        ("mine.networks:untransformed", "but returned a tuple of 2"),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "atlas", "evaluate", "export"])
+def test_what_is_no_network_of_ones_own(own, network, head, capsys, command, backbone, told):
+    options = own(network, backbone) + ([] if command == "fit" else ["--head", str(head)])
+    assert main([command, *options, "--out", "out.safetensors"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --backbone {backbone}: ")
+    assert told in error
+
+
+@pytest.mark.parametrize("saved", ["network", "list"])
+def test_weights_that_are_no_state_dict(network, tmp_path, capsys, saved):
+    torch.save(torchvision.models.squeezenet1_1(weights=None) if saved == "network" else [1], tmp_path / "weights.pth")
+    options = [*network[:5], str(tmp_path / "weights.pth"), *network[6:]]
+    assert main(["fit", *options, "--out", str(tmp_path / "head.safetensors")]) == 2
+    assert "weights.pth has no state dict: write it with torch.save(net.state_dict()" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["head.joblib", "head.pkl", "head.safetensors"])
+@pytest.mark.parametrize("compress", [0, 3])
+def test_pickled_heads_are_not_run(network, tmp_path, capsys, name, compress):
+    joblib = pytest.importorskip("joblib")
+    joblib.dump(PCA(1).fit(np.eye(3)), tmp_path / name, compress=compress)
+    if compress and name.endswith(".safetensors"):
+        return
+    assert main(["atlas", *network, "--head", str(tmp_path / name), "--out", str(tmp_path / "atlas")]) == 2
+    error = capsys.readouterr().err
+    assert f"{name} is a pickle, as joblib writes it, which would run code when it is read" in error
+    assert f"fitted = joblib.load('{name}'), and pass it to PCASVMNet(backbone, fitted)" in error
+
+
+def test_folders_that_are_arranged_in_another_way(fit, tmp_path, capsys):
+    own, options = fit
+
+    def refused():
+        assert main(options) == 2
+        return capsys.readouterr().err
+
+    cats, dogs = own / "cat", own / "dog"
+    way = f"one folder for each class, as in {cats / '1.jpg'} and {dogs / '2.jpg'}\n"
+    shutil.move(dogs, tmp_path / "dog")
+    assert f"{own} has one class only, cat, but an SVM needs two: it needs {way}" in refused()
+    (own / "inner").mkdir()
+    shutil.move(cats, own / "inner" / "cat")
+    shutil.move(tmp_path / "dog", own / "inner" / "dog")
+    assert f"one class only, inner, but an SVM needs two: did you mean --images {own / 'inner'}?\n" in refused()
+    for folder_of_class in (own / "inner").iterdir():
+        for photo in folder_of_class.iterdir():
+            shutil.move(photo, own / f"{folder_of_class.name}{photo.name}")
+    shutil.rmtree(own / "inner")
+    assert f"the images in {own} have no classes: put them into {way}" in refused()
+    cats.mkdir()
+    shutil.move(next(own.glob("cat*.png")), cats)
+    assert f"and folders of images: put all into {way}" in refused()
+    shutil.rmtree(own)
+    own.mkdir()
+    assert f"the folder {own} has no images (.jpg, .png, .webp, ...): put them there, or into {way}" in refused()
+    own.rmdir()
+    assert f"there is no folder {own}: give a folder of images, or with {way}" in refused()
+
+
+def test_folders_in_folders_of_classes_and_folders_without_images(fit, capsys):
+    own, options = fit
+    (own / "cat" / "at night").mkdir()
+    shutil.move(next((own / "cat").glob("*.png")), own / "cat" / "at night")
+    (own / "elk").mkdir()
+    (own / ".cache").mkdir()
+    assert main(options) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 classes: cat 4 (50%), dog 4 (50%)\nno class: elk, without images (.jpg, ")
+
+
+def test_only_one_class_can_be_read(fit, capsys):
+    own, options = fit
+    for photo in (own / "dog").iterdir():
+        photo.write_bytes(b"no photo")
+    assert main([*options, "--skip-bad-images"]) == 2
+    assert "only images of 'cat' can be read, but an SVM needs two classes" in capsys.readouterr().err
+
+
+def test_support_vectors_are_kept_with_names_and_small_pictures(fit, tmp_path, capsys):
+    own, options = fit
+    broken = sorted((own / "cat").iterdir())[0]
+    broken.write_bytes(b"no photo")
+    assert main([*options, "--skip-bad-images"]) == 0
+    head = Head.load(tmp_path / "head.safetensors")
+    machine = head.stages[-1]
+    assert [*head.examples] == machine.support.tolist()
+    assert (
+        f"small pictures of {len(machine.support)} support vectors (leave out with --no-pictures)"
+        in capsys.readouterr().out
+    )
+    training = [path.relative_to(own).as_posix() for path in sorted(own.rglob("*.png")) if path != broken]
+    for row, (name, picture) in head.examples.items():
+        assert name == training[row]
+        assert len(picture) < 3000
+        small = np.array(Image.open(io.BytesIO(picture)).resize((12, 12)).convert("RGB"), float)
+        photo = Image.open(own / name)  # of which the network sees the middle
+        seen = np.array(photo.resize((64, 64), Image.Resampling.BILINEAR).crop((4, 4, 60, 60)).resize((12, 12)), float)
+        assert np.corrcoef(small.ravel(), seen.ravel())[0, 1] > 0.8
+    assert main([*options, "--skip-bad-images", "--no-pictures"]) == 0
+    without = Head.load(tmp_path / "head.safetensors")
+    assert without.examples == {}
+    assert without.digest() == head.digest()
+    assert "pictures" not in capsys.readouterr().out

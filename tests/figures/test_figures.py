@@ -22,6 +22,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -32,6 +33,7 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
     ClosedFormLayerCAM,
     ContributionCAM,
+    Head,
     HotellingTarget,
     PCASVMNet,
     PCATarget,
@@ -1061,3 +1063,22 @@ def test_components_that_cannot_be_drawn_are_refused(many):
     without = PCASVMNet(problem.backbone, SVC().fit(RNG.normal(size=(20, 9)), np.arange(20) % 2), "classifier.4")
     with pytest.raises(ValueError, match="the head has no components"):
         plot_component(without, 0, x, **layer)
+
+
+def test_decisions_of_several_outputs_are_named(many):
+    problem, _ = many
+    x = problem.x
+    features, _ = extract_features(problem.backbone, [x], "classifier.4", progress=False)
+    outputs = np.stack([np.arange(len(x)) % 2, np.arange(len(x)) % 3 % 2], 1)
+    head = make_pipeline(PCA(2), MultiOutputClassifier(SVC())).fit(features, outputs)
+    net = PCASVMNet(problem.backbone, Head.of(head, outputs=["dog", "cat"]), "classifier.4").eval()
+    components = ContributionCAM(net, ["features.3"]).explain(x, [PCATarget(0), PCATarget(1)])
+    for labels in (None, outputs[:, 0]):
+        with pytest.raises(ValueError, match=r"has 2 outputs: say which to draw, as in target=SVMTarget\('dog'\)"):
+            plot_component(net, 0, x, target_layer="features.3", labels=labels)
+    with pytest.raises(ValueError, match=r"has 2 outputs: say which to draw, as in target=SVMTarget\('dog'\)"):
+        plot_decision(x, components, net.head)
+    told = [text.get_text() for text in plot_decision(x, components, net.head, SVMTarget("cat")).findobj(Text)]
+    assert any("cat" in text for text in told)
+    figure = plot_component(net, 0, x, target_layer="features.3", target=SVMTarget("cat"))
+    assert any("cat" in text.get_text() for text in figure.findobj(Text))

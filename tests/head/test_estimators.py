@@ -51,6 +51,7 @@ from sklearn.linear_model import (
     SGDRegressor,
 )
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NeighborhoodComponentsAnalysis
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline, make_union
@@ -567,3 +568,31 @@ def test_a_machine_without_support_vectors_is_flat():
     x, y = DATA[2]
     head = Head.of(SVR(epsilon=10).fit(x, y * 1.0))
     assert not pulled_back(head, trace_of(head, QUERY), {1: None}).any()
+
+
+def test_outputs_have_no_probabilities_and_no_class_is_said_to_have_one():
+    outputs = MultiOutputClassifier(LogisticRegression()).fit(QUERY, np.arange(2 * len(QUERY)).reshape(-1, 2) % 3 % 2)
+    head = Head.of(outputs)
+    with pytest.raises(ValueError, match=r"no probabilities: it has several outputs, use SVMTarget\(0\)") as caught:
+        ProbabilityTarget(0)(HeadOutput.of(head, trace_of(head, QUERY)))
+    assert "Calibrated" not in str(caught.value)
+    head = Head.of(SVR().fit(QUERY, np.arange(len(QUERY))))
+    with pytest.raises(ValueError, match=r"no probabilities: it has no classes, use SVMTarget\(\)"):
+        ProbabilityTarget()(HeadOutput.of(head, trace_of(head, QUERY)))
+
+
+@pytest.mark.parametrize("classes", [[0, 1, 2], ["a", "b"]])
+def test_outputs_of_other_classes_than_two(classes):
+    labels = np.array(classes)[np.stack(2 * [np.arange(len(QUERY)) % len(classes)], 1)]
+    labels[:, 1] = np.roll(labels[:, 0], 1)
+    with pytest.raises(NoClosedFormError, match="only outputs of two classes, 0 and 1, are taken") as caught:
+        Head.of(MultiOutputClassifier(SVC()).fit(QUERY, labels))
+    assert f"the classes {classes}" in caught.value.reason
+    assert caught.value.ways_out == ("fit a head for each output",)
+
+
+def test_outputs_with_one_name():
+    fitted_outputs = MultiOutputClassifier(SVC()).fit(QUERY, np.arange(2 * len(QUERY)).reshape(-1, 2) % 3 % 2)
+    with pytest.raises(ValueError, match="two outputs are named 'dog'"):
+        Head.of(fitted_outputs, outputs=["dog", "dog"])
+    assert Head.of(fitted_outputs, outputs=["dog", "cat"]).classes_.tolist() == ["dog", "cat"]

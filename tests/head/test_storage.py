@@ -1,5 +1,6 @@
 """Heads in files."""
 
+import copy
 import hashlib
 import json
 import pickle
@@ -15,7 +16,9 @@ from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.storage import Example
 
 HEADS = {
     **{name: (name, None) for name in test_estimators.HEADS},
@@ -212,3 +215,40 @@ def test_bad_places_and_labels_are_refused(tmp_path):
     dates = np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")
     with pytest.raises(TypeError, match="class labels of type datetime64"):
         Head.of(SVC().fit(x, dates[np.arange(40) % 2])).save(tmp_path / "head")
+
+
+def test_examples_are_kept_and_change_nothing_else(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    head = Head.of(SVC().fit(x, np.arange(40) % 2))
+    head.save(tmp_path / "without")
+    head.examples = {3: Example("cat/ä.jpg", b"\0picture\xff"), 7: Example("dog/1.jpg")}
+    head.save(tmp_path / "with")
+    again = Head.load(tmp_path / "with")
+    assert again.examples == head.examples
+    assert Head.load(tmp_path / "without").examples == {}
+    assert again.digest() == head.digest() == Head.load(tmp_path / "without").digest()
+    assert Head.of(again).examples == copy.deepcopy(again).examples == head.examples
+    whole = (tmp_path / "with").read_bytes()
+    at = whole.index(b"dog/1.jpg")
+    (tmp_path / "with").write_bytes(whole[:at] + b"D" + whole[at + 1 :])
+    with pytest.raises(ValueError, match="was changed since it was written"):
+        Head.load(tmp_path / "with")
+
+
+@pytest.mark.parametrize("listed", ["[[1]]", "{", '[["a", "b", "c"]]', '[[1, "name", "not base64"]]'])
+def test_examples_that_are_none(tmp_path, monkeypatch, listed):
+    head = Head.of(SVC().fit(np.eye(4), [0, 1, 0, 1]))
+    head.examples = {0: Example("cat")}
+    bad = torch.frombuffer(bytearray(listed.encode()), dtype=torch.uint8)
+    monkeypatch.setattr(storage.torch, "frombuffer", lambda *_, **__: bad)
+    head.save(tmp_path / "head")
+    with pytest.raises(ValueError, match="is damaged, or no valid head"):
+        Head.load(tmp_path / "head")
+
+
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408])
+def test_no_length_of_a_header_makes_a_head_a_pickle(tmp_path, length):
+    header = json.dumps({"__metadata__": {"format": "another"}}).encode().ljust(length)
+    (tmp_path / "head").write_bytes(length.to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"is not a file that net.head.save\(path\) wrote"):
+        Head.load(tmp_path / "head")

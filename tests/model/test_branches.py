@@ -312,7 +312,7 @@ def test_what_is_not_in_different_branches_is_refused(problem):
     if "left.2" in layers:
         with pytest.raises(ValueError, match=r"'left.2' is behind 'left.0': name one target layer in each branch"):
             ContributionCAM(net, ["left.2", "left.0"], baseline="zero").explain(inputs)
-    with pytest.raises(ValueError, match="takes one target layer"):
+    with pytest.raises(ValueError, match="takes several target layers in explain only, and without heads"):
         ContributionCAM(net, layers, baseline="zero").explain(inputs, heads=True)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ import torch
 from PIL import Image
 from problems import Backbone
 from reference import relative
+from sklearn.decomposition import PCA
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch_grad_cam_pcasvm import extract_features
+from pytorch_grad_cam_pcasvm import PCASVMNet, extract_features, mean_activations
 from pytorch_grad_cam_pcasvm.model.features import Reached, checked_images, features_of, output_of
 from pytorch_grad_cam_pcasvm.model.modules import evaluating, layer_name
 
@@ -390,3 +392,40 @@ def test_a_network_that_sets_the_gradient_mode_itself(backbone, mode):
         assert relative(features, exact) < 1e-6
     tensors, _ = extract_features(region, [X], "classifier.4", as_numpy=False, progress=False)
     assert not tensors.is_inference()
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        ("photos", r"which a str does not: use DataLoader\(torchvision.datasets.ImageFolder\('photos', transform\)"),
+        (
+            Path("photos"),
+            r"which a \w+Path does not: use DataLoader\(torchvision.datasets.ImageFolder\('photos', trans",
+        ),
+        (
+            ["a.png", "b.png"],
+            r"which a list of names does not: use DataLoader\(data_set, batch_size=32\) of a data set",
+        ),
+    ],
+)
+def test_what_is_no_loader(backbone, loader, told):
+    with pytest.raises(TypeError, match=told):
+        extract_features(backbone, loader, "features")
+    with pytest.raises(TypeError, match=told):
+        mean_activations(backbone, loader, "features")
+
+
+def test_a_data_frame_is_no_loader(backbone):
+    frame = pytest.importorskip("pandas").DataFrame({"file": ["a.png"], "label": [1]})
+    with pytest.raises(TypeError, match=r"which a DataFrame does not: use DataLoader\(data_set, batch_size=32\)"):
+        extract_features(backbone, frame, "features")
+
+
+def test_target_layers_are_those_of_methods(backbone):
+    told = r"has no argument 'target_layers': methods take the layers of maps, as in ContributionCAM\(net, \[...\]\)"
+    with pytest.raises(TypeError, match=f"extract_features {told}"):
+        extract_features(backbone, [X], target_layers=["features"])
+    with pytest.raises(TypeError, match=f"PCASVMNet {told}"):
+        PCASVMNet(backbone, PCA(2).fit(np.eye(5)), target_layers=["features"])
+    with pytest.raises(TypeError, match=r"extract_features has no argument 'layers': did you mean layer=\?"):
+        extract_features(backbone, [X], layers="features")

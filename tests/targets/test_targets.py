@@ -227,7 +227,7 @@ def test_a_target_layer_after_the_features_is_refused(problem, layer):
 
 def test_a_target_layer_without_maps_is_refused(problem):
     cam = ClosedFormGradCAM(problem.net, [problem.backbone.classifier[0]])
-    with pytest.raises(ValueError, match=r"'classifier.0' have shape \(5, 12\): a map needs \(N, T, H, W\)"):
+    with pytest.raises(ValueError, match=r"'classifier.0' have shape \(5, 12\), but a map needs \(N, T, H, W\)"):
         cam.explain(problem.x)
 
 

@@ -77,7 +77,7 @@ class Contents:
                 "opposite": self.opposite,
                 "rowsPerPictures": _PICTURES,
                 "labels": self.label_names,
-                "heads": [about for _, about, _ in self.heads],
+                "heads": [about for _, _, about, _ in self.heads],
                 "means": list(self.groupings),
             },
         )
@@ -97,11 +97,11 @@ class Contents:
                 "logScale": packed(log_scale.astype(np.float64)) if np.any(log_scale) else None,
             },
         )
-        for number, (tail, _, values) in enumerate(self.heads):
+        for number, (tail, fitted, _, values) in enumerate(self.heads):
             neutral = store.manifest.get("neutral") and baseline is not None
             start = np.asarray(baseline[0], np.float64) if neutral else None
             machine = machine_data(tail, np.asarray(store.components), start)
-            yield f"head-{number}", {**values, "machine": machine}
+            yield f"head-{number}", {**values, "machine": machine, "examples": _examples(fitted)}
 
     def means(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the mean maps of all components by label, and by prediction."""
@@ -160,8 +160,8 @@ class Contents:
         position = {name: number for number, name in enumerate(names)}
         return names, np.array([position[name] for name in shown], np.int32)
 
-    def _heads(self, heads: Mapping[str, Any] | None) -> list[tuple[Head, dict[str, Any], dict[str, Any]]]:
-        """Return what lies behind the components in every head with a machine, what it is, and what it says."""
+    def _heads(self, heads: Mapping[str, Any] | None) -> list[tuple[Head, Head, dict[str, Any], dict[str, Any]]]:
+        """Return what lies behind the components in every head with a machine, the head, what it is and says."""
         given = {SAVED: None} | {str(name): head for name, head in (heads or {}).items()}
         found = []
         for name, head in given.items():
@@ -174,7 +174,7 @@ class Contents:
                 if head is not None:
                     raise ValueError(f"head {name!r} has no SVM after its components: there is nothing to decide")
                 continue
-            found.append((tail, *self._of_head(name, tail)))
+            found.append((tail, fitted, *self._of_head(name, tail)))
         return found
 
     def _of_head(self, name: str, tail: Head) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -199,6 +199,11 @@ class Contents:
             **{key: None if array is None else packed(array) for key, array in values.items()},
             "correct": None if correct is None else packed(correct),
         }
+
+
+def _examples(head: Head) -> dict[str, list[str]]:
+    """Return name and picture of the training images that a head comes with, by their row."""
+    return {str(row): [name, base64.b64encode(data).decode("ascii")] for row, (name, data) in head.examples.items()}
 
 
 def decided(tail: Head, components: np.ndarray) -> dict[str, Any]:

@@ -111,6 +111,13 @@
     return { maps: part(found.maps), opposite: part(found.opposite), nu: found.nu.subarray(start, start + count) };
   }
 
+  /** Returns the picture in a WebP file, or null where it is none. */
+  function decoded(base64) {
+    const image = new Image();
+    image.src = "data:image/webp;base64," + base64;
+    return image.decode().then(() => image, () => null);
+  }
+
   const pictures = recent(24, (number) => load(numbered("pictures", number)));
 
   /** Returns the picture of a row, or null where there is none. */
@@ -118,9 +125,7 @@
     const count = atlas.data.about.rowsPerPictures;
     const base64 = (await pictures(Math.floor(row / count)))[row % count];
     if (!base64) return null;
-    const image = new Image();
-    image.src = "data:image/webp;base64," + base64;
-    return image.decode().then(() => image, () => null);
+    return decoded(base64);
   });
 
   const heads = new Map();
@@ -139,6 +144,7 @@
         correct: valuesOf(found.correct),
         machine: found.machine.reason ? null : atlas.machine.read(found.machine),
         reason: found.machine.reason || null,
+        examples: found.examples,
       })));
     }
     return heads.get(number);
@@ -173,5 +179,5 @@
     return { p: of(components, row), p0: from };
   }
 
-  atlas.data = { open, head, means, mapsOf, pictureOf, pointOf, unpacked };
+  atlas.data = { decoded, open, head, means, mapsOf, pictureOf, pointOf, unpacked };
 })((window.atlas = window.atlas || {}));

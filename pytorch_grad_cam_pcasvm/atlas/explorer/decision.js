@@ -103,7 +103,7 @@
     note.textContent = "What each support vector adds to " + described(found) + " (α c K), strongest first: these " + shown.length
       + " of " + parts.length + " make up " + share + " % of all that is added, regardless of sign. Intercept: "
       + number(intercept) + ".";
-    if (shown.some(({ row }) => row < 0)) {
+    if (shown.some(({ row, training }) => row < 0 && !head.examples[training])) {
       note.textContent += " Some are not in this atlas: include the training images when building it to see them.";
     }
     const largest = Math.abs(shown[0].part);
@@ -116,6 +116,11 @@
     fill.style.width = (100 * Math.abs(part)) / (largest || 1) + "%";
     meter.append(fill);
     const value = (part < 0 ? "" : "+") + number(part);
+    const [name, file] = atlas.view.current.headData.examples[training] || [];
+    if (row < 0 && name) {
+      const shown = atlas.maps.canvases(await atlas.data.decoded(file), { map: null }, 84, "training image " + name);
+      return atlas.maps.tile(shown, [value, meter, name], "", null);
+    }
     if (row < 0) {
       const none = element("span", { className: "none" }, "not in this atlas");
       return atlas.maps.tile([none], [value, meter, "training row " + training], "", null);

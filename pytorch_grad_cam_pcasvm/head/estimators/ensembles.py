@@ -184,11 +184,14 @@ def _plain_width(estimator: Any, fitted: Sequence[Any], decisions: Sequence[Any]
 def _several_outputs(estimator: Any) -> Stage:
     labels = isinstance(estimator, MultiOutputClassifier)
     if labels:
+        for classes in estimator.classes_:
+            if list(classes) != [0, 1]:
+                raise NoClosedFormError(
+                    f"MultiOutputClassifier has an output of the classes {classes.tolist()}, but only outputs of two "
+                    "classes, 0 and 1, are taken",
+                    "fit a head for each output",
+                )
         members, _ = _members(estimator, estimator.estimators_)
-        if any(list(classes) != [0, 1] for classes in estimator.classes_):
-            raise NoClosedFormError(
-                "MultiOutputClassifier has outputs with classes other than 0 and 1: fit one for each."
-            )
     else:
         members = [Chain(stages_of(each)) for each in estimator.estimators_]
         _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])

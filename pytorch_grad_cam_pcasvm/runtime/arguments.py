@@ -1,0 +1,54 @@
+"""Arguments: which one was meant, where a call has one that nothing takes."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def unknown_argument(owner: str, name: str, known: Iterable[str]) -> TypeError:
+    """Return the error for an argument that nothing takes; the message names the one that was meant."""
+    known = list(known)
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
+    if name.startswith("target_layer") and "layer" in known:
+        hint = "methods take the layers of maps, as in ContributionCAM(net, [...]); layer= is where features come from"
+    return TypeError(f"{owner} has no argument {name!r}: {hint}")
+
+
+def named(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function whose unknown arguments are told by :func:`unknown_argument`."""
+
+    @wraps(function)
+    def called(*given: P.args, **options: P.kwargs) -> T:
+        _check(function, function.__name__, given, options)
+        return function(*given, **options)
+
+    return called
+
+
+class Named:
+    """A class whose unknown and missing arguments are told in the name of the class that was called."""
+
+    # Not a metaclass, nor an __init__ around others, which would both hide the signature.
+    def __new__(cls, *given: Any, **options: Any) -> Any:
+        """Refuse what ``__init__`` does not take."""
+        if given or options:  # copies come without any
+            _check(cls, cls.__name__, given, options)
+        return super().__new__(cls)
+
+
+def _check(function: Any, name: str, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*given, **options)
+    except TypeError as error:
+        known = [each for each, about in signature.parameters.items() if about.kind is not about.VAR_KEYWORD]
+        for option in options:
+            if option not in known:
+                raise unknown_argument(name, option, known) from None
+        raise TypeError(f"{name}: {error}") from None
