@@ -124,6 +124,8 @@ class Path:
                 ) from error
             if len(given) == len(expected) and all(map(_close, given, expected)):
                 return
+            if [leaf.shape for leaf in given] == [leaf.shape for leaf in expected]:
+                break  # one image alone has other numbers than among others
         finite = all(bool(leaf.isfinite().all()) for leaf in given)
         raise NoClosedFormError(
             f"what follows the target layer {names} is another function at the baseline: the network branches on "

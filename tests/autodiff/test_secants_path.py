@@ -413,16 +413,25 @@ def test_a_network_that_takes_no_single_image_is_asked_with_all():
         def forward(self, x):
             return self.start(x).mean((2, 3), keepdim=True).squeeze().tanh()
 
+    x = random(3, 3, 4, 4)
+    with torch.no_grad():
+        passed = Path(Squeezed(None), None, ["start"]).run(x)
+    adds_up(passed, x[:1] - 1)
+
+
+def test_a_network_that_mixes_images_is_refused():
+    """What one image brings to the features of another is on no map of the other."""
+
     class Centred(Masked):
         def forward(self, x):
             x = self.start(x)
             return (x - x.mean(0) / 2).tanh()
 
     x = random(3, 3, 4, 4)
-    for kind in (Squeezed, Centred):
-        with torch.no_grad():
-            passed = Path(kind(None), None, ["start"]).run(x)
-        adds_up(passed, x[:1] - 1)
+    with torch.no_grad():
+        passed = Path(Centred(None), None, ["start"]).run(x)
+    with pytest.raises(NoClosedFormError, match="or mixes images"):
+        passed.baseline({0: x[:1] - 1})
 
 
 def test_a_baseline_of_no_finite_output_or_another_shape_is_refused():
