@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, refuse_splits, tell_bad
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
 
@@ -13,7 +13,7 @@ def atlas(options: Any) -> None:
     """Explain a folder, and keep the maps."""
     from pytorch_grad_cam_pcasvm import atlas
 
-    refuse_splits(options.images, ("test", "testing"))
+    classes_in(options.images, ("test", "testing"))
     net, transform = network(options)
     method = getattr(package, options.method)
     layer = layer_of(options, net, transform)
@@ -49,7 +49,7 @@ def evaluate(options: Any) -> None:
     for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
-    refuse_splits(options.images, ("test", "testing"))
+    classes_in(options.images, ("test", "testing"))
     net, transform = network(options)
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
     methods = {name: getattr(package, name) for name in names}

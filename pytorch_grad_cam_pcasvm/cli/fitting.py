@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, refuse_splits, tell_bad, tell_empty, two_classes
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, pool, source
 
 _PICTURE = 64  # pixels, of the picture of a support vector
@@ -30,10 +30,9 @@ def fit(options: Any) -> None:
         raise ValueError(f"--out must end in .safetensors, got {options.out}")
     if not options.out.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {options.out.parent}")
-    refuse_splits(options.images, ("train", "training"))
+    names = two_classes(options.images, classes_in(options.images, ("train", "training")))
     backbone, transform = backbone_of(options)
     images = Images(options.images, transform, thumbnails=0)
-    names = two_classes(options.images, images.names)
     features, numbers, rows, bad = _features(options, backbone, images)
     if len(set(numbers.tolist())) < 2:
         raise ValueError(f"only images of {names[numbers[0]]!r} can be read, but an SVM needs two classes")

@@ -9,9 +9,14 @@ from typing import Any
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 
-def refuse_splits(root: Path, wanted: Sequence[str]) -> None:
-    """Refuse a folder whose folders are named as the parts of a data set, and say which of them was meant."""
-    from pytorch_grad_cam_pcasvm.data import class_folders
+def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
+    """Return the names of the classes in a folder of images, or None; before a network is loaded.
+
+    Raises:
+        ValueError: there are no images, some of them lie beside the folders of others, or folders are named as the
+            parts of a data set; the message says which of these was meant.
+    """
+    from pytorch_grad_cam_pcasvm.data import Images, class_folders
 
     folders = class_folders(root) if root.is_dir() else []
     splits = [name for name in folders if name.lower() in _SPLITS]
@@ -21,6 +26,7 @@ def refuse_splits(root: Path, wanted: Sequence[str]) -> None:
         looks = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
         raise ValueError(f"the {are} named {named}, which {looks}: did you mean --images {root / meant}?")
+    return Images(root, lambda picture: picture, thumbnails=0).names
 
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:

@@ -553,3 +553,12 @@ def test_support_vectors_are_kept_with_names_and_small_pictures(fit, tmp_path, c
     assert without.examples == {}
     assert without.digest() == head.digest()
     assert "pictures" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["fit", "atlas", "evaluate"])
+def test_folders_are_looked_at_before_a_network_is_loaded(network, head, tmp_path, capsys, monkeypatch, command):
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.cli.networks.backbone_of", lambda options: pytest.fail("loaded"))
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.cli.fitting.backbone_of", lambda options: pytest.fail("loaded"))
+    options = ["--images", str(tmp_path), *network[2:], "--out", str(tmp_path / "out.safetensors")]
+    assert main([command, *options, *([] if command == "fit" else ["--head", str(head)])]) == 2
+    assert f"error: the folder {tmp_path} has no images" in capsys.readouterr().err
