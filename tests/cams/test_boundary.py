@@ -319,7 +319,7 @@ def test_maps_of_several_layers_are_one_that_adds_up(path, combine):
         assert relative(maps.baseline_values, (coarse[0].baseline_values + coarse[1].baseline_values) / 2) < 1e-12
     with pytest.raises(ValueError, match="not sums of component maps"):  # each layer has a baseline of its own
         recombined(cam.explain(p.x), p.fitted)
-    with pytest.raises(ValueError, match="takes one target layer"):
+    with pytest.raises(ValueError, match="takes several target layers in explain only"):
         cam.jacobians(p.x)
     with pytest.raises(ValueError, match="combine must be 'shared' or 'mean', got 'sum'"):
         ContributionCAM(p.net, layers, combine="sum")
