@@ -319,10 +319,10 @@ class Head(Hookable):
             if stage is None:
                 break
             saved = [each.saved[position - 1] for each in traces]
-            if short:
-                scaled = stage.jacobian(intact(saved[0]), y)
-            elif scaled is not None:
-                with known_to(trace.eps, partial(self.errors, trace, position - 1)):
+            with known_to(trace.eps, partial(self.errors, trace, position - 1)):
+                if short:
+                    scaled = stage.jacobian(intact(saved[0]), y)
+                elif scaled is not None:
                     scaled = pulled_through(stage, scaled, *saved)
         assert scaled is not None, "no seeds were given"
         grad, log_scale = scaled
