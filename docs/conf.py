@@ -50,7 +50,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "_examples",
     "gallery_dirs": "auto_examples",
     "plot_gallery": False,
-    "filename_pattern": r"/(digits|atlas|layers|volume)\.py$",
+    "filename_pattern": r"/\d\d_(digits|atlas|layers|volume)\.py$",
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "notebook_extensions": set(),

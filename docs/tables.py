@@ -47,16 +47,21 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # of those that are not fitted as they 
     "VotingClassifier": {"estimators": _PROBABLE, "voting": "soft"},
     "VotingRegressor": {"estimators": _TWO_SVRS},
 }
-EXAMPLES = {  # titles and pictures in the gallery; others are called by their file's name
-    "photo": ("One photo, half temple and half flower", "photo.png"),
-    "digits": ("Digits, a CNN and two SVMs", "digits.png"),
-    "atlas": ("An atlas of 1,797 digits", "atlas.png"),
-    "layers": ("One decision at three layers", "layers.png"),
-    "mistake": ("Why was this one wrong?", "mistake.png"),
-    "volume": ("Volumes", "volume.png"),
-    "transformer": ("A Vision Transformer, pair by pair", "transformers.png"),
-    "paper": ("The paper's experiment", "paper/chest-xray/maps.png"),
-    "which_method": ("Which method for which head?", "contributions.png"),
+EXAMPLES = {  # pages of the gallery: script, title and picture; other scripts have a page with their own name
+    "photo": ("photo", "One photo, half temple and half flower", "photo.png"),
+    "digits": ("digits", "Digits, a CNN and two SVMs", "digits.png"),
+    "chest_xrays": ("photos", "Chest X-rays", "gallery/chest-xrays.png"),
+    "blood_cells": ("photos", "Blood cells", "gallery/blood-cells.png"),
+    "dogs_and_cats": ("photos", "Dogs and cats, at two layers", "gallery/dogs-and-cats.png"),
+    "mistake": ("mistake", "Why was this one wrong?", "mistake.png"),
+    "atlas": ("atlas", "An atlas of 1,797 digits", "atlas.png"),
+    "deploy": ("deploy", "An exported explanation, also on a web page", "export_page.png"),
+    "layers": ("layers", "One decision at three layers", "layers.png"),
+    "volume": ("volume", "Volumes", "volume.png"),
+    "transformer": ("transformer", "A Vision Transformer, pair by pair", "transformers.png"),
+    "paper": ("paper", "The paper's experiment", "paper/chest-xray/maps.png"),
+    "which_method": ("which_method", "Which method for which head?", "which_method.png"),
+    "which_layer": ("which_layer", "Which layer?", "which_layer.png"),
 }
 
 
@@ -142,14 +147,16 @@ def examples(source: Path, target: Path) -> None:
     (target / "README.txt").write_text(
         "Examples\n========\n\nScripts of the folder ``examples/``, and what they draw.\n"
     )
-    for file in source.glob("*.py"):
-        title, picture = EXAMPLES.get(file.stem, (file.stem.replace("_", " ").capitalize(), None))
-        text, code = file.read_text(encoding="utf-8").removeprefix('"""').split('"""', 1)
+    shown = {script for script, _, _ in EXAMPLES.values()}
+    others = {file.stem: (file.stem, file.stem.replace("_", " ").capitalize(), None) for file in source.glob("*.py")}
+    pages = EXAMPLES | {name: page for name, page in others.items() if name not in shown}
+    for number, (name, (script, title, picture)) in enumerate(pages.items()):
+        text, code = (source / f"{script}.py").read_text(encoding="utf-8").removeprefix('"""').split('"""', 1)
         head = f"{title}\n{'=' * len(title)}\n\n{text.rstrip()}\n"
         if picture:
             head += f"\n.. image:: /{picture}\n    :alt: {title}\n"
             code += f"\n# sphinx_gallery_thumbnail_path = '{picture}'\n"
-        (target / file.name).write_text(f'"""{head}"""{code}', encoding="utf-8")
+        (target / f"{number:02}_{name}.py").write_text(f'"""{head}"""{code}', encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Which layer? Target layers and several together on the six data sets of the paper.
+"""Which layer? Target layers, alone and combined, on the paper's six data sets.
 
     python examples/which_layer.py --root data --weights mobilenet_v2.pth
 
-On the means of an ImageNet classifier's convolutions a scaler, PCA(16) and an SVM are fitted for every set of --sets.
-``evaluation.layers`` then compares the last block of each map size, and the two coarsest together, on one half of the
-test images, and recommends; the other half tells whether the recommendation holds there.
+For every data set in --sets, a scaler, PCA(16) and an SVM are fitted on the means of an ImageNet classifier's
+convolutions. ``evaluation.layers`` then compares the last block of each map size, and the two coarsest together, on one
+half of the test images, and recommends a layer. The other half tests the recommendation.
 
-It prints Markdown, and leaves which_layer.md and .json in --out; sets that are there already are not measured again.
+It prints Markdown, and writes which_layer.md and .json to --out; sets that are already there are not measured again.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from experiment import datasets
 from experiment.comparison import NOTHING, RANDOM, SHARE, table, together, unsigned
 from experiment.frozen import images
 from experiment.network import convolutions, fused
+from experiment.panels import Row, panels
 from experiment.problems import RunError
+from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -35,7 +38,7 @@ from pytorch_grad_cam_pcasvm import BaselineWarning, BlankMapWarning, PCASVMNet,
 
 SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs-cat")
 KINDS = ("deletion", "insertion")
-POINT = "pointing game"
+BESIDE, PASTED, POINTED = f"side by side: {SHARE}", f"pasted: {SHARE}", "pasted: pointing game"
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -99,33 +102,68 @@ def last_of(result: evaluation.Result) -> str:
     return next(row.against for row in result.rows if row.against not in known)
 
 
+Halves = dict[str, list[evaluation.Result]]
+
+
+def halves_of(results: dict[str, Any]) -> Halves:
+    """Return what was measured on the two halves of each set."""
+    return {name: [evaluation.Result.from_dict(half) for half in found["halves"]] for name, found in results.items()}
+
+
+def candidates_of(of: Halves) -> list[str]:
+    """Return the names of the layers and of several together."""
+    return list(dict.fromkeys(row.method for halves in of.values() for half in halves for row in half.rows))
+
+
+def number(of: Halves, names: Sequence[str], key: tuple[str, ...]) -> evaluation.Estimate:
+    """Return a number in the mean over some sets, which may miss it."""
+    found = []
+    for half in (half for name in names for half in of[name]):
+        try:
+            found.append(half[key])  # type: ignore[index]
+        except KeyError:
+            found.append(NOTHING)
+    return together(found)
+
+
+def plot(results: dict[str, Any], sets: Mapping[str, str]) -> Figure:
+    """Draw faithfulness and localisation of every layer, in the mean over all sets, and for sets with a title."""
+    of = halves_of(results)
+    columns = {"all sets": list(of), **{title: [name] for name, title in sets.items()}}
+
+    def row(label: str, chance: float, keys: dict[str, tuple[str, ...]]) -> Row:
+        series = {
+            title: {what: [number(of, names, (each, *key)) for each in candidates_of(of)] for what, key in keys.items()}
+            for title, names in columns.items()
+        }
+        return Row(label, chance, series)
+
+    rows = [
+        row(
+            "better than random maps, in standard deviations of the margin", 0, {kind: (kind, RANDOM) for kind in KINDS}
+        ),
+        row("two images side by side: share of the evidence on the right one (0.5: chance)", 0.5, {"": (BESIDE,)}),
+        row(
+            "a small image pasted into another (13 % of the area)",
+            0.13,
+            {"share of evidence": (PASTED,), "pointing game": (POINTED,)},
+        ),
+    ]
+    return panels(candidates_of(of), rows)
+
+
 def tables(results: dict[str, Any]) -> dict[str, str]:
     """Return all tables in Markdown, by title: candidates, of all sets and each; and whether a recommendation holds."""
-    of = {name: [evaluation.Result.from_dict(half) for half in found["halves"]] for name, found in results.items()}
-
-    def number(names: list[str], key: tuple[str, ...]) -> evaluation.Estimate:
-        found = []
-        for half in (half for name in names for half in of[name]):
-            try:
-                found.append(half[key])  # type: ignore[index]
-            except KeyError:
-                found.append(NOTHING)
-        return together(found)
-
-    candidates = list(dict.fromkeys(row.method for halves in of.values() for half in halves for row in half.rows))
-    columns = [
-        *((kind, RANDOM) for kind in KINDS),
-        (f"side by side: {SHARE}",),
-        (f"pasted: {SHARE}",),
-        (f"pasted: {POINT}",),
-    ]
+    of = halves_of(results)
+    candidates = candidates_of(of)
+    columns = [*((kind, RANDOM) for kind in KINDS), (BESIDE,), (PASTED,), (POINTED,)]
     header = ["layer", "deletion", "insertion", "side by side", "pasted: share", "pasted: pointing"]
     found = {}
     for title, names in {"All sets": list(of), **{name: [name] for name in of}}.items():
         found[title] = table(
             header,
-            [[each, *(str(number(names, (each, *key))) if len(key) > 1 else unsigned(number(names, (each, *key)))
-                      for key in columns)] for each in candidates],
+            [[each, *((str if len(key) > 1 else unsigned)(number(of, names, (each, *key))) for key in columns)]
+             for each in candidates],
         )  # fmt: skip
     held = []
     for name, (first, second) in of.items():

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from experiment.panels import Row, panels
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
     ClosedFormAblationCAM,
@@ -118,14 +119,14 @@ class Measured:
                 estimates.append(NOTHING)
         return together(estimates)
 
-    def blind(self, head: str, kind: str) -> str:
+    def blind(self, head: str, kind: str) -> float:
         """Return how much better than random maps the blind map is, in the mean over all images and sets."""
         gains = []
         for name in self.sets:
             curves = self._found[name, head, "faithfulness"].curves
             assert curves is not None
             gains.append(np.mean(curves[kind][BLIND]) - np.mean(curves[kind][RANDOM]))
-        return f"{np.mean(gains) * (-1 if kind == 'deletion' else 1):+.2f}"
+        return float(np.mean(gains)) * (-1 if kind == "deletion" else 1)
 
     def layers(self) -> list[str]:
         """Return what is randomised, in the order of the sensitivity check."""
@@ -165,7 +166,7 @@ def of_methods(of: Measured) -> dict[str, str]:
         method = row[0]
         for head in heads:
             gains = [
-                of.blind(head, kind)
+                f"{of.blind(head, kind):+.2f}"
                 if method == BLIND
                 else str(of.number("faithfulness", head, (method, kind, RANDOM)))
                 for kind in KINDS
@@ -223,11 +224,17 @@ def of_methods(of: Measured) -> dict[str, str]:
 KIND_OF_FEATURES = ("dense", "pooled")
 
 
-def wrong(of: Measured, chosen: Sequence[str], kind: str, head: str, method: str, key: str) -> str:
-    """Return the share of contradictory maps of components or decisions, in the mean over some sets."""
+def share_wrong(of: Measured, chosen: Sequence[str], kind: str, head: str, method: str, key: str) -> np.ndarray:
+    """Return the share of contradictory maps of each component, or of decisions, in the mean over some sets."""
     counted = [of.every[name]["heads"][kind][head]["contradictory"] for name in chosen]
     shares = [each[method][key] for each in counted if method in each]
-    return " / ".join(percent(float(share)) for share in np.atleast_1d(np.mean(shares, axis=0))) if shares else "–"
+    return np.atleast_1d(np.mean(shares, axis=0) if shares else np.nan)
+
+
+def wrong(*question: Any) -> str:
+    """Return what ``share_wrong`` does, in words."""
+    shares = share_wrong(*question)
+    return "–" if np.isnan(shares).any() else " / ".join(percent(float(share)) for share in shares)
 
 
 def contradictions(of: Measured) -> dict[str, str]:
@@ -278,29 +285,43 @@ def unsigned(estimate: Estimate) -> str:
 def plot(results: dict[str, Any]) -> Figure:
     """Draw the mean over all sets of every method and head: faithfulness, and the share on the right photo."""
     of = Measured(results)
-    figure = Figure(figsize=(10.5, 7.6), layout="constrained")
-    grid = figure.subplots(2, len(of.heads), sharex="row", sharey=True, squeeze=False)
-    places = np.arange(len(of.methods))
-    for (above, below), head in zip(grid.T, of.heads, strict=True):
-        for kind, colour, shift in (("deletion", "#b2182b", -0.17), ("insertion", "#2166ac", 0.17)):
-            found = [of.number("faithfulness", head, (method, kind, RANDOM)) for method in of.methods]
-            above.errorbar(
-                [each.mean for each in found], places + shift, xerr=[each.standard_error for each in found],
-                fmt="o" if kind == "deletion" else "D", color=colour, markersize=3.2, linewidth=1, label=kind,
-            )  # fmt: skip
-        above.axvline(0, color="0.5", linewidth=0.8)
-        above.set_title(head, fontsize="medium")
-        shares = [of.number("localisation", head, (method, SHARE)) for method in of.methods]
-        below.errorbar([each.mean for each in shares], places, xerr=[each.standard_error for each in shares], fmt="o",
-                       color="0.25", markersize=3.2, linewidth=1)  # fmt: skip
-        below.axvline(0.5, color="0.5", linewidth=0.8)
-        for axis in (above, below):
-            axis.set_yticks(places, of.methods, fontsize="small")
-            axis.grid(axis="y", color="0.92")
-            axis.spines[["top", "right"]].set_visible(False)
-    grid[0, 0].invert_yaxis()
-    middle = len(of.heads) // 2
-    grid[0, middle].set_xlabel("better than random maps, in standard deviations of the margin (0: chance)")
-    grid[1, middle].set_xlabel("two photos side by side: share of the evidence on the right one (0.5: chance)")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
-    return figure
+    methods = [*of.methods, BLIND]
+    return panels(methods, [_faithfulness(of, methods), _beside(of, methods)])
+
+
+def plot_baselines(results: dict[str, Any]) -> Figure:
+    """Draw the mean over all sets of Grad-CAM and every baseline: contradictory maps, then what ``plot`` shows."""
+    of = Measured(results)
+    methods = [name for name in BASELINES if name in of.methods]
+
+    def shares(kind: str, head: str) -> list[Estimate]:
+        return [Estimate(100 * share_wrong(of, of.sets, kind, head, each, "decision").item(), 0, 0) for each in methods]
+
+    contradictory = Row(
+        "maps that contradict the decision, in %",
+        0,
+        {head: {f"{kind} features": shares(kind, head) for kind in KIND_OF_FEATURES} for head in of.heads},
+    )
+    labels = [name.replace("Contributions, ", "") if name != "Contributions" else "neutral" for name in methods]
+    return panels(labels, [contradictory, _faithfulness(of, methods), _beside(of, methods)])
+
+
+def _faithfulness(of: Measured, methods: Sequence[str]) -> Row:
+    def gain(head: str, method: str, kind: str) -> Estimate:
+        if method == BLIND:
+            return Estimate(of.blind(head, kind), float("nan"), 0)
+        return of.number("faithfulness", head, (method, kind, RANDOM))
+
+    return Row(
+        "better than random maps, in standard deviations of the margin (0: chance)",
+        0,
+        {head: {kind: [gain(head, each, kind) for each in methods] for kind in KINDS} for head in of.heads},
+    )
+
+
+def _beside(of: Measured, methods: Sequence[str]) -> Row:
+    return Row(
+        "two photos side by side: share of the evidence on the right one (0.5: chance)",
+        0.5,
+        {head: {"": [of.number("localisation", head, (each, SHARE)) for each in methods]} for head in of.heads},
+    )

@@ -9,6 +9,7 @@ import layers
 import mistake
 import numpy as np
 import photo
+import photos
 import pytest
 import torch
 import torchvision
@@ -76,21 +77,35 @@ def test_the_example_of_layers_runs(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("x") >= 3  # 4x4, 8x8, 16x16
 
 
-def test_the_example_of_a_mistake_runs(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def noise(tmp_path):
+    """Pictures of two classes that look the same: some will be classified wrongly, and some correctly."""
     rng = np.random.default_rng(0)
     for part, name in itertools.product(("train", "test"), ("cat", "dog")):
         (tmp_path / part / name).mkdir(parents=True)
         for number in range(6):
-            colours = rng.integers(0, 256, (24, 24, 3), np.uint8)  # of both classes the same: some will be wrong
-            Image.fromarray(colours).save(tmp_path / part / name / f"{number}.png")
+            Image.fromarray(rng.integers(0, 256, (24, 24, 3), np.uint8)).save(tmp_path / part / name / f"{number}.png")
+    return tmp_path
+
+
+def test_the_example_of_photos_runs(noise, monkeypatch, capsys):
+    small = nn.Sequential(nn.Conv2d(3, 20, 16, 16), nn.ReLU())
+    monkeypatch.setattr(photos, "convolutions", lambda name, weights: small)
+    monkeypatch.setattr("sys.argv", ["photos.py", f"--root={noise}", f"--out={noise / 'new' / 'photos.png'}"])
+    photos.main()
+    assert (noise / "new" / "photos.png").read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"\d+% of 12 test photos .*\n.*photos.png: (cat|dog)", capsys.readouterr().out)
+
+
+def test_the_example_of_a_mistake_runs(noise, monkeypatch, capsys):
     small = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.ReLU())
     monkeypatch.setattr(mistake, "convolutions", lambda name, weights: small)
     given = [
-        f"--{name}={tmp_path / value}" for name, value in (("train", "train"), ("test", "test"), ("out", "new/m.png"))
+        f"--{name}={noise / value}" for name, value in (("train", "train"), ("test", "test"), ("out", "new/m.png"))
     ]
     monkeypatch.setattr("sys.argv", ["mistake.py", *given, "--components", "3"])
     mistake.main()
-    assert (tmp_path / "new" / "m.png").read_bytes().startswith(b"\x89PNG")
+    assert (noise / "new" / "m.png").read_bytes().startswith(b"\x89PNG")
     assert re.search(r"m.png: predicted \"(cat|dog)\" .*, but it is \"(cat|dog)\"", capsys.readouterr().out)
 
 

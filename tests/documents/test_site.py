@@ -142,6 +142,15 @@ def test_every_estimator_that_is_converted_is_in_the_table(monkeypatch):
     assert found <= set(re.findall(r"`(\w+)`", table))  # older versions of scikit-learn have fewer
 
 
+@pytest.mark.optional
+def test_the_references_are_those_of_the_bibliography_and_each_is_cited(monkeypatch):
+    pytest.importorskip("pybtex")
+    monkeypatch.syspath_prepend(str(DOCS))
+    assert PAGES["docs/references.md"] == importlib.import_module("references").page()
+    cited = set(re.findall(r"references\.md#([\w-]+)", "".join(TEXTS.values())))
+    assert anchors(PAGES["docs/references.md"]) - {"references"} == cited
+
+
 # --- links --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,54 @@
+"""Writes ``measurements.md``, and the pictures of it, from the numbers that the examples left beside this file.
+
+python docs/measurements.py
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "examples"))
+
+import which_layer  # noqa: E402 - beside what was put on the path
+from experiment import comparison  # noqa: E402
+
+HEAD = """\
+# Measurements
+
+All numbers behind [Which maps can be believed?](which-maps.md), which also says how they were measured, and behind
+[Choosing layers](layers.md). `python docs/measurements.py` writes this page and its pictures from the JSON files that
+`examples/which_method.py` and `examples/which_layer.py` leave.
+
+Deletion and insertion: by how much the margin falls further, or stays higher, than with a control (random maps, or the
+blind map), in standard deviations of the margin; above 0 is better. Side by side: share of the positive evidence for
+a class on its own photo; 0.5 is chance. Means ± standard errors. In sets whose names end in ":10", the training set has
+ten images of one class for each of another.
+"""
+
+
+def found(name: str) -> Any:
+    """Return the numbers of one run."""
+    return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def page() -> str:
+    """Return the page in Markdown."""
+    methods, baselines = (comparison.tables(found(name)) for name in ("which_method", "which_baseline"))
+    baselines.pop("Accuracy")  # that of the first
+    kept = {title: table for title, table in methods.items() if title not in baselines} | baselines
+    kept |= {f"Layers, {title}": table for title, table in which_layer.tables(found("which_layer")).items()}
+    return HEAD + "".join(f"\n## {title}\n\n{table}\n" for title, table in kept.items())
+
+
+if __name__ == "__main__":
+    (HERE / "measurements.md").write_text(page(), encoding="utf-8")
+    for name, figure in {
+        "which_method": comparison.plot(found("which_method")),
+        "which_baseline": comparison.plot_baselines(found("which_baseline")),
+        "which_layer": which_layer.plot(
+            found("which_layer"), {"chest-xray": "chest X-rays", "dog-vs-cat": "dogs and cats"}
+        ),
+    }.items():
+        figure.savefig(HERE / f"{name}.png", dpi=100)
