@@ -1,7 +1,7 @@
-"""Drop a photo, and see what a network with your own head says, and why: an app in the browser.
+"""An app in the browser: drop a photo, and see what your network and head predict, and why.
 
-It takes the options of the command line, and runs on your own computer: photos stay there. ``pip install ".[app]"``
-installs what it needs, gradio.
+It takes the same options as the command line, and runs on your own computer: photos stay there. It needs Gradio,
+which ``pip install ".[app]"`` installs.
 
     python -m pytorch_grad_cam_pcasvm fit --images photos --backbone resnet18 --layer layer4 --out head.safetensors
     python examples/app.py --backbone resnet18 --layer layer4 --head head.safetensors

@@ -1,7 +1,8 @@
-"""A whole data set explained once, and looked at in a browser: the 1,797 digits that come with scikit-learn.
+"""Explain a whole data set once, and browse it: the 1,797 digits that come with scikit-learn.
 
-A small CNN is trained, PCA and an RBF SVM are fitted on its features, every image is explained once, and a page is
-written: what each component means, where every decision looks, which support vectors drive it. No download, no GPU:
+The script trains a small CNN, fits PCA and an RBF SVM on its features, explains every image once, and writes a page
+that shows what each component means, where every decision looks, and which support vectors drive it. It needs no
+download and no GPU:
 
     python examples/atlas.py
 """

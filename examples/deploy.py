@@ -1,8 +1,8 @@
-"""An explanation in one file, used where there is no PyTorch: ``python examples/deploy.py --out deployed``.
+"""Export explanations to one file, and use it without PyTorch: ``python examples/deploy.py --out deployed``.
 
-It fits a head on handwritten digits and writes ``explainer.onnx``, with ``explainer.py`` beside it, which needs numpy,
-Pillow and onnxruntime only and may be copied to wherever explanations are wanted. Then it explains a digit there, in
-another process.
+The script fits a head on handwritten digits and writes ``explainer.onnx``. Next to it, it puts ``explainer.py``, which
+needs only numpy, Pillow and onnxruntime; you can copy both to wherever you need explanations. Then it explains a digit
+there, in another process.
 """
 
 import argparse

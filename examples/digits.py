@@ -1,8 +1,8 @@
 """Where a CNN, its principal components and two SVMs look on real handwritten digits.
 
-A small CNN is trained on the digits that come with scikit-learn; PCA and an SVM (linear, then RBF) are fitted on its
-second dense layer. The script prints how well each classifies and writes one figure of maps: by the gradient, Grad-CAM,
-and for the SVMs by what every position contributes to the decision. No download, no GPU:
+The script trains a small CNN on the digits that come with scikit-learn, and fits PCA and an SVM (linear, then RBF) on
+its second dense layer. It prints the accuracy of each and draws one figure of maps: Grad-CAM, and for the SVMs also the
+contribution of every position to the decision. It needs no download and no GPU:
 
     python examples/digits.py
 """

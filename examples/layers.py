@@ -1,7 +1,8 @@
-"""How fine a map is depends on its layer: the same decision explained at 4x4, 8x8 and 16x16 positions.
+"""The layer sets the resolution of a map: the same decision explained at 4x4, 8x8 and 16x16 positions.
 
-A small ResNet is trained on handwritten digits (scikit-learn's) that lie anywhere on a canvas of 64x64 pixels, beside
-scraps of other digits; PCA and an SVM are fitted on its pooled features. No download, no GPU, about a minute:
+The script trains a small ResNet on scikit-learn's handwritten digits, placed anywhere on a canvas of 64x64 pixels
+together with scraps of other digits, and fits PCA and an SVM on its pooled features. It takes about a minute, and needs
+no download and no GPU:
 
     python examples/layers.py
 """

@@ -1,8 +1,9 @@
-"""Why was this one wrong? The surest mistake among test photos, taken apart.
+"""Why was this one wrong? The most confident mistake among test photos, explained.
 
-Scaler, PCA and an RBF SVM are fitted on the pooled features of an ImageNet network, from a few photos of each class.
-Of the test photos that it gets wrong, the one with the largest margin is drawn by ``figures.plot_mistake``. --train and
---test are folders with a folder for each class; the weights are torchvision's, or a file of them. No GPU, a minute:
+The script fits a scaler, PCA and an RBF SVM on the pooled features of an ImageNet network, with a few photos of each
+class. Of the misclassified test photos, ``figures.plot_mistake`` draws the one with the largest margin. --train and
+--test are folders with one subfolder per class; the weights are torchvision's, or come from a file. It takes a minute,
+without a GPU:
 
     python examples/mistake.py --train photos/train --test photos/test
 """

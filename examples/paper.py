@@ -1,12 +1,12 @@
-"""The experiment of the paper: PCA- and SVM-Grad-CAM on six data sets, with the paper's protocol as defaults.
+"""The paper's experiment: PCA- and SVM-Grad-CAM on six data sets, with the paper's protocol as defaults.
 
     python examples/paper.py --dataset mnist --root data --download
     python examples/paper.py --dataset folder --root photos --backbone mobilenet_v2 --weights weights.pth
 
 The convolutions of an ImageNet classifier are frozen; dense layers of 40, 30, 20 and C units are trained on them, PCA
-is fitted on the second, and a linear and an RBF SVM on its components. What it leaves in --out: scores.json, the
-trained layers, both heads, every figure, and index.html, one file with the figures in it that can be mailed. A run that
-was interrupted goes on where it stopped.
+is fitted on the second, and a linear and an RBF SVM on its components. The script writes scores.json, the trained
+layers, both heads, every figure, and index.html, a self-contained file that you can email, to the folder --out. An
+interrupted run resumes where it stopped.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """One photo, half temple and half flower: plain Grad-CAM of the network, a component, and the decision of an SVM.
 
-The head is fitted on crops of the two photos that come with scikit-learn, behind MobileNetV2 with ImageNet weights.
-torchvision downloads these, unless a file is named:
+The head is fitted on MobileNetV2 features of crops of the two photos that come with scikit-learn. torchvision downloads
+the ImageNet weights, unless you pass a file:
 
     python examples/photo.py [--weights FILE] [--out photo.png]
 """

@@ -1,10 +1,10 @@
-"""Where a Vision Transformer looks: at its class token or its patches, at one picture and at two side by side.
+"""Where a Vision Transformer looks, with class token or patch features, on one picture and on two side by side.
 
-A tiny transformer with a class token and four registers is trained from scratch; a scaler, PCA and an RBF SVM are
-fitted on its class token, on the mean of its patches, and on both. Two test pictures of different classes are then put
-side by side: how much of the evidence for a class lies on its own picture? A Markdown table says so for several target
-layers and methods, two figures show it. Handwritten digits (scikit-learn's) need no file, blood cells that of
-BloodMNIST. No GPU, about five minutes on one core:
+The script trains a tiny transformer with a class token and four registers from scratch, and fits a scaler, PCA and an
+RBF SVM on its class token, on the mean of its patches, and on both. Then it puts two test pictures of different classes
+side by side: how much of the evidence for a class lies on its own picture? It prints a Markdown table for several
+target layers and methods, and draws two figures. scikit-learn's handwritten digits need no file; blood cells need the
+file of BloodMNIST. It takes about five minutes on one core, without a GPU:
 
     python examples/transformer.py
     python examples/transformer.py --dataset bloodmnist --root bloodmnist.npz

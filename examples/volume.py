@@ -1,8 +1,8 @@
 """Where a 3-D CNN, its principal components and an RBF SVM look in volumes: spheres against cubes, in noise.
 
-A small 3-D CNN is trained on volumes that are made here; PCA and an RBF SVM are fitted on its pooled features. The
-script prints how well they classify, and how much of the evidence lies on the object. Of one volume it writes the maps,
-in the geometry of the input, as NIfTI for any viewer of medical images, and a figure of slices. No download, no GPU:
+The script trains a small 3-D CNN on synthetic volumes, and fits PCA and an RBF SVM on its pooled features. It prints
+their accuracy, and how much of the evidence lies on the object. For one volume it writes the maps, in the geometry of
+the input, as NIfTI for any viewer of medical images, and a figure of slices. It needs no download and no GPU:
 
     python examples/volume.py
 """

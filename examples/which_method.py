@@ -1,18 +1,18 @@
-"""Which method for which head? Every method on the six data sets of the paper, for linear and RBF SVMs.
+"""Which method for which head? Every method on the paper's six data sets, for linear and RBF SVMs.
 
     python examples/which_method.py --root data --weights mobilenet_v2.pth
 
-Two networks for every set of --sets: dense layers of 40 and 30 units, trained on the frozen convolutions of an ImageNet
-classifier, as in the paper; and the means of the convolutions over positions. On each, PCA(3) and SVMs are fitted.
-``pytorch_grad_cam_pcasvm.evaluation`` then measures faithfulness (deletion and insertion) and sensitivity (the head,
-and layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled features; and it
-is counted how many maps contradict the value above them. Of "dog-vs-cat:10" the training set has ten images of the
-first class for each of another one: Grad-CAM and the baselines of contributions are compared there, and with
---baselines everywhere, which takes a third of the time.
+For every data set in --sets there are two networks: dense layers of 40 and 30 units, trained on the frozen convolutions
+of an ImageNet classifier, as in the paper; and the means of the convolutions over positions. On each, PCA(3) and SVMs
+are fitted. ``pytorch_grad_cam_pcasvm.evaluation`` then measures faithfulness (deletion and insertion) and sensitivity
+(the head, and layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled
+features. It also counts the maps that contradict the value they explain. In "dog-vs-cat:10", the training set has ten
+images of the first class for each image of another class. There, only Grad-CAM and the baselines of contributions are
+compared; --baselines does so for every set, in a third of the time.
 
-It prints Markdown, and leaves which_method.md, .json and .png in --out, and contributions.png: photos with Grad-CAM and
-contributions. What is costly is kept in --cache, so that a run goes on where it stopped. On two cores start two runs,
-each with half of --sets, and then a third that puts them together.
+It prints Markdown, and writes which_method.md, .json and .png to --out, and contributions.png: photos with Grad-CAM and
+contributions. Costly results are kept in --cache, so that a run resumes where it stopped. On two cores, start two runs,
+each with half of --sets, and then a third that combines them.
 """
 
 import argparse

@@ -147,7 +147,7 @@ def test_the_other_blocks_of_the_page_run_one_after_the_other():
         "What is on the map, and what is not",
         "Frozen attention",
         "Maps of single heads",
-        "What is refused",
+        "Error messages",
     ]
     torch.manual_seed(0)
     names = run(found["Transformers"], backbone=Named().eval(), **given(64))
@@ -170,7 +170,7 @@ def test_the_other_blocks_of_the_page_run_one_after_the_other():
 
 
 def test_the_page_says_what_the_errors_say():
-    text = PAGE[PAGE.index("## What is refused") :]
+    text = PAGE[PAGE.index("## Error messages") :]
     messages = re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
     source = "".join(file.read_text() for file in PACKAGE.rglob("*.py"))
     assert len(messages) == 5
