@@ -26,11 +26,11 @@ class Batch:
     """Rows read from a data set.
 
     Attributes:
-        rows: their numbers in the data set.
-        images: input of the network, shape (n, C, H, W) or (n, C, D, H, W).
-        labels: one for each; None for an image without a label.
-        thumbnails: WebP images; empty if not wanted.
-        bad: why a row could not be read, by its number; such a row is not in the lists above.
+        rows: their row numbers in the data set.
+        images: the network's input, shape (n, C, H, W) or (n, C, D, H, W).
+        labels: one for each image; None for an image without a label.
+        thumbnails: WebP images; empty if none are kept.
+        bad: for each row that could not be read, by number, the reason; these rows are not in the lists above.
     """
 
     rows: list[int]
@@ -44,13 +44,13 @@ def image_and_label(given: Any) -> tuple[Any, Any]:
     """Return the image in a row or a batch, and its label, or None.
 
     Args:
-        given: a dict, as in MONAI or Hugging Face, a pair or longer tuple, or an image alone.
+        given: a dict, as in MONAI or Hugging Face; a pair or longer tuple; or an image alone.
 
     Returns:
-        The image and its label; tensors of a subclass as plain ones.
+        The image and its label; tensors of a subclass become plain tensors.
 
     Raises:
-        ValueError: a dict without an image.
+        ValueError: a dict has no image.
     """
     if isinstance(given, Mapping):
         image, label = (
@@ -65,7 +65,7 @@ def image_and_label(given: Any) -> tuple[Any, Any]:
 
 
 def plain_tensor(value: Any) -> Any:
-    """Return a tensor without its subclass, such as MONAI's MetaTensor, which carries metadata; others unchanged."""
+    """Return a tensor of a subclass, such as MONAI's MetaTensor with its metadata, as a plain one; others unchanged."""
     if not isinstance(value, Tensor) or type(value) is Tensor or isinstance(value, FakeTensor):  # of a tracer
         return value
     return value.as_subclass(Tensor)
@@ -77,13 +77,13 @@ class Images:
     Args:
         given: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
             Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
-        transform: from a PIL image to a tensor for the network; for a folder or a data set of PIL images.
-        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1]; None: undo the transform's
-            Normalize, or else stretch each image from its smallest to its largest value.
-        thumbnails: keep small pictures, of at most as many pixels; 0: none.
+        transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
+        picture: turns a tensor for the network, (C, H, W), into a picture in [0, 1]; None: undo the transform's
+            Normalize, or if it has none, stretch each image from its smallest to its largest value.
+        thumbnails: largest side of the thumbnails, in pixels; 0: no thumbnails.
 
     Raises:
-        TypeError: the data set is of another type.
+        TypeError: the data set has another type.
         ValueError: the data set is empty, or a folder has no images or comes without a transform.
     """
 
@@ -144,7 +144,7 @@ class Images:
         return data, row, data.paths[row] if isinstance(data, _Flat) else None
 
     def labels(self, rows: Sequence[int]) -> list[Any] | None:
-        """Return labels without reading images, or None where a class of the user's own gives them with images only."""
+        """Return the labels without reading images, or None if the user's data set only gives labels with images."""
         data: Any = self.data
         while (getter := getattr(type(data), "__getitem__", None)) is Subset.__getitem__:
             data, rows = data.dataset, [int(data.indices[row]) for row in rows]
@@ -176,7 +176,7 @@ class Images:
         return digest.hexdigest()
 
     def read(self, rows: Sequence[int]) -> Batch:
-        """Return some rows; what cannot be read is listed in ``bad``."""
+        """Return some rows; those that cannot be read are listed in ``bad``."""
         read, images, labels, bad = [], [], [], {}
         for row in rows:
             try:
@@ -226,7 +226,7 @@ def class_folders(root: str | Path) -> list[str]:
 
 
 def arranged(root: Path) -> str:
-    """Return in words how images of several classes are arranged."""
+    """Describe how images of several classes are arranged."""
     return f"one folder for each class, as in {root / 'cat' / '1.jpg'} and {root / 'dog' / '2.jpg'}"
 
 
@@ -234,7 +234,7 @@ class _Classes(ImageFolder):
     """The images of a folder with one folder for each class."""
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the folders with images: .ipynb_checkpoints and the like are no classes."""
+        """Return the names of the folders with images: .ipynb_checkpoints and the like are not classes."""
         names = class_folders(directory)
         return names, {name: number for number, name in enumerate(names)}
 
@@ -254,7 +254,7 @@ class _Flat(Dataset[Tensor]):
 
 
 def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[Any]:
-    """Return the images of a folder, with one class for each folder in it if there are any."""
+    """Return the images of a folder, with one class per subfolder if there are any."""
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}: give a folder of images, or with {arranged(root)}")
     if transform is None:
@@ -294,7 +294,7 @@ def _transform_of(data: Any) -> Any:
 
 
 def _unnormalised(transform: Any) -> Callable[[Tensor], Tensor]:
-    """Return what undoes the Normalize of a transform; without one, what stretches an image to [0, 1]."""
+    """Return a function that undoes a transform's Normalize, or without one, stretches an image to [0, 1]."""
     mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
     if mean is not None and std is not None:
         return Unnormalise(list(mean), list(std))
@@ -325,7 +325,7 @@ def stretched(image: Tensor) -> Tensor:
 
 
 def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor], size: int) -> bytes:
-    """Return a WebP image of what the network sees, of a volume its middle slice."""
+    """Return a WebP image of the network's input; for a volume, of its middle slice."""
     shown = picture(image.detach().float().cpu())
     if shown.dim() == 4:
         shown = shown[:, shown.shape[1] // 2]

@@ -10,35 +10,35 @@ _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib
 
 
 class Way(str):
-    """A way out that is an argument in Python and an option on the command line, which says it in its own words."""
+    """A workaround that is an argument in Python, and an option with its own wording on the command line."""
 
     argument: str
 
     def __new__(cls, text: str, argument: str) -> "Way":
-        """Return a text that knows the name of the argument."""
+        """Return a text with the name of the argument."""
         way = super().__new__(cls, text)
         way.argument = argument
         return way
 
     def __reduce__(self) -> Any:
-        """Return what another process makes it from."""
+        """Return what another process rebuilds it from."""
         return Way, (str(self), self.argument)
 
 
 def refuse(kind: type[Exception], reason: str, *ways_out: str) -> NoReturn:
-    """Raise an error whose message says why something cannot be had and what to do about it; it keeps both apart."""
+    """Raise an error that says why something is not possible and what to do about it, also as separate attributes."""
     error: Any = kind(told(reason, ways_out))
     error.reason, error.ways_out = reason, ways_out
     raise error
 
 
 def told(reason: str, ways_out: Sequence[str]) -> str:
-    """Return a reason and the ways out, if there are any, as one sentence."""
+    """Return a reason and any workarounds as one sentence."""
     return f"{reason}: {', or '.join(ways_out)}" if ways_out else reason
 
 
 class _RefusedError(ValueError):
-    """Something cannot be had; the message says why and what to do about it."""
+    """Something is not possible; the message says why and what to do about it."""
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out
@@ -71,7 +71,7 @@ class NoProgramError(_RefusedError):
 
 
 class NoBoundaryError(ValueError):
-    """A target is nowhere undecided within reach of the training mean, and so has no neutral baseline."""
+    """A target has no boundary within reach of the training mean, and therefore no neutral baseline."""
 
 
 class BlankMapWarning(UserWarning):
@@ -85,8 +85,8 @@ class BlankMapWarning(UserWarning):
 class OutsideTrainingWarning(UserWarning):
     """Most images of a batch are far from those that the head was fitted on; the message says how far.
 
-    Usually they were prepared in another way, as with values of 0 to 255 in place of [0, 1]. Given once by each
-    method's object.
+    Usually they were preprocessed differently, for example with values of 0 to 255 instead of [0, 1]. Each method
+    object gives this warning once.
 
     Example:
         >>> warnings.simplefilter("error", OutsideTrainingWarning)  # rather an error than maps of other images
@@ -94,10 +94,10 @@ class OutsideTrainingWarning(UserWarning):
 
 
 class BaselineWarning(UserWarning):
-    """For most images of a batch a decision is due to the baseline more than to the image, whose map shows the rest.
+    """For most images of a batch, more of a decision is in the baseline than on the map.
 
-    Where its sum has the other sign than the value, the colours contradict the decision. Given once by each method's
-    object.
+    If the sum of a map and the value have opposite signs, the colours contradict the decision. Each method object gives
+    this warning once.
 
     Example:
         >>> warnings.simplefilter("ignore", BaselineWarning)
@@ -105,7 +105,7 @@ class BaselineWarning(UserWarning):
 
 
 class CoarseMapWarning(UserWarning):
-    """A map has fewer than 4x4 positions. Given once by each method's object.
+    """A map has fewer than 4x4 positions. Each method object gives this warning once.
 
     Example:
         >>> warnings.simplefilter("ignore", CoarseMapWarning)
@@ -121,7 +121,7 @@ class AutogradFallbackWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the user's own line: that of the nearest caller outside this package and the libraries that run it."""
+    """Warn at the user's own line: the nearest caller outside this package and the libraries that run it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back

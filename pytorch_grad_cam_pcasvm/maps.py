@@ -27,37 +27,38 @@ FORMATS = ("pytorch_grad_cam_pcasvm maps 1", "pytorch_grad_cam_pcasvm maps 2")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SignedMaps:
-    """The signed maps of K targets for each of N images, and what they were made of.
+    """The signed maps of K targets for each of N images, with their weights, values and the network's output.
 
-    For Grad-CAM ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F of the paper); for the other methods see
+    For Grad-CAM, ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F in the paper); for the other methods, see
     their classes in :mod:`~pytorch_grad_cam_pcasvm.cams`. Maps and weights are divided by ``exp(log_scale)``, which
-    differs from 1 only where the gradient is too small for a float, such as far from every support vector of an RBF
-    machine.
+    differs from 1 only if the gradient is too small for a float, for example far from every support vector of an RBF
+    SVM.
 
-    ``len(maps)`` is N. ``maps[images]`` and ``maps[images, targets]`` select images and targets, each by an integer, a
-    slice, a list or a mask; dimensions are kept, so ``maps[0]`` has N = 1. Slices share memory with ``maps``.
+    ``len(maps)`` is N. ``maps[images]`` and ``maps[images, targets]`` select images and targets by integers, slices,
+    lists or masks. Dimensions are kept, so ``maps[0]`` has N = 1. Slices share memory with ``maps``.
 
     Attributes:
         maps: raw signed maps at the target layer's resolution, shape (N, K, H, W) or (N, K, D, H, W).
         weights: channel weights, shape (N, K, T): gradients summed over positions (e_b, Eq. 11; s, Eq. 16), or the
-            method's own weights; for a method that weights every position separately, their sums over positions;
+            method's own weights; for a method with separate weights for every position, their sums over positions;
             (N, K, 0) if channels have no weights.
         values: the targets' values, shape (N, K).
-        nu: the largest value of each map over both signs (nu_b of the paper), shape (N, K).
+        nu: the largest value of each map over both signs (nu_b in the paper), shape (N, K).
         log_scale: natural logarithm of the factor taken out of maps, weights and nu, shape (N, K); usually 0.
         targets: the K targets.
-        output: the network's output of the same forward pass: a :class:`HeadOutput`, or whatever the network returns.
-        opposite: maps of the negated targets, shape (N, K, H, W), for methods where these are not ``-maps``; else None.
+        output: the network's output from the same forward pass: a :class:`HeadOutput`, or whatever the network returns.
+        opposite: maps of the negated targets, shape (N, K, H, W), for methods in which these are not ``-maps``; else
+            None.
         baseline_values: for maps that add up, the targets' values at the baseline, shape (N, K):
             ``(maps.sum((2, 3)) + remainder) * exp(log_scale) + baseline_values == values``; else None.
-        remainder: for maps that add up, the contribution of activations that are not on the map, such as those of a
-            class token, of registers and of other branches, shape (N, K); else None.
+        remainder: for maps that add up, the contribution of activations that are not on the map (class tokens,
+            registers, other branches), shape (N, K); else None.
         standard_errors: for maps that are means over samples, shape (N, K, H, W); else None.
-        heads: with ``explain(heads=True)``, a map for each head of the first attention after the target layer, shape
-            (N, K, heads, H, W), which add up to ``maps``; else None.
+        heads: with ``explain(heads=True)``, a map for each head of the first attention layer after the target layer,
+            shape (N, K, heads, H, W); they add up to ``maps``. Else None.
         linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
-        neutral: whether :func:`recombined`, too, lets every decision start where its value is 0: features are means
-            over positions, so that another baseline takes the same from all of them.
+        neutral: whether :func:`recombined` can also start each decision where its value is 0. This needs features that
+            are means over positions: changing the baseline then subtracts the same amount at every position.
         layers: dotted names of the target layers.
 
     Example:
@@ -103,9 +104,9 @@ class SignedMaps:
 
     @staticmethod
     def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
-        """Return the maps of several batches as one; targets, resolution and device must be the same.
+        """Return the maps of several batches as one; they must have the same targets, resolution and device.
 
-        The output is a HeadOutput if all come from one head, else the plain scores.
+        The output is a HeadOutput if all parts come from the same head, else plain scores.
 
         Raises:
             TypeError: a part is not a SignedMaps.
@@ -137,13 +138,13 @@ class SignedMaps:
         return replace(first, **tensors, output=_joined([part.output for part in parts]))
 
     def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
-        """Return the maps on another device, or in another precision; nothing is copied needlessly.
+        """Return the maps on another device or in another precision, without needless copies.
 
-        Everything moves to a device, including the output. A floating dtype applies to maps, remainders, errors,
-        weights and nu: the values, ``log_scale`` and the output keep the precision of the head.
+        A device applies to everything, including the output. A floating-point dtype applies to maps, remainders,
+        standard errors, weights and nu; the values, ``log_scale`` and the output keep the precision of the head.
 
         Raises:
-            ValueError: the dtype is not a floating dtype.
+            ValueError: the dtype is not a floating-point dtype.
         """
         if isinstance(where, torch.dtype):
             if not where.is_floating_point:
@@ -162,16 +163,16 @@ class SignedMaps:
         return self.to("cpu")
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the maps to a safetensors file, without pickle; :meth:`load` reads it.
+        """Save the maps to a safetensors file, without pickle; :meth:`load` reads it.
 
-        The file has the tensors under their names; the targets, in its header; and for the output ``output.scores``
+        The file stores the tensors by name, and the targets in its header. The output is stored as ``output.scores``
         and, if present, ``output.components``, ``output.margins`` and ``output.features`` (for a network that returns
-        several tensors ``output.0``, ``output.1``, ...). It does not include the head, and of a target from outside
-        this package it keeps only the name.
+        several tensors, ``output.0``, ``output.1``, ...). The head is not included. For a target from outside this
+        package, only its name is stored.
 
         Raises:
             TypeError: a target's label is not a string, number or boolean.
-            FileNotFoundError: there is no such folder.
+            FileNotFoundError: the folder does not exist.
 
         Example:
             >>> maps.save("maps.safetensors")
@@ -193,14 +194,14 @@ class SignedMaps:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> "SignedMaps":
-        """Return the maps of a file that :meth:`save` wrote, on the CPU, bit for bit as they were.
+        """Return the maps from a file written by :meth:`save`, on the CPU and bit for bit the same.
 
-        ``output`` is a plain tensor of the scores, since the head is not in the file (or a list, for a network that
-        returns several tensors); a target from outside this package becomes its name, a string.
+        ``output`` is a plain tensor of the scores, because the head is not in the file (for a network that returns
+        several tensors, a list). A target from outside this package becomes a string, its name.
 
         Raises:
-            ValueError: the file is truncated, was changed, is not a file of maps, or comes from a later version.
-            FileNotFoundError: there is no such file.
+            ValueError: the file is truncated, was modified, does not contain maps, or comes from a later version.
+            FileNotFoundError: the file does not exist.
         """
         metadata, tensors = storage.read(path, "maps.save(path)", FORMATS)
         try:
@@ -223,17 +224,17 @@ class SignedMaps:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^+ = relu(maps)``, what raises each target, shape ``(N, K, *size)``, in [0, 1] unless raw.
+        """Return ``P^+ = relu(maps)``, which raises each target, shape ``(N, K, *size)``, in [0, 1] unless raw.
 
-        P^+ and P^- share their scale.
+        P^+ and P^- share one scale.
 
         Args:
             size: (H, W) to upsample to (bilinear, as in pytorch-grad-cam); None: the resolution of the maps.
-            scale: ``"map"``: divided by nu of that image and target; ``"target"``: by the largest nu of that target
-                in the batch, so that images are comparable; ``"none"``: raw.
+            scale: ``"map"``: divide by nu of each image and target; ``"target"``: divide by the largest nu of each
+                target in the batch, so that images are comparable; ``"none"``: raw values.
 
         Raises:
-            ValueError: an unknown scale, or a size of the wrong length.
+            ValueError: the scale is unknown, or the size has the wrong length.
 
         Example:
             >>> maps.positive(size=(32, 32)).shape
@@ -242,26 +243,27 @@ class SignedMaps:
         return self._part(1.0, size, scale)
 
     def negative(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
-        """Return ``P^- = relu(-maps)``, or ``relu(opposite)``: what lowers each target; see :meth:`positive`."""
+        """Return ``P^- = relu(-maps)``, or ``relu(opposite)``, which lowers each target; see :meth:`positive`."""
         return self._part(-1.0, size, scale)
 
     def overlay(self, pictures: Any, scale: str = "map") -> np.ndarray:
-        """Return the signed maps over pictures in grey, in the figures' colours: red raises a target, blue lowers it.
+        """Return signed maps over grey pictures, in the figures' colours: red raises a target, blue lowers it.
 
-        Strong colours are large values; 0 is clear.
+        Strong colours mean large values; 0 is transparent.
 
         Args:
-            pictures: the images as people see them, one for each, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or
-                (N, H, W), in [0, 1], or uint8; maps are upsampled to their size (bilinear, as in pytorch-grad-cam).
-            scale: where colours end: ``"map"``: at nu of that image and target; ``"target"``: at the largest nu of that
-                target in the batch, so that images are comparable.
+            pictures: the images as people see them, one for each explained image, shape (N, H, W, 3), (N, 3, H, W),
+                (N, 1, H, W) or (N, H, W), in [0, 1] or uint8; maps are upsampled to their size (bilinear, as in
+                pytorch-grad-cam).
+            scale: where the colour scale ends: ``"map"``: at nu of each image and target; ``"target"``: at the largest
+                nu of each target in the batch, so that images are comparable.
 
         Returns:
             Images for matplotlib's ``imshow`` and PIL's ``Image.fromarray``: uint8, shape (N, K, H, W, 3).
 
         Raises:
-            ValueError: another number or shape of pictures, values outside [0, 1], maps of volumes or not finite, or
-                another scale.
+            ValueError: the number or shape of the pictures does not fit, their values are outside [0, 1], the maps are
+                of volumes or not finite, or the scale is unknown.
 
         Example:
             >>> maps.overlay(images).shape
@@ -397,15 +399,15 @@ def _named(output: Any) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Jacobians:
-    """The full Jacobians of Algorithm 1, in closed form. i runs over the positions of a feature map, row by row.
+    """The full Jacobians of Algorithm 1, in closed form; i runs over the positions of a feature map, row by row.
 
     Attributes:
         components: dp_b / dx_i^t, shape (N, T, B, H W), or None without a reduction.
-        margins: da_c / dx_i^t for every class's margin, shape (N, T, C, H W), or None without an SVM; for an ordinary
-            classifier, for its C outputs. Divided by ``exp(log_scale)``.
+        margins: da_c / dx_i^t for the margin of every class (for an ordinary classifier, for its C outputs), shape
+            (N, T, C, H W), or None without an SVM. Divided by ``exp(log_scale)``.
         log_scale: natural logarithm of the factor taken out of ``margins``, shape (N, C), or None; usually 0.
         activations: the feature maps F^t, shape (N, T, H, W).
-        output: the network's output of the same forward pass.
+        output: the network's output from the same forward pass.
 
     Example:
         >>> jacobians = cam.jacobians(images)
@@ -421,7 +423,7 @@ class Jacobians:
 
 
 def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
-    """Return ``sum_t weights[n, k, t] activations[n, t]``, the signed maps, (N, K, H, W), in the weights' dtype.
+    """Return the signed maps ``sum_t weights[n, k, t] activations[n, t]``, (N, K, H, W), in the dtype of the weights.
 
     Args:
         weights: shape (N, K, T).
@@ -460,9 +462,9 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
 def warn_of_blanks(
     shown: Tensor, nu: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
 ) -> None:
-    """Warn if a shown part of signed maps (N, K, ...) is zero everywhere, and say why; nu has shape (N, K).
+    """Warn if a shown part of signed maps (N, K, ...) is zero everywhere, with the reason; nu has shape (N, K).
 
-    ``target_of(n, k)`` returns the target of a map; the network's output may tell more about the reason.
+    ``target_of(n, k)`` returns the target of a map; the network's output may add to the reason.
     """
     blank = ~shown.flatten(2).any(-1)
     if not bool(blank.any()):
@@ -484,6 +486,6 @@ def _per_map(value: Tensor, maps: Tensor) -> Tensor:
 
 
 def check_finite(maps: Tensor) -> None:
-    """Raise a ValueError for maps that are not finite; waits for the device."""
+    """Raise a ValueError if maps are not finite; waits for the device."""
     if not all_finite(maps):
         raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")

@@ -26,8 +26,7 @@ from sklearn.svm import SVC
 from test_program import CASES, made
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, cams, export, extract_features, mean_activations
-from pytorch_grad_cam_pcasvm.export.graph import outputs_of
-from pytorch_grad_cam_pcasvm.export.onnx_file import _compared
+from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
 
 LARGEST = 1e-5
 COUNTS = (1, 3, 7)
@@ -87,7 +86,7 @@ def named(network: str, method: str):
 def largest(found: list[dict[str, np.ndarray]], expected: list[dict[str, torch.Tensor]]) -> float:
     """Return the largest difference of any output, as a part of its largest value for any image."""
     ours = {name: np.concatenate([each[name] for each in found]) for name in expected[0]}
-    return max(_compared(ours, {name: torch.cat([each[name] for each in expected]) for name in ours}).values())
+    return max(compared(ours, {name: torch.cat([each[name] for each in expected]) for name in ours}).values())
 
 
 def difference(case: tuple[str, ...]) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""Building an atlas: plan, refuse what does not fit, compute the missing shards."""
+"""Building an atlas: plan, reject what does not fit, compute the missing shards."""
 
 import inspect
 import multiprocessing
@@ -57,39 +57,40 @@ def build(
 ) -> Atlas:
     """Explain a whole data set once and save the result as an atlas.
 
-    A build that was stopped resumes where it was when run again with the same arguments: existing shards are not
-    computed again. Of several builds into one folder, on machines whose file system has locks, one works and the others
-    wait, with a warning. The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
+    To resume an interrupted build, run it again with the same arguments: existing shards are not computed again. If
+    several builds write into one folder, on a file system with locks, one works and the others wait, with a warning.
+    The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
 
     Args:
         net: a :class:`PCASVMNet` whose head has a reduction.
-        dataset: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
-            Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
-        target_layers: a list of one layer, or of its dotted name, whose activations become maps.
-        out: folder of the atlas; every machine must see it.
+        dataset: a map-style data set of ``(image, label)`` pairs, of images, or of dicts with ``image`` and ``label``;
+            a Hugging Face ``Dataset`` with an image column; or a folder of images or with one subfolder per class.
+        target_layers: a list with the one layer, or its dotted name, whose activations become maps.
+        out: the folder of the atlas; every machine must have access to it.
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
-        targets: targets to keep besides the components; None: the predicted class if the method's maps of decisions
-            are not sums of component maps, otherwise nothing more (see :meth:`Atlas.explain`).
-        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
-        picture: from a tensor for the network, (C, H, W), to a picture in [0, 1], for thumbnails; None: undo the
-            transform's Normalize, or else stretch each image from its smallest to its largest value.
-        thumbnails: keep a picture of at most 96x96 of each image (about 2 kB) for :meth:`Atlas.to_html`.
+        targets: targets to store besides the components; None: the predicted class if the method's maps of decisions
+            are not sums of component maps, otherwise none (see :meth:`Atlas.explain`).
+        transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
+        picture: turns a tensor for the network, (C, H, W), into a picture in [0, 1], for thumbnails; None: undo the
+            transform's Normalize, or if it has none, stretch each image from its smallest to its largest value.
+        thumbnails: store a picture of each image, at most 96x96 pixels (about 2 kB), for :meth:`Atlas.to_html`.
         batch_size: number of images that a process reads ahead.
-        block: number of images that the network sees at once, the last block filled up with copies; the last bits of
+        block: number of images that the network gets at once; the last block is filled up with copies. The last bits of
             the numbers depend on it. None: 16, on CUDA 64.
-        shard_size: rows per shard, rounded up to a multiple of ``block``. None: a 16th of the images, at most
-            2,048, fewer for large maps.
-        workers: processes that read images, for each process that explains.
+        shard_size: rows per shard, rounded up to a multiple of ``block``. None: a sixteenth of the images, at most
+            2,048, and fewer for large maps.
+        workers: number of processes that read images, for each process that explains.
         engine: ``"local"``, or ``"ray"``: a cluster, or this machine if there is none (``pip install
             'pytorch_grad_cam_pcasvm[ray]'``).
-        processes: number of processes that explain: for ``"local"`` on this machine, each with its share of the threads
-            or its own GPU; for ``"ray"`` actors. None: one, or as many as the cluster has GPUs, or half its CPUs.
+        processes: number of processes that explain: for ``"local"``, on this machine, each with its share of the
+            threads or its own GPU; for ``"ray"``, actors. None: one, or as many as the cluster has GPUs, or half its
+            CPUs.
         skip_bad_images: leave out images that cannot be read, and list them in the manifest.
-        verify: compare every image and label with what existing shards were made from. False: all labels, if the data
-            set is a folder, a list, a ``TensorDataset``, an unformatted Hugging Face ``Dataset`` or a ``Subset`` of
-            one; the images, with their labels, of a sample (the first of each shard and up to three others); and images
-            in folders whose files have another size.
-        progress: show a progress bar, with rate and remaining time.
+        verify: compare every image and label with those that existing shards were made from. False: compare all labels,
+            if the data set is a folder, a list, a ``TensorDataset``, an unformatted Hugging Face ``Dataset`` or a
+            ``Subset`` of one; a sample of the images, with their labels (the first of each shard and up to three
+            others); and images in folders whose file size has changed.
+        progress: show a progress bar, with the rate and the remaining time.
         **options: options of the method, such as ``reshape_transform`` or ``baseline``.
 
     Returns:
@@ -97,8 +98,8 @@ def build(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the folder holds an atlas of something else, or shards made from other images or labels (the message
-            says what differs), or an argument has an invalid value.
+        ValueError: the folder contains another atlas, or shards made from other images or labels (the message says what
+            differs), or an argument has an invalid value.
         NoClosedFormError: the path has a step without a rule.
         RuntimeError: an image cannot be read, or a process died; finished shards are kept.
         OSError: a shard cannot be written, for example because the disk is full; finished shards are kept.
@@ -277,7 +278,7 @@ def _options(method: type[ClosedFormCAM], given: Mapping[str, Any]) -> dict[str,
 
 
 def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds something else."""
+    """Raise an error for a folder with something else in it."""
     # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
     found = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
     if found and not (folder / manifest.NAME).exists():
@@ -287,7 +288,7 @@ def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
 
 
 def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
-    """Put manifest and head into a folder unless they are there; refuse one that holds something else."""
+    """Put manifest and head into a folder unless they are there; raise an error if it contains something else."""
     _refuse(folder, entries)
     files.remove_leftovers(folder)
     if not (folder / manifest.NAME).exists():

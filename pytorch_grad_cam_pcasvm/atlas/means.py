@@ -14,11 +14,11 @@ class MeanMaps:
 
     Attributes:
         groups: what the images of a group have in common, length G.
-        maps: signed means, shape (G, H, W), divided by ``exp(log_scale)``; for a method with opposites, what raises the
-            component minus what lowers it.
-        standard_errors: standard errors of the means, same shape; NaN for a group of one image.
+        maps: signed means, shape (G, H, W), divided by ``exp(log_scale)``; for a method with opposite maps, what raises
+            the component minus what lowers it.
+        standard_errors: standard errors of the means, of the same shape; NaN for a group of one image.
         counts: number of images in each group, shape (G,).
-        log_scale: natural logarithm of the factor taken out of each mean, shape (G,); usually 0.
+        log_scale: the natural logarithm of the factor taken out of each mean, shape (G,); usually 0.
 
     Example:
         >>> store.mean_map(0, by="label").groups

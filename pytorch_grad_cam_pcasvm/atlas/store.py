@@ -1,4 +1,4 @@
-"""The store: a finished atlas, and what it can answer without the network."""
+"""The store: a finished atlas, and the questions that it answers without the network."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -48,14 +48,14 @@ class Neighbours(NamedTuple):
 
 
 def load(folder: str | Path) -> "Atlas":
-    """Open an atlas that :func:`build` finished.
+    """Open an atlas that :func:`build` has finished.
 
     Returns:
         The atlas; its maps stay in the files until they are needed.
 
     Raises:
-        FileNotFoundError: there is no atlas.
-        ValueError: it is not finished, or a shard is missing, truncated, or of another atlas.
+        FileNotFoundError: there is no atlas in the folder.
+        ValueError: the atlas is not finished, or a shard is missing, truncated, or from another atlas.
 
     Example:
         >>> atlas.load("atlas").components.shape
@@ -68,13 +68,13 @@ class Atlas:
     """An explained data set: R rows of B components each. Opened by :func:`load`.
 
     Rows are counted from 0 in the order of the data set, without images that could not be read. Maps are read from the
-    files on demand, so that memory does not grow with R; single numbers per row stay in memory once read.
+    files on demand, so memory use does not grow with R; columns with one number per row stay in memory once read.
 
     Attributes:
         folder: the atlas's folder.
-        manifest: what the atlas was made of.
-        head: the head that it was built with, on the CPU.
-        table: its rows in the files.
+        manifest: what the atlas was made from.
+        head: the head that the atlas was built with, on the CPU.
+        table: the atlas's rows in the files.
 
     Example:
         >>> store = atlas.load("atlas")
@@ -158,7 +158,7 @@ class Atlas:
 
     @cached_property
     def log_scale(self) -> np.ndarray:
-        """Natural logarithm of the factor taken out of each component map, shape (R, B); usually 0."""
+        """The natural logarithm of the factor taken out of each component map, shape (R, B); usually 0."""
         return self.table.column("log_scale")
 
     @cached_property
@@ -172,7 +172,7 @@ class Atlas:
         return self.table.column("remainder") if "remainder" in self.manifest["columns"] else None
 
     def names(self, values: Any) -> list[str]:
-        """Return labels or predictions as text to display: as class names if the data set has any."""
+        """Return labels or predictions as text to display, as class names if the data set has any."""
         names = self.manifest["names"]
 
         def name(value: Any) -> str:
@@ -182,11 +182,11 @@ class Atlas:
         return [name(value) for value in values]
 
     def thumbnails(self, rows: Any) -> list[bytes]:
-        """Return small pictures of some rows, as WebP files; empty if there is none."""
+        """Return small pictures of some rows, as WebP files; empty for rows without one."""
         return self.table.of_rows(self._positions(rows), ["thumbnail"])["thumbnail"].tolist()
 
     def pictures(self, rows: Any) -> Tensor:
-        """Return the thumbnails of some rows in the form that figures take, shape (n, 3, h, w), in [0, 1].
+        """Return the thumbnails of some rows in the form that the figures expect, shape (n, 3, h, w), in [0, 1].
 
         Raises:
             ValueError: the atlas was built without thumbnails.
@@ -204,7 +204,7 @@ class Atlas:
             rows: an integer, a slice, a list or a mask; or a name, or a list of names, as in ``ids``.
 
         Returns:
-            Signed maps, (n, B, H, W), exact to the half precision of storage (5e-4 of nu), without their weights.
+            Signed maps, (n, B, H, W), exact up to the half precision of storage (5e-4 of nu), without weights.
         """
         targets = [PCATarget(b) for b in range(self.manifest["columns"]["components"][1])]
         return self._maps(rows, "", targets, "components")
@@ -213,20 +213,20 @@ class Atlas:
         """Return the signed maps of any targets, of this or another head, without the network.
 
         ``S = sum_b g_b P_b`` (see :func:`recombined`). If the method's maps of decisions are not sums of component
-        maps, only components and the targets that were kept are available.
+        maps, only the components and the stored targets are available.
 
         Args:
             rows: an integer, a slice, a list or a mask.
             targets: K targets, each for all images; None: the predicted class.
-            head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the atlas was built with,
-                or one that was fitted on its components, such as ``SVC().fit(store.components, store.labels)``; None:
-                the atlas's own.
+            head: a fitted estimator, pipeline or :class:`Head`, either with the reduction that the atlas was built
+                with, or fitted on its components, such as ``SVC().fit(store.components, store.labels)``; None: the
+                atlas's own.
 
         Returns:
-            Signed maps, (n, K, H, W), exact to the half precision of storage.
+            Signed maps, (n, K, H, W), exact up to the half precision of storage.
 
         Raises:
-            ValueError: the head takes other components, or the method only allows the targets that were kept.
+            ValueError: the head takes other components, or the method allows only the stored targets.
         """
         positions = self._positions(rows)
         listed: list[Any] = [SVMTarget() if targets is None else targets]
@@ -265,7 +265,7 @@ class Atlas:
             by: ``"label"``, ``"prediction"``, or a value for each row, shape (R,); None: all images together.
 
         Returns:
-            Means, standard errors and counts, the groups in order.
+            Means, standard errors and counts, with the groups in order.
 
         Raises:
             ValueError: there is no such component, there are no labels, or the numbers of values and rows differ.
@@ -278,7 +278,7 @@ class Atlas:
         return means_of(self.table, self._grouping(by), slice(None))
 
     def nearest(self, row: int | str, count: int = 12) -> Neighbours:
-        """Return the rows whose components are nearest to those of a given row, without that row."""
+        """Return the rows whose components are nearest to those of a given row, excluding that row."""
         if isinstance(row, bool) or not isinstance(row, int | np.integer | str):
             raise TypeError(f"row must be an integer or a name, got {row!r:.80}")
         (position,) = self._positions(row)
@@ -298,12 +298,12 @@ class Atlas:
         """Return the rows that are worth a second look.
 
         Args:
-            kind: ``"wrong"``: the prediction differs from the label (always, where the label is no class), the most
+            kind: ``"wrong"``: the prediction differs from the label (always, if the label is not a class), the most
                 confident first; ``"boundary"``: the scores of the two highest classes are close, the closest first.
             count: how many; None: all that are wrong, or all rows.
 
         Raises:
-            ValueError: an unknown kind, no classes, or no label that is a class of the head.
+            ValueError: the kind is unknown, there are no classes, or no label is a class of the head.
         """
         if kind not in ("wrong", "boundary"):
             raise ValueError(f"kind must be 'wrong' or 'boundary', got {kind!r}")
@@ -326,7 +326,7 @@ class Atlas:
 
     @property
     def correct(self) -> np.ndarray:
-        """Whether the prediction equals the label, shape (R,); a label that is no class is never predicted."""
+        """Whether the prediction equals the label, shape (R,); always False for a label that is not a class."""
         if self.labels is None or self.predictions is None:
             raise ValueError("nothing to compare: the data set has no labels, or the head no predictions")
         found, classes = set(self.labels.tolist()), self.manifest["classes"]
@@ -351,7 +351,7 @@ class Atlas:
         return frame_of(self)
 
     def export(self, kind: str, path: str | Path) -> Path:
-        """Write the atlas for another tool, a block of rows at a time.
+        """Export the atlas for another tool, one block of rows at a time.
 
         Args:
             kind: ``"npz"`` (numpy), ``"zarr"`` (needs zarr), or ``"virelay"``: the HDF5 files and the project of
@@ -363,7 +363,7 @@ class Atlas:
 
         Raises:
             ImportError: the required package is not installed.
-            ValueError: an unknown kind.
+            ValueError: the kind is unknown.
             FileExistsError: the path already exists.
         """
         from pytorch_grad_cam_pcasvm.atlas.export import export
@@ -374,15 +374,16 @@ class Atlas:
         """Write a page for browsing the atlas: a folder that opens from the file system, offline.
 
         Args:
-            out: the folder, new, empty or with an earlier page; with ``single_file`` it may also be a file name.
-            heads: further heads on the same components, by the names to show them under.
+            out: a folder that is new, empty or contains an earlier page; with ``single_file``, it may also be a file
+                name.
+            heads: further heads on the same components, by the name to show.
             single_file: write everything into one file, to send to a colleague.
 
         Returns:
             The path of the page.
 
         Raises:
-            ValueError: the folder holds something else, a head takes other components, or the maps are of volumes.
+            ValueError: the folder contains something else, a head takes other components, or the maps are of volumes.
         """
         from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
 

@@ -17,7 +17,7 @@ class Table:
         entries: entries of its manifest.
 
     Raises:
-        ValueError: a shard is missing, truncated, or of another atlas.
+        ValueError: a shard is missing, truncated, or from another atlas.
     """
 
     def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class Table:
         return np.concatenate([block[name] for _, block in self.blocks([name])])
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield columns of the files, a shard at a time, each with the position of its first row."""
+        """Yield columns of the files, one shard at a time, each with the position of its first row."""
         for number, start in enumerate(self._starts[:-1]):
             if self._starts[number + 1] > start:
                 path = self.folder / shards.name_of(number)

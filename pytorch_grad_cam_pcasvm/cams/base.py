@@ -58,7 +58,7 @@ from pytorch_grad_cam_pcasvm.targets import (
 
 @dataclass
 class Explained:
-    """What a method computes for K targets; attributes as in :class:`SignedMaps`.
+    """The result of a method for K targets; the attributes are those of :class:`SignedMaps`.
 
     Example:
         >>> zeros = torch.zeros(2, 1)
@@ -86,35 +86,35 @@ def joined(parts: Sequence[Explained], members: Sequence[int]) -> Explained:
 
 
 class ClosedFormCAM(Named, BaseCAM):
-    """What all methods share: checks, running the network, chunking of targets, scaling, upsampling.
+    """The base class of all methods: it runs the network, splits targets into chunks, scales and upsamples.
 
-    ``cam(input_tensor, targets)`` is pytorch-grad-cam's call; :meth:`explain` returns signed maps of every component
-    and decision at once. The network's own forward runs in every call, in evaluation mode; its training flags are
-    restored, and its gradients and hooks are left alone. Whatever bypasses a target layer, such as a skip connection,
-    is treated as a constant, as in pytorch-grad-cam.
+    ``cam(input_tensor, targets)`` works as in pytorch-grad-cam; :meth:`explain` returns signed maps of every component
+    and decision at once. Every call runs the network's own forward in evaluation mode and then restores its training
+    flags; its gradients and hooks are left alone. Whatever bypasses a target layer, such as a skip connection, is
+    treated as a constant, as in pytorch-grad-cam.
 
     Args:
-        model: a :class:`.PCASVMNet`, or any differentiable classifier, which gets pytorch-grad-cam's maps. For
-            a compiled model, the module that was compiled is used, since maps need the modules themselves.
+        model: a :class:`.PCASVMNet`, or any differentiable classifier, whose maps are those of pytorch-grad-cam. For a
+            compiled model, the original module is used, because maps need the modules themselves.
         target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
-            (N, T, D, H, W), if need be after ``reshape_transform``. ``"auto"``: the last block of the coarsest maps, or
-            for :class:`ContributionCAM` those of the two coarsest sizes, which ``SignedMaps.layers`` tells; of a
-            transformer the norms before its last attentions.
-        reshape_transform: brings activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid, and
-            the tokens that belong to no patch (class, registers), by running the network on a few noise images; also
-            for channels-last activations.
-        jacobian: ``"closed_form"``: refuse a path without a closed form; ``"auto"``: use autograd for such a path
-            only, with one warning; ``"autograd"``: always use autograd.
+            (N, T, D, H, W), after ``reshape_transform`` if needed. ``"auto"``: the last block of the coarsest map size
+            (for :class:`ContributionCAM`, of the two coarsest sizes); for a transformer, the norm before its last
+            attention (the last two). ``SignedMaps.layers`` names the layers.
+        reshape_transform: reshapes activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid,
+            and the tokens that belong to no patch (class, registers), by running the network on a few noise images;
+            this also works for channels-last activations.
+        jacobian: ``"closed_form"``: raise an error for a path without a closed form; ``"auto"``: use autograd for such
+            a path only, with one warning; ``"autograd"``: always use autograd.
         attention: ``"frozen"``: treat the weights of attention, and of every other softmax, as constants, as in
-            attention rollout and per-head decompositions: this explains how tokens move, not why; ``"exact"``: treat
-            them as functions of the activations, as autograd does.
-        max_bytes: bound on the temporary memory of a call besides the network's own; targets are processed in chunks
+            attention rollout and per-head decompositions, which explains what attention moves, but not why;
+            ``"exact"``: treat them as functions of the activations, as autograd does.
+        max_bytes: limit on the temporary memory of a call, besides the network's own; targets are processed in chunks
             of at least one. None: all at once.
 
     Raises:
         TypeError: the model is not a module, or the target layers are not a list of modules or names.
-        ValueError: an option has an unknown value, no target layer is given, or one that is not in the network, or the
-            model is a DataParallel.
+        ValueError: an option has an unknown value, no target layer is given, a target layer is not in the network, or
+            the model is a DataParallel.
 
     Example:
         >>> maps = ClosedFormGradCAM(net, ["layer2"]).explain(images)
@@ -215,17 +215,17 @@ class ClosedFormCAM(Named, BaseCAM):
             targets: one per image; a single target (not in a list) is used for all; None: each image's predicted
                 class.
             aug_smooth: average over pytorch-grad-cam's test-time augmentations.
-            eigen_smooth: first principal component of the weighted activations, as in pytorch-grad-cam.
+            eigen_smooth: use the first principal component of the weighted activations, as in pytorch-grad-cam.
 
         Returns:
-            Maps, float32, shape (N, H, W), in [0, 1]: for a PCATarget P_b^+ (sign "-": P_b^-) divided by nu_b, for
-            every other target scaled as in pytorch-grad-cam.
+            Maps, float32, shape (N, H, W), in [0, 1]: for a PCATarget, P_b^+ (sign "-": P_b^-) divided by nu_b; for
+            every other target, scaled as in pytorch-grad-cam.
 
         Raises:
             NoClosedFormError: the path has a step without a rule.
             TypeError: the input is not a floating-point tensor, or a target is not callable.
-            ValueError: an empty batch, NaN or infinite values, a number of targets that differs from the batch size, or
-                a target that the head does not know.
+            ValueError: the batch is empty, or has NaN or infinite values; the number of targets differs from the batch
+                size; or a target does not fit the head.
 
         Example:
             >>> cam(images, [SVMTarget("cat"), SVMTarget("dog")]).shape
@@ -255,23 +255,23 @@ class ClosedFormCAM(Named, BaseCAM):
         """Return the signed maps of every target for every image.
 
         Args:
-            input_tensor: shape (N, ...); for a network of several inputs a tuple of tensors in their order, or a dict,
-                which is passed as arguments of these names, or as a dict to a network that has none of them. What does
-                not go through the target layer stays as it is.
+            input_tensor: shape (N, ...); for a network with several inputs, a tuple of tensors in order, or a dict,
+                which is passed as keyword arguments, or as a dict if the network has no arguments of these names.
+                Inputs that do not go through the target layer are held fixed.
             targets: K targets, each for all images; None: every component, then the predicted class.
-            heads: also compute a map for each head of the first attention after the target layer, as ``heads``. For
-                Grad-CAM, HiResCAM and contributions only.
+            heads: also compute a map for each head of the first attention layer after the target layer, returned as
+                ``heads``; for Grad-CAM, HiResCAM and contributions only.
 
         Returns:
-            Signed maps of shape (N, K, H, W) and what belongs to them, on the model's device. Of several inputs and
-            several target layers, one in each branch, a list of them, one for each layer.
+            Signed maps of shape (N, K, H, W), with their weights, values and output, on the model's device. For several
+            inputs with a target layer in each branch, a list with one SignedMaps per layer.
 
         Raises:
-            NoClosedFormError: the path has a step without a rule, or no attention whose heads could be kept apart.
+            NoClosedFormError: the path has a step without a rule, or no attention layer whose heads can be separated.
             TypeError: the input is not a floating-point tensor, or a target is not callable.
-            ValueError: an empty batch, NaN or infinite values, no targets, several target layers of one input (which
-                only :class:`ContributionCAM` takes), a target that the head does not know, or ``heads`` with a method
-                whose maps per head do not add up.
+            ValueError: the batch is empty, or has NaN or infinite values; there are no targets, or a target does not
+                fit the head; one input has several target layers (only :class:`ContributionCAM` supports this); or
+                ``heads`` is used with a method whose maps per head do not add up.
 
         Example:
             >>> maps = cam.explain(images, [PCATarget(0), SVMTarget("cat", versus="dog")])
@@ -328,7 +328,7 @@ class ClosedFormCAM(Named, BaseCAM):
         Raises:
             NoClosedFormError: the path has a step without a rule.
             TypeError: the input is not a floating-point tensor.
-            ValueError: an empty batch, NaN or infinite values, or several target layers.
+            ValueError: the batch is empty, or has NaN or infinite values; or there are several target layers.
 
         Example:
             >>> jacobians = cam.jacobians(images)
@@ -345,7 +345,7 @@ class ClosedFormCAM(Named, BaseCAM):
     def forward(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
     ) -> np.ndarray:
-        """Return one map per image, without test-time augmentation: arguments and result as for ``__call__``.
+        """Return one map per image, without test-time augmentation; arguments and result are as for ``__call__``.
 
         Args:
             input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
@@ -466,11 +466,11 @@ class ClosedFormCAM(Named, BaseCAM):
         return torch.stack([self._explained(apart, 0, [target]).maps for target in targets], 1)
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        """Return the maps of K targets that fit into memory together: this is the method.
+        """Compute the maps of K targets that fit into memory together; each method defines this.
 
         Args:
-            run: what the network did with N images.
-            layer: position of the target layer.
+            run: the network's run on N images.
+            layer: index of the target layer.
             targets: K targets.
 
         Returns:
@@ -479,7 +479,7 @@ class ClosedFormCAM(Named, BaseCAM):
         raise NotImplementedError(f"{type(self).__name__} is not a method itself: use ClosedFormGradCAM or another")
 
     def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        """Return what the maps of a target are sums of, channel by channel, (N, T, H, W), for ``eigen_smooth``."""
+        """Return the terms that sum to a target's maps, one per channel, (N, T, H, W), for ``eigen_smooth``."""
         weights, activations = made.weights[:, 0], run.activations(layer)
         return weights.unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
 

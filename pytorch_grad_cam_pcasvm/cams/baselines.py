@@ -47,23 +47,24 @@ class WithBaseline(ClosedFormCAM):
     """A method with a baseline.
 
     Args:
-        baseline: F0, where contributions start, or what replaces a channel or position that is left out.
-            ``"neutral"``: where the target is undecided, so that a map adds up to the value above it: for a component
-            the mean of the training set, for a margin or a decision between classes a point on the boundary near that
-            mean, the same for all images; a regressor starts at the mean. ``"zero"``: no activation at all;
-            ``"mean"``: the mean of the training set, whatever the target's value is there; activations as the layer
-            returns them, shape (T,), (T, H, W) or (N, T, H, W), for tokens (L, D) or (N, L, D); or an image of the
-            same shape as the explained ones, which is run through the network. With ``attention="frozen"`` the
-            baseline, and so ``baseline_values``, is evaluated with the image's own attention weights.
+        baseline: F0, where contributions start, or what replaces a channel or position that is left out. ``"neutral"``:
+            where the target is undecided, so that a map adds up to the value itself: for a component, the mean of the
+            training set; for a margin or a decision between classes, a point on the decision boundary near that mean,
+            the same for all images. A regressor starts at the mean. ``"zero"``: no activation at all; ``"mean"``: the
+            mean of the training set, whatever the target's value there. Or activations as the layer returns them, shape
+            (T,), (T, H, W) or (N, T, H, W), for tokens (L, D) or (N, L, D); or an image of the same shape as the
+            explained ones, which is run through the network. With ``attention="frozen"``, the baseline, and therefore
+            ``baseline_values``, is evaluated with the image's own attention weights.
         mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
-            ``"mean"``; for several target layers a list of these. None: as the head knows it, if the features are means
-            over positions of the target layer (whatever is given then); elsewhere ``"neutral"`` takes zeros, with a
-            warning. For images of another size its mean over positions is taken.
+            ``"mean"``; for several target layers, a list of these. None: derived from the head, if the features are
+            means over positions of the target layer (``"neutral"`` then always uses the head's mean); otherwise
+            ``"neutral"`` starts at zeros, with a warning. For images of another size, its mean over positions is used.
 
     Raises:
-        TypeError: the baseline is neither one of these names nor a tensor, or the mean is no tensor.
-        ValueError: the baseline is another name, or it or the mean has NaN or infinite values; on computing a map: it
-            has another shape, the mean is not known, or no decision boundary is within reach of it.
+        TypeError: the baseline is neither one of these names nor a tensor, or the mean is not a tensor.
+        ValueError: the baseline is another name, or the baseline or the mean has NaN or infinite values. When a map is
+            computed: the baseline has the wrong shape, the mean is unknown, or there is no decision boundary within
+            reach of it.
     """
 
     _predicted = SVMTarget()
@@ -339,23 +340,23 @@ def mean_activations(
 def mean_activations(
     net: nn.Module, loader: Iterable[Any], layer: Any, *, progress: bool = True
 ) -> Tensor | list[Tensor]:
-    """Return the mean activations of a layer over a data set, as a baseline.
+    """Return the mean activations of a layer over a data set, for use as a baseline.
 
     Args:
         net: a :class:`PCASVMNet` or a backbone.
         loader: yields ``(images, ...)`` batches, dicts with ``image`` as in MONAI, or images alone, of shape (N, ...),
             all of the same size.
-        layer: the layer, or its dotted name; or a list of these, for each of which the loader is read once.
+        layer: the layer, or its dotted name; or a list of these, in which case the loader is read once for each.
         progress: show a progress bar.
 
     Returns:
-        The mean, in the shape of the layer's output for one image: (T, H, W), or (L, D) for tokens; float32 or
-        better, on the network's device. Of a list of layers, a list of means.
+        The mean, in the shape of the layer's output for one image: (T, H, W), or (L, D) for tokens; float32 or better,
+        on the network's device. For a list of layers, a list of means.
 
     Raises:
         TypeError: the loader or the layer yields something other than floating-point tensors.
         ValueError: the loader is empty, its images differ in size, a dict has no image, the first dimension of the
-            layer's output does not count images, or the network has no such layer.
+            layer's output is not the images, or the network has no such layer.
 
     Example:
         >>> mean = mean_activations(net, loader, "layer2", progress=False)

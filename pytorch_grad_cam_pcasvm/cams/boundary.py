@@ -69,12 +69,12 @@ def _alternatives(target: Any, head: Head | None, output: Any) -> tuple[list[Any
 
 
 class Boundary:
-    """Where targets of a head are undecided, near a starting point, the same for all images.
+    """Points at which the targets of a head are undecided, near a starting point, the same for all images.
 
-    From the start the way leads straight to support vectors on the other side, and the nearest crossing counts; where
-    there are none, or stages before the decision bend the way, damped Newton steps follow the gradient. A linear
-    decision takes one step: the projection of the start onto the boundary. Targets without a boundary (components, a
-    regressor's value) stay at the start.
+    From the start, straight lines lead to support vectors on the other side, and the nearest crossing counts. If there
+    are none, or stages before the decision are not linear, damped Newton steps follow the gradient. A linear decision
+    takes one step: the projection of the start onto the boundary. Targets without a boundary (components, a regressor's
+    value) stay at the start.
 
     Args:
         head: a head, or the part of one behind its components.
@@ -92,7 +92,7 @@ class Boundary:
         self._runs: dict[Any, HeadRun] = {}
 
     def holds_for(self, head: Head, start: Tensor | None) -> bool:
-        """Return whether it was made for a head and a start as they are now."""
+        """Return whether this was made for the head and the start in their present state."""
         tensors = list(head.buffers())
         if head is not self.head or start is not self._given or len(tensors) != len(self._tensors):
             return False
@@ -134,7 +134,7 @@ class Boundary:
     def point(self, target: ClosedFormTarget | None, *, needed: bool = True) -> Tensor:
         """Return the point of a target with one boundary, or the start for None, shape (D,).
 
-        NaN where there is none and none is needed.
+        NaN if there is none and none is needed.
 
         Raises:
             NoBoundaryError: there is no boundary within reach.

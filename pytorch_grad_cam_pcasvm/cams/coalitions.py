@@ -29,7 +29,8 @@ class Players:
         x: what players contribute, activations or their difference from a baseline, shape (N, T, H, W).
         over: ``"channels"``: T players; ``"positions"``: H W players.
         targets: K targets.
-        max_bytes: bound on the memory of what is evaluated at once; None: 256 MiB. The rows of all players come on top.
+        max_bytes: limit on the memory of what is evaluated at once; None: 256 MiB. The rows of all players are not
+            included.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One run of a network, and what a method may ask of it."""
+"""One run of a network, and what methods can get from it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 
 @dataclass
 class Run:
-    """What a network did with N images.
+    """A network's run on N images.
 
     What is computed for K targets has the shape (N, K, ...) here; only cotangents have (K, N, ...), as on the path.
 
     Attributes:
         model: the network.
-        images: what it ran on, shape (N, ...).
+        images: the images it ran on, shape (N, ...).
         passed: the pass from target layers to features.
         output: the network's output, or what its head computed.
         layers: names of the target layers.
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def public_output(self) -> Any:
-        """The network's output as the user knows it."""
+        """The network's output in the form that users get."""
         return self.output.output() if isinstance(self.output, HeadRun) else self.output
 
     def output_of(self, features: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Methods of contributions: where the change from a baseline to the image comes from."""
+"""Contribution methods: where the change from a baseline to the image comes from."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,21 +17,21 @@ from pytorch_grad_cam_pcasvm.model.inputs import Inputs
 
 
 class ContributionCAM(WithBaseline, ClosedFormCAM):
-    """Maps that add up: what every position contributes to the change from a baseline to the image.
+    """Maps that add up: the contribution of every position to the change from a baseline to the image.
 
-    ``c = sum_t (F - F0)_t J_t``, J the product of the secant Jacobians of path and head between F0 and F, so that
-    ``maps.sum((2, 3)) + baseline_values == values`` to rounding (sums times ``exp(log_scale)``). Followed by a mean
-    over positions, it is the integrated gradient of the whole head, in closed form (Sundararajan et al., arXiv
-    1703.01365); through ReLU and max pooling it is the rescale rule of DeepLIFT (Shrikumar et al., arXiv 1704.02685).
-    Unlike the gradient it does not fade where a kernel SVM is flat.
+    ``c = sum_t (F - F0)_t J_t``, where J is the product of the secant Jacobians of path and head between F0 and F, so
+    that ``maps.sum((2, 3)) + baseline_values == values`` up to rounding (sums times ``exp(log_scale)``). If the layer
+    is followed by a mean over positions, this is the integrated gradient of the whole head, in closed form
+    (Sundararajan et al., arXiv 1703.01365); through ReLU and max pooling, it is the rescale rule of DeepLIFT (Shrikumar
+    et al., arXiv 1704.02685). Unlike the gradient, it does not vanish where a kernel SVM is flat.
 
-    Of several target layers, ``explain`` makes one map on the finest grid, which adds up, too.
+    For several target layers, ``explain`` makes one map on the finest grid, which also adds up.
 
     Args:
-        combine: how maps of several target layers become one. ``"shared"``: the coarsest says how much, finer ones
-            where: each coarse position's contribution is shared out among the finer positions around it, by their own
-            contributions of the same sign; ``"mean"``: their mean. Both keep sums, and layers on one grid count as
-            their mean.
+        combine: how the maps of several target layers become one. ``"shared"``: the coarsest map says how much, finer
+            maps say where: each coarse position's contribution is distributed over the finer positions around it, in
+            proportion to their own contributions of the same sign; ``"mean"``: the mean of the maps. Both preserve
+            sums; layers on the same grid are averaged.
 
     Raises:
         ValueError: ``combine`` is neither ``"shared"`` nor ``"mean"``.
@@ -107,7 +107,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
 
 
 class LIFTCAM(WithBaseline, ClosedFormCAM):
-    """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i`` the contribution of channel t (:class:`ContributionCAM`).
+    """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i``, the contribution of channel t (:class:`ContributionCAM`).
 
     Jung and Oh, arXiv 2102.05228.
     """
@@ -119,11 +119,11 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
 
 
 class RelevanceCAM(WithBaseline, ClosedFormCAM):
-    """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, R the relevance of the activations.
+    """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, where R is the relevance of the activations.
 
-    R is layer-wise relevance propagation on the path (z+ rule). The paper covers networks that end in a softmax, not
-    a PCA or SVM; here the relevance of the features is their contribution: the secants of the head times the features'
-    difference from the baseline. Lee et al., CVPR 2021.
+    R comes from layer-wise relevance propagation along the path (z+ rule). The paper covers networks that end in a
+    softmax, not in a PCA or SVM; here, the relevance of the features is their contribution: the secants of the head
+    times the features' difference from the baseline. Lee et al., CVPR 2021.
     """
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:

@@ -1,4 +1,4 @@
-"""Docstrings of methods: what they share is written once, in their bases, and told by ``help`` of each."""
+"""Docstrings of methods: what they share is written once, in their bases, and added to each method's docstring."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ _ENTRY = re.compile(r"^    \**(\w+):.*(?:\n {8}.*)*", re.MULTILINE)
 
 
 def completed(method: type, root: type) -> str | None:
-    """Return the docstring of a method with what its bases, up to ``root``, tell of its arguments and errors.
+    """Return the docstring of a method, completed with the arguments and errors from its bases, up to ``root``.
 
     Arguments come in the order of the signature. A method without an example gets the root's.
     """

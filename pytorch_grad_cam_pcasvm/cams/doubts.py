@@ -1,4 +1,4 @@
-"""Doubts: what makes maps that can be computed likely to be misread, told once each."""
+"""Doubts: reasons why maps are likely to be misread, each reported once."""
 
 from collections.abc import Sequence
 from statistics import median_low
@@ -22,14 +22,14 @@ _COARSE = 4  # positions along a side
 
 
 class Doubts:
-    """What has been told of the maps of one method."""
+    """The warnings that were given for the maps of one method."""
 
     def __init__(self) -> None:
         self._told: set[type[Warning]] = set()
         self._distances: list[float] = []
 
     def of_layer(self, layer: str, positions: Sequence[int]) -> None:
-        """Warn if the maps of a layer have few positions, (H, W) or (D, H, W); looks at no number."""
+        """Warn if the maps of a layer have few positions, (H, W) or (D, H, W); looks at no values."""
         count = 1
         for side in positions:
             count *= side
@@ -42,7 +42,7 @@ class Doubts:
             )
 
     def of_maps(self, maps: Any) -> None:
-        """Warn of what the numbers of a SignedMaps tell; waits for the device."""
+        """Warn about the values of a SignedMaps; waits for the device."""
         self.of_images(maps.output)
         decisions = [k for k, target in enumerate(maps.targets) if _is_decision(target, maps.output)]
         if decisions and maps.baseline_values is not None and BaselineWarning not in self._told:
@@ -51,7 +51,7 @@ class Doubts:
                 self._of_baseline(maps.targets[k], values[:, k], at_baseline[:, k])
 
     def of_rows(self, output: Any, targets: Sequence[Any], values: Tensor, at_baseline: Tensor | None) -> None:
-        """Warn of what the numbers of maps with a target for each image, values (N, 1), tell; waits for the device."""
+        """Warn about the values of maps with one target per image, values (N, 1); waits for the device."""
         self.of_images(output)
         rows = [n for n, target in enumerate(targets) if _is_decision(target, output)]
         if rows and at_baseline is not None and BaselineWarning not in self._told:

@@ -1,6 +1,6 @@
-"""Methods of the gradient.
+"""Gradient methods.
 
-F are the activations (T channels), d the gradient of a target with respect to them, sums over i run over positions.
+F are the activations (T channels), d is the gradient of a target with respect to them, and i runs over positions.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
 
 
 class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
-    """HiResCAM, ``sum_t d_t F_t`` position by position. Followed by a mean over positions, it equals Grad-CAM.
+    """HiResCAM, ``sum_t d_t F_t`` position by position; with mean-pooled features, it equals Grad-CAM.
 
     Draelos and Carin, arXiv 2011.08891.
     """
@@ -64,7 +64,7 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
 class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
     """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``, or 0 where that sum of F is 0.
 
-    Followed by a mean over positions, it equals Grad-CAM. Fu et al., arXiv 2008.02312.
+    With mean-pooled features, it equals Grad-CAM. Fu et al., arXiv 2008.02312.
     """
 
     linear = True
@@ -80,8 +80,8 @@ class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
 class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     """Grad-CAM++, ``sum_t w_t F_t`` with ``w_t = sum_i relu(d_t,i) / (2 + d_t,i sum_j F_t,j)``.
 
-    Its weights are derived for ``exp(score)``; for a component or a margin the same formula is applied.
-    Chattopadhyay et al., arXiv 1710.11063, Eq. 19.
+    The weights were derived for ``exp(score)``; for a component or a margin, the same formula is used. Chattopadhyay et
+    al., arXiv 1710.11063, Eq. 19.
     """
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
@@ -120,7 +120,7 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
-    """Element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
+    """The element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
 
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         activations, seeds = run.activations(layer), run.seeds(targets)
@@ -146,8 +146,8 @@ def _signs(gradients: Cotangent) -> tuple[Cotangent, Cotangent]:
 class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     """ShapleyCAM, ``sum_t w_t F_t`` with ``w_t = sum_i (d - H F / 2)_t,i``, H the Hessian of the target.
 
-    The product H F is the derivative of the closed-form gradient along F; where path and head are linear it is 0 and
-    the map equals Grad-CAM's. Cai, arXiv 2501.06261.
+    The product H F is the derivative of the closed-form gradient along F. If path and head are linear, it is 0, and the
+    map equals Grad-CAM's. Cai, arXiv 2501.06261.
     """
 
     weights_are_sums = True

@@ -1,4 +1,4 @@
-"""Levels: maps of several target layers as one, on the finest grid, with the sums that they had."""
+"""Levels: maps of several target layers as one, on the finest grid, with the same sums."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,13 +16,13 @@ _EVEN = 1e-3  # of the mean evidence, what each position has besides: where ther
 
 
 def as_one(levels: Sequence[Explained], way: str) -> Explained:
-    """Return the maps of several layers as one, on the finest grid; their channels have no weights.
+    """Return the maps of several layers as one, on the finest grid, without channel weights.
 
     Args:
         levels: maps of each layer that add up to the same values.
-        way: ``"shared"``: the coarsest maps say how much, finer ones where: each coarse position's contribution is
-            shared out among the finer positions around it, by their own contributions of the same sign;
-            ``"mean"``: the mean of all maps. Layers on one grid count as their mean in both.
+        way: ``"shared"``: the coarsest maps say how much, finer ones say where: each coarse position's contribution is
+            distributed over the finer positions around it, in proportion to their own contributions of the same sign;
+            ``"mean"``: the mean of all maps. Layers on the same grid are averaged in both.
     """
     grids = [list(group) for _, group in groupby(sorted(levels, key=_size), key=_size)]
     if way == "mean":
@@ -61,7 +61,7 @@ def _mean(levels: Sequence[Explained], size: Sequence[int]) -> Explained:
 
 
 def shared_out(coarse: Tensor, fine: Tensor) -> Tensor:
-    """Return coarse maps (N, K, h, w) shared out among the positions of finer ones, (N, K, H, W).
+    """Return coarse maps (N, K, h, w) distributed over the positions of finer ones, (N, K, H, W).
 
     For each sign ``E * U(C / U^T E)``: C the coarse contributions of that sign, E the finer ones, U bilinear
     upsampling. So each coarse position's contribution is kept whole.

@@ -62,7 +62,7 @@ def in_order(tensors: Sequence[Any], members: Sequence[int], dim: int = 1) -> Te
 
 @dataclass(frozen=True, eq=False)
 class Rowwise:
-    """One target per image, in place of one target for all images."""
+    """One target per image, instead of one target for all images."""
 
     targets: list[Target]
 
@@ -81,7 +81,7 @@ def seeds_of(
         targets: K targets, each for all images or a :class:`Rowwise`.
         dtype: dtype of the gradients.
         baseline: the output at the baseline, of N rows, or one for all.
-        until: position of the head's value that the gradients are with respect to, in place of the features.
+        until: position of the head's value that the gradients are with respect to, instead of the features.
 
     Returns:
         The seeds.
@@ -137,7 +137,7 @@ def row_of(output: Any, image: int) -> Any:
 
 
 def is_closed_form(target: Any) -> bool:
-    """Return whether a target, or every target of a Rowwise, knows its gradient with respect to the head's values."""
+    """Return whether a target, or every target of a Rowwise, has a closed-form gradient."""
     each = target.targets if isinstance(target, Rowwise) else [target]
     return all(isinstance(t, ClosedFormTarget) and t.behind_reduction for t in each)
 

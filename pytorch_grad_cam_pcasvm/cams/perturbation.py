@@ -1,4 +1,4 @@
-"""Methods of perturbation: what a target loses or gains where something of the image or its activations is missing."""
+"""Perturbation methods: what a target loses or gains if a part of the image or its activations is missing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +23,11 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
 class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
-    """Ablation-CAM, ``sum_t w_t F_t`` with ``w_t`` the target's value minus that without channel t.
+    """Ablation-CAM, ``sum_t w_t F_t`` where ``w_t`` is the target's value minus its value without channel t.
 
-    Only what follows the first nonlinear step is evaluated for every channel. The paper divides by the value, and so
-    does pytorch-grad-cam; for a negative value that would invert the map, so here nothing is divided.
-    Desai and Ramaswamy, WACV 2020.
+    For each channel, only the part from the first nonlinear step onwards is evaluated. The paper and pytorch-grad-cam
+    divide by the value, which would invert the map of a negative value; this class does not divide. Desai and
+    Ramaswamy, WACV 2020.
     """
 
     runs_each_image = True
@@ -47,16 +47,16 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
 
 
 class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
-    """Score-CAM, ``sum_t w_t F_t`` with ``w_t`` the rise of the target when the image is masked by channel t.
+    """Score-CAM, ``sum_t w_t F_t``, where ``w_t`` is the rise of the target for the image masked by channel t.
 
-    ``w_t = value(image * mask_t) - value(0 * image)``, mask_t the channel upsampled and scaled to [0, 1]. All targets
-    share the T runs of the network. Wang et al., arXiv 1910.01279.
+    ``w_t = value(image * mask_t) - value(0 * image)``, where mask_t is the channel, upsampled and scaled to [0, 1]. All
+    targets share the T runs of the network. Wang et al., arXiv 1910.01279.
 
     Args:
         softmax: apply a softmax over the channels to the weights, as pytorch-grad-cam does; for components and margins
-            it saturates, and what lowers a target is lost.
-        channels: use only this many channels as masks, those with the largest variance over the positions, and give
-            the others no weight, which approximates the paper's method; None: all.
+            it saturates, and evidence against a target is lost.
+        channels: number of channels to use as masks, those with the largest variance over positions; the others get no
+            weight, which approximates the paper's method. None: all.
         batch_size: batch size of the masked runs.
 
     Raises:
@@ -127,13 +127,13 @@ def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
 class ShapCAM(WithBaseline, ClosedFormCAM):
     """Shapley values of positions: the mean rise of the target when a position joins the others in random order.
 
-    They add up as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Positions that are absent take
-    the activations of the baseline. With up to 12 positions the values are exact, over all subsets; with more, orders
-    are sampled, each together with its reverse, with ``standard_errors`` for every position. Zheng et al., arXiv
-    2208.03608.
+    They add up, as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Absent positions have the
+    activations of the baseline. For up to 12 positions, the values are exact, over all subsets; for more, random orders
+    are sampled, each together with its reverse, and ``standard_errors`` are given for every position. Zheng et al.,
+    arXiv 2208.03608.
 
     Args:
-        samples: number of orders to draw, even.
+        samples: number of orders to draw; must be even.
         seed: random seed of the orders.
 
     Raises:

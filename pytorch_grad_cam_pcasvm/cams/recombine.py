@@ -16,29 +16,29 @@ from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, Residual
 
 
 def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
-    """Return the maps of targets computed from components: ``S = sum_b g_b P_b``, g_b = d target / d p_b.
+    """Compute the maps of targets from component maps: ``S = sum_b g_b P_b``, with g_b = d target / d p_b.
 
-    The result equals that of ``explain``, but the network is not needed, so this also works for heads that were fitted
+    The result equals that of ``explain``, but the network is not needed, so this also works for heads that are fitted
     later on the same components. For maps that add up, g is the secant from the components of the baseline to those of
-    the image. From the neutral baseline decisions start on their boundaries where features are means over positions
-    (``SignedMaps.neutral``); elsewhere only ``explain`` can find these, and here decisions start where the components
-    do, at the value in ``baseline_values``.
+    the image. With the neutral baseline, decisions start on their boundaries if features are means over positions
+    (``SignedMaps.neutral``). Otherwise only ``explain`` can find the boundaries; here, decisions start at the baseline
+    of the components, where their value is ``baseline_values``.
 
     Args:
-        components: maps of every component, in order, as from ``cam.explain(x)``; any maps of decisions after these
-            are ignored. The method must be linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or contributions.
-        head: a fitted estimator, pipeline or :class:`Head`: one with the reduction that the components came from, or
-            one that was fitted on the components themselves.
-        targets: K targets, each for all images, but no ResidualTarget, which needs more than components; None: the
+        components: maps of every component, in order, as from ``cam.explain(x)``; any maps of decisions after these are
+            ignored. The method must be linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or be ContributionCAM.
+        head: a fitted estimator, pipeline or :class:`Head`, either with the reduction that the components came from, or
+            fitted on the components themselves.
+        targets: K targets, each for all images, except ResidualTarget, which needs more than components; None: the
             predicted class.
 
     Returns:
-        Signed maps of shape (N, K, H, W). Their output is that of the part of the head after the components.
+        Signed maps of shape (N, K, H, W). Their output is from the part of the head after the components.
 
     Raises:
         TypeError: the maps are not a SignedMaps.
-        ValueError: the maps are not those of all components, or their method does not allow it; the head takes another
-            number of components, or reduces features in another way; or a target is unknown to it.
+        ValueError: the maps are not those of all components, or their method cannot be recombined; the head takes
+            another number of components, or has another reduction; or a target does not fit the head.
 
     Example:
         >>> other = LogisticRegression().fit(pipeline[:-1].transform(features), labels)

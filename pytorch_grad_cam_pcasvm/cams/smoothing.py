@@ -20,17 +20,17 @@ def smoothed(
     noise: float = 0.15,
     seed: int = 0,
 ) -> SignedMaps:
-    """Return mean maps over noisy copies of every image, with their standard errors.
+    """Return the mean maps over noisy copies of each image, with their standard errors.
 
-    With Grad-CAM this is SmoothGrad's idea (Smilkov et al., arXiv 1706.03825), with Grad-CAM++ it is Smooth Grad-CAM++
-    (Omeiza et al., arXiv 1908.01224). A predicted class or a runner-up is that of the image without noise, and so are
-    values and output.
+    With Grad-CAM, this is the idea of SmoothGrad (Smilkov et al., arXiv 1706.03825); with Grad-CAM++, it is Smooth
+    Grad-CAM++ (Omeiza et al., arXiv 1908.01224). The predicted class, the runner-up, the values and the output are
+    those of the image without noise.
 
     Args:
         cam: any method.
         x: images, shape (N, ...).
         targets: K targets, each for all images; None: every component, then the predicted class.
-        samples: noisy copies of each image, at least 2.
+        samples: number of noisy copies of each image, at least 2.
         noise: standard deviation of the normal noise, as a fraction of the image's range (largest minus smallest
             value).
         seed: random seed of the noise.
@@ -40,7 +40,7 @@ def smoothed(
 
     Raises:
         TypeError: ``cam`` is not a method of this package.
-        ValueError: ``samples`` or ``noise`` is out of range, or ``explain`` refuses the images or targets.
+        ValueError: ``samples`` or ``noise`` is out of range, or ``explain`` rejects the images or targets.
 
     Example:
         >>> smoothed(cam, images, PCATarget(0), samples=4).standard_errors.shape

@@ -20,9 +20,10 @@ _STEPS = 40  # of Newton's at most
 class Undecided:
     """Activations of a layer, the same for all images, at which targets are 0, near the mean of the training set.
 
-    First come those at which all components are 0; from there damped Newton steps lead to the target's 0. Where its
-    gradient leads nowhere, as deep inside a class, the head alone knows a point on the boundary, and Gauss-Newton steps
-    lead to activations with the components of this point. What was found is kept, and taken again while it holds.
+    The search first finds activations at which all components are 0; from there, damped Newton steps lead to a zero of
+    the target. If its gradient leads nowhere, as deep inside a class, a point on the boundary is found with the head
+    alone, and Gauss-Newton steps lead to activations with the components of this point. Results are kept and reused
+    while they hold.
 
     Args:
         mean: activations of the layer, of one row.

@@ -1,4 +1,4 @@
-"""Arguments: what can be typed."""
+"""The arguments of the command line."""
 
 import argparse
 from collections.abc import Callable
@@ -43,72 +43,72 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     at = "--images photos/{} --backbone mobilenet_v2 --layer features"
-    fitted = command("fit", fit, "fit scaler, PCA and SVM on the features of a folder with one folder per class",
+    fitted = command("fit", fit, "fit a scaler, a PCA and an SVM on the features of images, in one folder per class",
                   at.format("train") + " --out head.safetensors")  # fmt: skip
     of_network(fitted)
     _of_reading(fitted)
     fitted.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
     fitted.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
     fitted.add_argument("--class-weight", choices=["balanced"],
-                     help="balanced: each class counts the same, however few images it has")  # fmt: skip
-    fitted.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the head, .safetensors")
+                     help="balanced: every class counts the same, however few images it has")  # fmt: skip
+    fitted.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
     fitted.add_argument("--no-pictures", action="store_true",
-                        help="keep no names and small pictures of the support vectors with the head")  # fmt: skip
+                        help="do not store names and small pictures of the support vectors with the head")  # fmt: skip
     _of_bad_images(fitted)
-    build = command("atlas", commands.atlas, "explain every image of a folder once, and keep the maps",
+    build = command("atlas", commands.atlas, "explain every image in a folder once, and store the maps",
                     at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
     of_network(build)
     _of_reading(build)
     of_maps(build)
-    build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the atlas")
+    build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the atlas")
     of_method(build)
     build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
-    build.add_argument("--processes", type=int, help="number of processes, each with its share of threads or a GPU")
+    build.add_argument("--processes", type=int, help="number of processes, each with its share of the threads or a GPU")
     _of_bad_images(build)
-    build.add_argument("--verify", action="store_true", help="compare every image with what is there, not a sample")
+    build.add_argument("--verify", action="store_true", help="compare all images with existing shards, not a sample")
     evaluate = command("evaluate", commands.evaluate,
-                       "measure whether the maps can be believed, and write a report page",
+                       "measure whether the maps can be trusted, and write a report page",
                        at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
     of_network(evaluate)
     of_maps(evaluate)
-    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the page and its JSON")
+    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the page and its JSON")
     evaluate.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
-                          help="may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
+                          help="method; may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
     evaluate.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     evaluate.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
     evaluate.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     explore = command("explore", commands.explore, "write a page for browsing an atlas", "atlas --out explorer")
     explore.add_argument("atlas", type=Path, help="folder of the atlas")
-    explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder, or file (default: explorer)")
+    explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder or file (default: explorer)")
     explore.add_argument(
-        "--head", action="append", default=[], metavar="NAME=FILE", help="another head, selectable on the page"
+        "--head", action="append", default=[], metavar="NAME=FILE", help="another head for the page; may be repeated"
     )
-    explore.add_argument("--single-file", action="store_true", help="write one file, easy to send")
-    written = command("export", exporting.export, "write scores and maps as one file, which needs no PyTorch",
+    explore.add_argument("--single-file", action="store_true", help="write a single file, which is easy to send")
+    written = command("export", exporting.export, "write a single file that computes scores and maps without PyTorch",
                       at.format("test") + " --head head.safetensors --out explainer.onnx")  # fmt: skip
     of_network(written, needs_images=False)
     of_maps(written)
     of_method(written)
     written.set_defaults(batch_size=16)
-    written.add_argument("--components", type=int, help="maps of the first ones only (default: of all)")
-    written.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file, .onnx")
-    written.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains dropped photos")
+    written.add_argument("--components", type=int, help="number of components to map, from the first on (default: all)")
+    written.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
+    written.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
     written.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
                          help="for --page: from npm install (default: node_modules/onnxruntime-web)")  # fmt: skip
     explain = command("explain", exporting.explain, "draw maps with a file from 'export', without PyTorch",
                       "--model explainer.onnx --images photos/test --out maps")  # fmt: skip
-    explain.add_argument("--model", required=True, type=Path, metavar="FILE", help="the file")
-    explain.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, in any folders")
-    explain.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of pictures and values.csv")
+    explain.add_argument("--model", required=True, type=Path, metavar="FILE", help="file from 'export' (.onnx)")
+    explain.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, in any subfolders")
+    explain.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
     _of_bad_images(explain)
     return parser
 
 
 def of_maps(parser: argparse.ArgumentParser) -> None:
-    """Add what says which maps: of which head, from which start."""
-    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="from 'fit', Head.save or skops")
-    parser.add_argument("--tokens", action="store_true", help="for a transformer: find the grid of its patches")
-    begin = "where a decision is open (neutral, the default), the training images' mean, or zeros"
+    """Add the arguments that say which maps: of which head, from which start."""
+    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="head from 'fit', Head.save or skops")
+    parser.add_argument("--tokens", action="store_true", help="for transformers: find the grid of the patches")
+    begin = "where a target is undecided (neutral, the default), the mean of the training images, or zeros"
     parser.add_argument("--baseline", default="neutral", choices=["neutral", "mean", "zero"], help=f"start: {begin}")
 
 
@@ -119,22 +119,22 @@ def of_method(parser: argparse.ArgumentParser) -> None:
 
 
 def of_network(parser: argparse.ArgumentParser, needs_images: bool = True) -> None:
-    """Add what a network is made of."""
-    what = "images, or one folder per class" + " (default: noise)" * (not needs_images)
+    """Add the arguments that define a network."""
+    what = "folder of images, or with one subfolder per class" + " (default: noise)" * (not needs_images)
     parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=what)
     parser.add_argument("--backbone", required=True, metavar="NAME",
-                        help="a torchvision name, timm:NAME, or module:function that returns yours")  # fmt: skip
-    parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's own, downloaded)")
+                        help="a torchvision model, timm:NAME, or module:function that returns your own")  # fmt: skip
+    parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's weights, downloaded)")
     parser.add_argument("--layer", required=True, metavar="NAME",
-                        help="layer whose activations become maps; auto: compare some on the images")  # fmt: skip
+                        help="layer whose activations become maps; auto: compare several on the images")  # fmt: skip
     parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
     parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
-    parser.add_argument("--device", help="cuda or cpu (default: cuda, if there is one)")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
 
 
 def _of_reading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=int, default=64, help="images to read at a time (default: 64)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
+    parser.add_argument("--batch-size", type=int, default=64, help="number of images to read at a time (default: 64)")
+    parser.add_argument("--workers", type=int, default=0, help="number of processes that read images (default: 0)")
 
 
 def _of_bad_images(parser: argparse.ArgumentParser) -> None:

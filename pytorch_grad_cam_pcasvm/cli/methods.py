@@ -40,7 +40,7 @@ def layer_of(options: Any, net: Any, transform: Any) -> str:
 def options_of(
     options: Any, methods: Sequence[type], net: Any, layer: str, transform: Any
 ) -> dict[type, dict[str, Any]]:
-    """Return the options of each method; with the mean at the layer where the head does not know it."""
+    """Return the options of each method, with the mean at the layer if the head does not have it."""
     from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
 
     common = {"reshape_transform": "tokens"} if options.tokens else {}

@@ -1,4 +1,4 @@
-"""Evaluation: can these maps be believed? Measured on your own network and images, against uninformed maps."""
+"""Evaluation: can these maps be believed? Measured on your own network and images, against controls."""
 
 from pytorch_grad_cam_pcasvm.evaluation.layers import layers
 from pytorch_grad_cam_pcasvm.evaluation.quantus import quantus_explainer

@@ -22,14 +22,14 @@ EXACT = 1e-3  # of the spread of the values; float32 keeps more
 def completeness(study: Subject) -> Result:
     """Measure how far the sums of maps are from the values that they explain.
 
-    ``|sum of the map + remainder + value at the baseline - value|``, in standard deviations of the values over the
-    images; for a method without a baseline, the sum of the map is compared with the value itself.
+    The measure is ``|sum of the map + remainder + value at the baseline - value|``, in standard deviations of the
+    values over the images; for a method without a baseline, the sum of the map is compared with the value itself.
 
     Returns:
-        A row for each method, which passes below a thousandth; and how much farther from the value the sums of another
-        image's map and of a randomised head's are. (Random maps and the blind map are not in units of the value.)
-        Methods that do not promise to add up have nothing to pass. Of decisions also the share of maps that contradict
-        them, as their sum has the other sign: passed below a tenth, whatever the method promises.
+        A row for each method, which passes below a thousandth, and how much farther from the value the sums of another
+        image's map and of a randomised head's map are. (Random maps and the blind map are not in units of the value.)
+        Methods that do not claim to add up have nothing to pass. For decisions, also the share of maps that contradict
+        them because their sum has the opposite sign: it passes below a tenth, whatever the method claims.
 
     Raises:
         ValueError: the target has the same value for all images.

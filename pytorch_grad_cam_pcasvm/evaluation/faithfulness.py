@@ -29,33 +29,35 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     arcc: bool = False,
     rivals: Sequence[str] = RIVALS,
 ) -> Result:
-    """Measure deletion and insertion against maps that know nothing.
+    """Measure deletion and insertion against controls.
 
     Deletion removes the most relevant part of an image, insertion keeps only that part; pixels are ranked by the signed
-    map, and fractions are exact to the pixel. For each image the mean over the fractions is taken, in standard
-    deviations of the target's value over the images: how much further the value falls than with the other map
-    (deletion), or how much more of it remains (insertion). Above 0 the map is better.
+    map, and fractions are exact to the pixel. The number for each image is the mean over the fractions, in standard
+    deviations of the target's value over the images: how much further the value falls than with the control (deletion),
+    or how much more of it remains (insertion). Above 0, the map is better.
 
     Args:
         fractions: fractions of the pixels, between 0 and 1.
-        fill: what replaces removed pixels: ``"blur"``, the image blurred over a tenth of its side; ``"mean"``, the mean
-            of the image; ``"road"``, ROAD's noisy linear imputation (from pytorch-grad-cam).
-        patches: rank square patches, so many on the longer side, by the mean of the map, in place of pixels: maps of
-            different resolutions then remove pieces of one size. None: pixels.
+        fill: the replacement for removed pixels: ``"blur"``, the image blurred over a tenth of its side; ``"mean"``,
+            the mean of the image; ``"road"``, ROAD's noisy linear imputation (from pytorch-grad-cam).
+        patches: rank square patches, this many along the longer side, by the mean of the map, instead of pixels, so
+            that maps of different resolutions remove pieces of one size. None: rank pixels.
         arcc: also compute ARCC, pytorch-grad-cam's mean of coherency, simplicity and ROAD, from 0 to 1 (grad-cam 1.5.7
-            or newer; slow). It is meant for probabilities: explain a ``ProbabilityTarget``, or ROAD's part is 0 or 1.
-        rivals: the maps to compare with, some of ``"random maps"``, ``"another image's map"``, ``"the blind map"``,
+            or newer; slow). It is meant for probabilities: explain a ``ProbabilityTarget``, otherwise ROAD's part is 0
+            or 1.
+        rivals: the controls to compare with: some of ``"random maps"``, ``"another image's map"``, ``"the blind map"``,
             ``"a randomised head's map"``, or the name of one of the methods.
 
     Returns:
-        A row for each method, kind and rival: random maps of the same resolution, the map of another image for the same
-        target, the blind map (the sum of the activations), and the map of a head whose components are rotated at
+        A row for each method, kind and control: random maps of the same resolution, the map of another image for the
+        same target, the blind map (the sum of the activations), and the map of a head whose components are rotated at
         random. Every image has its own random map and rotation. Where a map is flat, the random map ranks its pixels.
-        Blank maps are counted, and left out of the means.
+        Blank maps are counted, but left out of the means.
 
     Raises:
         ImportError: ``arcc`` with a version of grad-cam that does not have it.
-        ValueError: an unknown rival or fill, fractions outside 0 to 1, or the same value for all images.
+        ValueError: a control or the fill is unknown, fractions are not between 0 and 1, or all images have the same
+            value.
 
     Example:
         >>> found = evaluation.faithfulness(

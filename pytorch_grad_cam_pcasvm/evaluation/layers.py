@@ -1,4 +1,4 @@
-"""Layers: which target layer, or which several, should maps come from?"""
+"""Layers: which target layer or layers should maps come from?"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,34 +34,34 @@ def layers(
     progress: bool = True,
     transform: Any = None,
 ) -> Result:
-    """Compare target layers for contributions, and recommend one, or several.
+    """Compare target layers for contributions, and recommend one or several.
 
-    All are measured on the same images, by deletion and insertion of patches of one size, a fourteenth of the image's
-    longer side, and if there are labels by two images side by side, and by a small image of another class pasted into
-    an image. Recommended is what gains most over the last layer, image by image, in deletion and insertion together,
-    if that is more than a standard error, and in neither of the two a standard error is lost; else the last layer.
-    Measure on images that the head was not fitted on.
+    All candidates are measured on the same images, by deletion and insertion of patches of one size, a fourteenth of
+    the image's longer side, and, if there are labels, by two images side by side and by a small image pasted into one
+    of another class. The recommended candidate is the one that gains most over the last layer, image by image, in
+    deletion and insertion together, if the gain is more than a standard error and neither of the two loses a standard
+    error; otherwise, it is the last layer. Use images that the head was not fitted on.
 
     Args:
         net: the network.
         data: as for :class:`Study`.
         candidates: layers, lists of layers whose maps become one, or a dict of these by name; None: the last block of
-            each of the four coarsest map sizes (of a transformer the norms before its last attentions), and the two
-            coarsest together, shared out and as their mean.
+            each of the four coarsest map sizes (for a transformer, the norms before its last attention layers), and the
+            two coarsest together, combined as ``"shared"`` and as ``"mean"``.
         reshape_transform: as for the methods.
-        images: how many, chosen at random; None: all.
+        images: number of images, chosen at random; None: all.
         batch_size: number of images at a time.
-        seed: random seed of everything random.
+        seed: random seed of all draws.
         progress: show progress bars.
-        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+        transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
 
     Returns:
-        The numbers of every candidate; ``settings["recommended"]`` is a list of layers, ``settings["combine"]`` how
-        several become one map, and ``question`` says in a sentence why.
+        The numbers of every candidate; ``settings["recommended"]`` is a list of layers, ``settings["combine"]`` is how
+        several become one map, and ``question`` gives the reason in a sentence.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: too few images, an unknown layer, or a head that has nothing to explain.
+        ValueError: there are too few images, a layer is unknown, or the head has nothing to explain.
 
     Example:
         >>> found = evaluation.layers(net, (training_images, labels), images=6, progress=False)

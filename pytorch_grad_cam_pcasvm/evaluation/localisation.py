@@ -35,27 +35,28 @@ def localisation(  # noqa: D417 - of the study its class tells
 
     Without masks, images of different classes, each classified correctly on its own, are put side by side: two of them
     (an input twice as wide, for networks whose features are pooled), or four, each at half its size (the input keeps
-    its size); or, ``pasted``, a small one is put somewhere into a larger one. The class of one tile is explained: what
-    share of the positive evidence lies on that tile, and does the largest value (the pointing game, in which equal ones
-    share the point)? Chance is a half, a quarter, or about an eighth, the share of the small image. With masks, the
-    predicted class of each image is explained, and chance is the mask's share of the image.
+    its size); or, with ``pasted``, a small image is put somewhere into a larger one. The class of one tile is
+    explained, and two measures are taken: the share of the positive evidence on that tile, and whether the largest
+    value is on it (the pointing game, in which equal values share the point). Chance is a half, a quarter, or about an
+    eighth, the share of the small image. With masks, the predicted class of each image is explained, and chance is the
+    mask's share of the image.
 
     Args:
         tiles: 2 or 4.
-        pasted: paste an image of the explained class, at 0.36 of its size, into one of another class, in place of
+        pasted: paste an image of the explained class, at 0.36 of its size, into one of another class, instead of using
             tiles.
         masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
             (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
-        rivals: the maps to compare with, as for :func:`faithfulness`.
+        rivals: the controls to compare with, as for :func:`faithfulness`.
 
     Returns:
-        Both measures for each method: against chance, random maps, another scene's map, the blind map and
-        a randomised head's map; and the share of maps without a measure: those without positive evidence, and for the
-        pointing game those that are flat, too.
+        Both measures for each method: against chance, random maps, another scene's map, the blind map and a randomised
+        head's map; and the share of maps without a measure: those without positive evidence, and for the pointing game,
+        also flat maps.
 
     Raises:
-        ValueError: no labels, ``pasted`` with masks, only one class, too few correctly classified images, tiles that
-            the network does not take, masks of another size, or boxes that are not in pixels.
+        ValueError: there are no labels, only one class, or too few correctly classified images; ``pasted`` is used with
+            masks; the network does not take the tiles; masks have another size; or boxes are not in pixels.
 
     Example:
         >>> found = evaluation.localisation(
@@ -171,7 +172,7 @@ def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator) ->
 
 
 def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
-    """Return labels as the head has them: classes, or the names that the data set has for their numbers."""
+    """Return labels in the head's form: classes, or the names that the data set has for their numbers."""
     classes = set(subject.net.head.classes_.tolist())  # type: ignore[union-attr]
     if any(label is None for label in labels):
         raise ValueError("localisation needs labels: give (images, labels), or masks=")

@@ -17,11 +17,11 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget
 def quantus_explainer(
     method: type[ClosedFormCAM], net: PCASVMNet, target_layers: Sequence[nn.Module | str], **options: Any
 ) -> Callable[..., np.ndarray]:
-    """Return an ``explain_func`` for Quantus' metrics that explains with a method.
+    """Return an ``explain_func`` for Quantus' metrics that uses a method of this package.
 
     Quantus passes its own model, a copy of the network in which it may have randomised modules; that copy is explained,
     at the layer of the same name. Its randomisation (MPRT) calls ``reset_parameters`` of modules, which a head does not
-    have, so the head is left unchanged. :func:`sensitivity` randomises it.
+    have, so the head is left unchanged; :func:`sensitivity` randomises it.
 
     Args:
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
@@ -34,9 +34,9 @@ def quantus_explainer(
         ``classes_``) that returns the signed maps of these classes' margins, (N, 1, H, W), at the size of the inputs.
 
     Raises:
-        TypeError: the method is not a class of the package or does not have an option, or the network is not a
+        TypeError: the method is not a class of this package, an option is unknown to it, or the network is not a
             PCASVMNet.
-        ValueError: not one target layer, or the backbone itself as one; or a head without classes.
+        ValueError: there is not exactly one target layer, the layer is the backbone itself, or the head has no classes.
 
     Example:
         >>> explainer = evaluation.quantus_explainer(ContributionCAM, net, ["layer2"])

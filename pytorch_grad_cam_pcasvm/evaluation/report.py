@@ -54,7 +54,7 @@ IF_IT_FAILS = {
 def report(  # noqa: D417 - of the study its class tells
     study: Subject, out: str | Path, *, checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS)
 ) -> Path:
-    """Measure everything, and write ``report.json`` and ``index.html``, a self-contained page.
+    """Run all checks, and write ``report.json`` and ``index.html``, a self-contained page.
 
     Args:
         out: the folder to write to.
@@ -62,12 +62,12 @@ def report(  # noqa: D417 - of the study its class tells
             ``{"localisation": {"tiles": 4}}``.
 
     Returns:
-        The path of the page. Both files begin with a verdict for each method, in one sentence. A check that cannot be
-        made (such as localisation without labels), and pictures that cannot be drawn, are listed with the reason.
+        The path of the page. Both files begin with a one-sentence verdict for each method. Checks that cannot be run
+        (such as localisation without labels) and pictures that cannot be drawn are listed with the reason.
 
     Raises:
         TypeError: a check has no such option.
-        ValueError: an unknown check, or none that can be made.
+        ValueError: a check is unknown, or none can be run.
 
     Example:
         >>> study = evaluation.Study(net, (training_images, labels), ["layer2"], images=6, progress=False)
@@ -137,7 +137,7 @@ def _write(file: Path, entries: Mapping[str, Any]) -> None:
 
 
 def page(written: str | Path) -> Path:
-    """Write the page of a report again from its JSON.
+    """Write the page of a report again, from its JSON file.
 
     Args:
         written: path of ``report.json``.
@@ -146,8 +146,8 @@ def page(written: str | Path) -> Path:
         The path of the page, ``index.html`` beside it.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not the JSON of a report.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not the JSON of a report.
 
     Example:
         >>> study = evaluation.Study(net, (training_images, labels), ["layer2"], images=6, progress=False)

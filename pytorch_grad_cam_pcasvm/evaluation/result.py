@@ -22,10 +22,10 @@ class Row:
     Attributes:
         method: the method whose maps were measured.
         measure: what was measured, such as ``"deletion"``.
-        against: what it was compared with, such as ``"random maps"``; empty: the number stands alone.
+        against: what the method was compared with, such as ``"random maps"``; empty: nothing.
         estimate: mean, standard error, n.
-        limit: what the mean's 95 % confidence interval has to lie above; None: there is nothing to pass.
-        below: it has to lie below the limit instead.
+        limit: the limit above which the mean's 95 % confidence interval has to lie; None: there is nothing to pass.
+        below: whether it has to lie below the limit instead.
 
     Example:
         >>> row = evaluation.Row("ContributionCAM", "deletion", "", evaluation.Estimate(1.0, 0.1, 100), limit=0)
@@ -49,10 +49,10 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``"passed"``; ``"failed"``: all of the interval is on the wrong side; ``"undecided"``: on both.
+        """``"passed"``; ``"failed"``: the whole interval is on the wrong side; ``"undecided"``: it is on both.
 
-        ``"too few images to say"`` with fewer than ten images, ``"without any map to judge"`` with none; empty
-        where there is nothing to pass.
+        ``"too few images to say"`` with fewer than ten images, ``"without any map to judge"`` with none; empty if there
+        is nothing to pass.
         """
         if self.limit is None:
             return ""
@@ -81,16 +81,16 @@ class Pictures:
 
 @dataclass
 class Result:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        check: its name.
-        question: what it asks, in a sentence.
-        rows: its numbers.
+        check: the name of the check.
+        question: the question that the check answers, in a sentence.
+        rows: the numbers.
         blank: by method, the share of maps that are zero everywhere.
         settings: the settings of the check.
         curves: by method and source, the curves to draw; None if there are none.
-        worst: by method, the numbers (in the data set) of the ten images that did worst, worst first.
+        worst: by method, the row numbers (in the data set) of the ten worst images, worst first.
         names: by method, the names of these images: their paths in a folder, or their numbers.
         pictures: by method, these images with their maps; not saved in the JSON.
 
@@ -113,7 +113,7 @@ class Result:
     pictures: dict[str, Pictures] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, key: tuple[str, str, str] | tuple[str, str]) -> Estimate:
-        """Return the number for a method and a measure, against something or alone."""
+        """Return the number for a method and a measure, alone or against a control."""
         method, measure, against = key if len(key) == 3 else (*key, "")
         for row in self.rows:
             if (row.method, row.measure, row.against) == (method, measure, against):
@@ -139,7 +139,7 @@ class Result:
 
     @staticmethod
     def from_dict(entries: Mapping[str, Any]) -> "Result":
-        """Return the result that :meth:`to_dict` wrote."""
+        """Return the result from the JSON that :meth:`to_dict` returns."""
 
         def real(value: Any) -> float:
             return float("nan") if value is None else float(value)

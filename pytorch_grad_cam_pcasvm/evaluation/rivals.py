@@ -1,4 +1,4 @@
-"""Maps, and their rivals: maps that know nothing of the image, of the target, or of what the head has learned."""
+"""Maps and their controls: maps that ignore the image, the target, or what the head has learned."""
 
 import copy
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ RIVALS = (RANDOM, ANOTHER, BLIND, HEAD)
 
 
 class Rivals:
-    """A subject's maps and their rivals, batch by batch.
+    """A subject's maps and their controls, batch by batch.
 
-    Every image has draws of its own, which do not depend on the size of the batches.
+    Every image has its own draws, which do not depend on the size of the batches.
 
     Args:
         subject: what is measured.
         chosen: some of ``RIVALS``, or names of methods.
 
     Attributes:
-        names: the rivals that there are. A head whose components cannot be rotated has no randomised one.
+        names: the available controls. A head whose components cannot be rotated has no randomised one.
         methods: the methods that others are compared with.
         rotated: the network with the randomised head; None if there is none.
 
     Raises:
-        ValueError: there is no such rival, or none that this head has.
+        ValueError: the control is unknown, or not available for this head.
     """
 
     def __init__(self, subject: Subject, chosen: Sequence[str] = RIVALS) -> None:
@@ -55,7 +55,7 @@ class Rivals:
         self._before: tuple[Tensor, bytes] | None = None  # an image and its digest
 
     def next(self, x: Tensor, targets: Sequence[Any], rows: Sequence[int]) -> dict[str, Tensor]:
-        """Take the next images, and return the maps that are rivals of every method.
+        """Take the next images, and return the maps that are controls for every method.
 
         Args:
             x: images, shape (N, ...).
@@ -83,10 +83,10 @@ class Rivals:
         return {RANDOM: torch.stack([torch.from_numpy(each) for each in random]).to(blind), BLIND: blind}
 
     def of(self, method: str) -> dict[str, list[SignedMaps]]:
-        """Return a method's own maps of these images, as ``""``, and its own rivals.
+        """Return a method's own maps of these images, as ``""``, and its own controls.
 
         They are the maps of the same targets of the images before them, and of heads whose components are rotated at
-        random and whose machine is unchanged: it looks at other directions than it was fitted on, as if it had learned
+        random and whose classifier is unchanged: it gets other directions than it was fitted on, as if it had learned
         nothing.
         """
         makers = {"": self._own, ANOTHER: self._of_others, HEAD: self._of_rotated}

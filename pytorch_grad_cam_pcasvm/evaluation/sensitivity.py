@@ -1,4 +1,4 @@
-"""Sensitivity: do maps change when what was learned is taken away?"""
+"""Sensitivity: do maps change when what was learned is removed?"""
 
 import copy
 import itertools
@@ -31,27 +31,29 @@ def sensitivity(  # noqa: D417 - of the study its class tells
     refitted: Callable[[int], Any] | None = None,
     layers: int = 3,
 ) -> Result:
-    """Measure how much maps stay the same when the head, and then the layers from the top down, are randomised.
+    """Measure how similar maps remain when the head, and then the layers from the top down, are randomised.
 
-    The sanity checks of Adebayo et al. (arXiv 1810.03292), extended to a head: the absolute rank correlation of each
-    map with the randomised network's map of the same target. A map that stays the same does not show what was learned.
+    These are the sanity checks of Adebayo et al. (arXiv 1810.03292), extended to a head: the absolute rank correlation
+    of each map with the randomised network's map of the same target. A map that stays the same does not show what was
+    learned.
 
     Args:
         refitted: a function from a seed to a head refitted on permuted labels, such as
             ``lambda seed: clone(pipeline).fit(features, np.random.default_rng(seed).permutation(labels))``; None: skip
             this check. It is called with ten seeds.
         layers: number of layers with weights to randomise, from the last that runs to the first, one after the other
-            (by their ``reset_parameters``), each in addition to those before. Norms and parametrised layers stay.
+            (by their ``reset_parameters``), each in addition to those before. Norms and parametrised layers are left
+            unchanged.
 
     Returns:
-        A row for each method and randomisation, and for the blind map; passed if the correlation is below 0.5. Every
+        A row for each method and randomisation, and for the blind map; it passes if the correlation is below 0.5. Every
         image has its own rotated components, and one of ten draws of layers and of labels. Maps of components have
-        nothing to pass when labels are permuted, of which a PCA knows nothing. Also how similar each method's maps are
-        to random maps, to another image's and to the blind map: this is how alike unrelated maps are anyway, and near 1
-        to the blind map the target hardly matters.
+        nothing to pass when labels are permuted, because a PCA does not use labels. Further rows give the similarity of
+        each method's maps to random maps, to another image's map and to the blind map: this is how similar unrelated
+        maps are anyway. If the similarity to the blind map is near 1, the target hardly matters.
 
     Raises:
-        ValueError: a negative number of layers.
+        ValueError: the number of layers is negative.
 
     Example:
         >>> found = evaluation.sensitivity(
@@ -122,7 +124,7 @@ class Cascade:
 
     Args:
         subject: what is measured.
-        count: the most layers.
+        count: the maximum number of layers.
     """
 
     def __init__(self, subject: Subject, count: int) -> None:
@@ -142,7 +144,7 @@ class Cascade:
         self._names = [*ran][::-1][:count]
 
     def draw(self, number: int) -> Iterator[tuple[str, PCASVMNet]]:
-        """Yield what is random and the network, with one more random layer each, in one of the draws."""
+        """Yield a description and the network, with one more random layer each time, for one of the draws."""
         copied = self._random.feature_source()[0]
         layers = {name: copied.get_submodule(name) for name in self._names}
         with torch.no_grad():

@@ -20,7 +20,7 @@ def stability(  # noqa: D417 - of the study its class tells
     noise: float = 0.1,
     shift: float = 0.05,
 ) -> Result:
-    """Measure the rank correlation of each map with that of the same image with noise, or shifted.
+    """Measure the rank correlation of each map with the map of the same image, with noise or shifted.
 
     The edge of a shifted image is repeated to fill the gap, and only the parts present in both maps are compared. The
     target stays the same.
@@ -30,11 +30,12 @@ def stability(  # noqa: D417 - of the study its class tells
         shift: shift along the last axis, as a fraction of the width.
 
     Returns:
-        The correlation for each method and change, passed above 0.5, and how far it exceeds the correlation of each
-        rival with the changed image's map: random maps, another image's map, the blind map and a randomised head's map.
+        The correlation for each method and change, which passes above 0.5, and how far it exceeds the correlation of
+        each control with the changed image's map: random maps, another image's map, the blind map and a randomised
+        head's map.
 
     Raises:
-        ValueError: negative noise, or a shift that is not between 0 and 1.
+        ValueError: the noise is negative, or the shift is not between 0 and 1.
 
     Example:
         >>> found = evaluation.stability(

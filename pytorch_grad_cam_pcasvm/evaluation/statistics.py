@@ -17,8 +17,8 @@ class Estimate:
 
     Attributes:
         mean: the mean; NaN without images.
-        standard_error: standard deviation of the images' numbers divided by the root of ``n``; NaN below two images.
-            Where several images share a random draw, that of the draws' means.
+        standard_error: the standard deviation of the images' numbers divided by the square root of ``n``; NaN for fewer
+            than two images. If several images share a random draw, the standard error of the draws' means.
         n: number of images.
         draws: number of random draws, if several images share one; None: each image has its own.
 

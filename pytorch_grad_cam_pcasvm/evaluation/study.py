@@ -18,27 +18,28 @@ Found = TypeVar("Found")
 
 
 class Study(Subject):
-    """A network, images, and the methods that explain them: what all measures have in common.
+    """A network, images, and the methods that explain them, shared by all measures.
 
-    Each measure finds what the function of its name finds. The maps that one measure has made, of images and of their
-    rivals, are not made again for the next, as far as they fit into 256 MB: leave the network as it is meanwhile.
-    Localisation explains classes, whatever the target.
+    Each measure gives the same result as the function of its name. Maps and controls that one measure has computed are
+    reused by the next, as far as they fit into 256 MB, so do not change the network in between. Localisation explains
+    classes, whatever the target.
 
     Args:
         net: the network.
         data: tensors (N, C, H, W), ``(images, labels)``, or a data set as for ``atlas.build``.
         target_layers: one layer.
-        methods: classes, ``(class, options)``, or a dict of these by name.
-        target: what to explain; None: the class predicted for the whole image.
-        images: how many, chosen at random; None: all.
+        methods: classes, ``(class, options)`` pairs, or a dict of these by name.
+        target: the target to explain; None: the class predicted for the whole image.
+        images: number of images, chosen at random; None: all.
         batch_size: number of images at a time.
-        seed: random seed of everything random.
+        seed: random seed of all draws.
         progress: show progress bars.
-        transform: from a PIL image to a tensor for the network, for a folder or a data set of PIL images.
+        transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: too few images, an unknown layer, two methods of one name, or a head that has nothing to explain.
+        ValueError: there are too few images, a layer is unknown, two methods have the same name, or the head has
+            nothing to explain.
 
     Example:
         >>> study = evaluation.Study(net, (training_images, labels), ["layer2"], images=6, progress=False)

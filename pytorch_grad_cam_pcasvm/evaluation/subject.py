@@ -73,7 +73,7 @@ class Subject:
         self._worst: dict[str, list[tuple[float, int, Tensor, SignedMaps]]] = {method: [] for method in self.named}
 
     def fresh(self, target: Target | None = None) -> "Subject":
-        """Return a copy of which nothing is found yet, optionally of another target; it shares the maps that are made.
+        """Return a copy without results, optionally for another target; it shares the maps that are made.
 
         Raises:
             ValueError: the head has nothing to explain.
@@ -142,10 +142,10 @@ class Subject:
     ) -> list[SignedMaps]:
         """Return each image's map of its own target, optionally of another network, such as one with a random head.
 
-        Where what is random is nowhere undecided, its maps start at the mean.
+        If a randomised network has no boundary within reach, its maps start at the mean.
 
         Raises:
-            NoBoundaryError: the network itself is nowhere undecided.
+            NoBoundaryError: the network itself has no boundary within reach.
         """
         cam = self.cam(method, net or self.net)
         try:
@@ -188,7 +188,7 @@ class Subject:
         return result
 
     def blind(self, x: Tensor, net: PCASVMNet | None = None) -> Tensor:
-        """Return the sums of the activations of the target layer, (N, h, w), which know nothing about the target."""
+        """Return the sums of the activations of the target layer, (N, h, w), which ignore the target."""
         cam = self.cam(next(iter(self.named)), net)
         with cam._running(x) as modules:
             found = cam._run(x, modules).activations(0)
@@ -214,7 +214,7 @@ def with_head(net: PCASVMNet, head: Any) -> PCASVMNet:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Give torch's generators a seed, and afterwards the user's state back, on every device."""
+    """Seed torch's generators on every device, and restore the user's state afterwards."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
@@ -271,7 +271,7 @@ def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, An
 
 
 def explained(cam: ClosedFormCAM, x: Tensor, targets: Sequence[Any]) -> list[SignedMaps]:
-    """Return each image's map of its own target, without warnings: blank maps are counted, and rivals are odd."""
+    """Return each image's map of its own target, without warnings: blank maps are counted, and controls are odd."""
     found: dict[int, SignedMaps] = {}
     with warnings.catch_warnings():
         for category in (BlankMapWarning, BaselineWarning, OutsideTrainingWarning):

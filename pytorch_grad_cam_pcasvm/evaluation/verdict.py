@@ -65,16 +65,15 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
 
     Args:
         method: the method.
-        where: its layer, and what it explains, as in ``"at layer4 for this head"``.
+        where: its layer and what it explains, as in ``"at layer4 for this head"``.
         results: what was found, by the name of the check.
 
     Returns:
         *Do not use*: most maps are blank, or it failed against random maps in any check, against chance or the blind
         map in localisation, or too many maps contradict the decision. *Use*: none of that, and it passed deletion and
         insertion against random maps and, where they were measured, the share of evidence against chance and the blind
-        map, and the share of maps that contradict a decision. *Undecided*: anything else, above all fewer than ten
-        images. No other check decides; what of them
-        failed, and what was not measured, is added to *use*.
+        map, and the share of maps that contradict a decision. *Undecided*: anything else, in particular with fewer than
+        ten images. No other check decides; those that failed, or were not run, are added to *use*.
     """
     found = _Found(method, results)
     against = [(check, row) for check, row in found.rows if row.verdict == FAILED and _can_veto(check, row)]

@@ -1,4 +1,4 @@
-"""Explanations as programs: what ``explain`` computes in one file, for where there is no autograd, or no PyTorch."""
+"""Explanations as programs: the computation of ``explain`` in one file, without autograd or even PyTorch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Explain pictures with a file from ``export.onnx``. Needs numpy, Pillow and onnxruntime only, and may be copied.
+"""Explain pictures with a file from ``export.onnx``. Needs only numpy, Pillow and onnxruntime, and may be copied.
 
 python explainer.py explainer.onnx photo.png --out maps.png
 """
@@ -17,19 +17,19 @@ TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 
 
 class Explainer:
-    """A file from ``export.onnx``, and the pictures that it explains.
+    """An explanation in a file from ``export.onnx``, for use on pictures.
 
     Attributes:
         about: the metadata: ``classes``, ``titles`` of the targets, ``input``, ``method``, ``digest``, ...
-        names: the outputs.
+        names: the names of the outputs.
 
     Args:
         path: the file.
-        providers: of onnxruntime, the first that is there is used.
+        providers: onnxruntime's execution providers; the first available one is used.
 
     Raises:
         ImportError: onnxruntime is not installed.
-        ValueError: the file is cut short, no ONNX model, or no explanation.
+        ValueError: the file is truncated, is not an ONNX model, or is not an explanation.
 
     Example:
         >>> told = export.onnx(cam, images, "explainer.onnx")
@@ -58,7 +58,7 @@ class Explainer:
         self._colours = np.array([[*bytes.fromhex(colour)] for colour in self.about["colours"]], np.float64)
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
-        """Return all outputs for images (N, ...), as the network takes them, by name."""
+        """Return all outputs, by name, for images (N, ...) that are preprocessed for the network."""
         shape = self.about["input"]["shape"]
         if list(images.shape[1:]) != shape or images.dtype != np.float32:
             wanted = f"float32 of shape (N, {', '.join(map(str, shape))})"
@@ -66,7 +66,7 @@ class Explainer:
         return dict(zip(self.names, self._session.run(self.names, {"images": images}), strict=True))
 
     def seen(self, picture: Image.Image) -> Image.Image:
-        """Return the part of a picture that the network sees, at its resolution."""
+        """Return the part of a picture that the network gets, at the network's resolution."""
         given = self.about["input"]
         if len(given["shape"]) != 3 or given["shape"][0] not in (1, 3):
             raise ValueError(f"the network takes arrays of shape {given['shape']}, not pictures")
@@ -81,7 +81,7 @@ class Explainer:
         return picture.crop((left, top, left + width, top + height))
 
     def prepared(self, picture: Image.Image) -> np.ndarray:
-        """Return a picture as the network takes it, shape (C, H, W)."""
+        """Return a picture preprocessed for the network, shape (C, H, W)."""
         pixels = np.atleast_3d(np.asarray(self.seen(picture), np.float32)) / 255
         mean, std = (np.float32(self.about["input"][name] or default) for name, default in (("mean", 0), ("std", 1)))
         return ((pixels - mean) / std).transpose(2, 0, 1)
@@ -100,12 +100,12 @@ class Explainer:
         return self.about["classes"][int(found["label"][row])] if "label" in found and self.about["classes"] else None
 
     def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
-        """Return what the maps of an image are of."""
+        """Return the titles of the maps of an image."""
         label = self.predicted(found, row)
         return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
 
     def sheet(self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
-        """Return a picture with its maps beside it, each under its title and value, over a bar of the colours."""
+        """Return a picture with its maps beside it, each below its title and value, and above a colour bar."""
         shown = self.seen(picture).convert("RGB").resize((TILE, TILE), Image.Resampling.BILINEAR)
         label = self.predicted(found, row)
         if not np.isfinite(found["maps"][row]).all():

@@ -19,20 +19,18 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, NoProgramError
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
+from pytorch_grad_cam_pcasvm.export.rewrites import narrow_before_expanding, plain_softmaxes, plain_zeros
+from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.model.features import checked_images, one_input
 from pytorch_grad_cam_pcasvm.model.modules import device_of
-from pytorch_grad_cam_pcasvm.model.net import OfHead
 from pytorch_grad_cam_pcasvm.runtime.looks import every_choice, traced
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
 
-# What a program gives, where there is some.
-OUTPUTS = (
-    "scores", "label", "components", "values", "nu", "log_scale", "maps", "opposite", "baseline_values", "remainder",
-)  # fmt: skip
 _REFUSED = (NoClosedFormError, NoProgramError)
 _BATCH = 61  # like no other size, so that nothing is taken to be equal to it
 
@@ -44,20 +42,20 @@ def program(
     *,
     size: Sequence[int] | None = None,
 ) -> ExportedProgram:
-    """Return what ``cam.explain(images, targets)`` computes as a program, for any number of images.
+    """Return the computation of ``cam.explain(images, targets)`` as a program, for any number of images.
 
     The program explains the network as it is now: it has copies of all weights, and does not follow later changes. It
-    can be saved (``torch.export.save``) and compiled (``torch.compile``). Called with images (N, ...), of the shape and
-    precision of those given but for N, ``program.module()`` returns a dictionary:
+    can be saved (``torch.export.save``) and compiled (``torch.compile``). Called with any number of images (N, ...),
+    otherwise of the shape and precision of those given, ``program.module()`` returns a dictionary:
 
-    - ``scores`` (N, C), ``label`` (N,), the index of the predicted class, and ``components`` (N, B), where there are
-      some;
-    - ``values``, ``nu`` and ``log_scale`` (N, K), ``maps`` (N, K, H, W), and of some methods ``opposite``,
+    - ``scores`` (N, C), ``label`` (N,), the index of the predicted class, and ``components`` (N, B), if there are
+      any;
+    - ``values``, ``nu`` and ``log_scale`` (N, K), ``maps`` (N, K, H, W), and for some methods ``opposite``,
       ``baseline_values`` and ``remainder``, as in :class:`.SignedMaps`.
 
     Args:
-        cam: a method, but Score-CAM, Ablation-CAM and ShapCAM.
-        images: images to try it on, shape (N, ...).
+        cam: any method except Score-CAM, Ablation-CAM and ShapCAM.
+        images: images to try the program on, shape (N, ...).
         targets: K targets, each for all images; None: every component, then the predicted class.
         size: (H, W) to upsample maps to; None: their own resolution.
 
@@ -65,9 +63,9 @@ def program(
         The program.
 
     Raises:
-        NoProgramError: the method, a target or the network needs to look at numbers, or autograd.
-        TypeError: it is not a method.
-        ValueError: as in ``explain``, or precision is not single.
+        NoProgramError: the method, a target or the network depends on tensor values, or needs autograd.
+        TypeError: ``cam`` is not a method.
+        ValueError: as for ``explain``, or the precision is not single.
 
     Example:
         >>> from pytorch_grad_cam_pcasvm import export
@@ -75,7 +73,11 @@ def program(
         >>> explained["maps"].shape, explained["label"].shape
         (torch.Size([2, 4, 32, 32]), torch.Size([2]))
     """
-    return traced_program(cam, images, targets, size)[0]
+    found, made = traced_program(cam, images, targets, size)
+    x = checked_images(images).to(device_of(cam.model))
+    with torch.no_grad():
+        checked(found.module(), cam, made, x, size, "the program", ["report this network"])
+    return found
 
 
 def traced_program(
@@ -121,23 +123,6 @@ class _Named(nn.Module):
         return dict(zip(self._names, self.explained(images), strict=True))
 
 
-def outputs_of(made: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """Return what a program gives for maps, by name."""
-    found: dict[str, Any] = {name: getattr(made, name, None) for name in OUTPUTS}
-    output = made.output
-    if isinstance(output, OfHead):
-        head = output.head
-        found["scores"], found["components"] = head.scores(output.head_trace), output.components
-        if head.decision_position is not None and head.classes_ is not None:
-            found["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
-    elif isinstance(output, Tensor) and output.dim() == 2:
-        found["scores"], found["label"] = output, output.argmax(-1)
-    for name in ("maps", "opposite"):
-        if size is not None and found[name] is not None:
-            found[name] = upsampled(found[name], size)
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
 def _refuse(cam: ClosedFormCAM, made: SignedMaps) -> None:
     """Refuse what autograd would be needed for."""
     if cam._by_autograd:
@@ -152,6 +137,17 @@ def _refuse(cam: ClosedFormCAM, made: SignedMaps) -> None:
             f"{foreign!r} is a function of your own, which autograd differentiates, and a program has none",
             "use SVMTarget, PCATarget or another target of this package",
         )
+
+
+class _Tangents(TorchDispatchMode):
+    """Lays out the zeros of forward derivatives as what they belong to; torch before 2.15 cannot for symbolic sizes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._new_zeros_with_same_feature_meta.default:
+            like, shaped = args
+            zeros = like.new_zeros(shaped.untyped_storage().nbytes() // shaped.itemsize)
+            return zeros.as_strided(shaped.shape, shaped.stride(), shaped.storage_offset())
+        return func(*args, **(kwargs or {}))
 
 
 def _graph(
@@ -174,7 +170,7 @@ def _graph(
     network = type(cam.model).__name__
     try:
         # Of attention, only that in single operators is in ONNX.
-        with traced(), fake, enable_python_dispatcher(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with traced(), fake, _Tangents(), enable_python_dispatcher(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             graph = make_fx(run, _allow_non_fake_inputs=True)(example)
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         raise NoProgramError(
@@ -199,6 +195,9 @@ def _graph(
         )
     known = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
     weights = {}
+    narrow_before_expanding(graph.graph)
+    plain_softmaxes(graph.graph)
+    plain_zeros(graph.graph)
     graph.graph.eliminate_dead_code()
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)

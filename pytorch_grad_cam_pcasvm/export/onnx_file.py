@@ -2,21 +2,20 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.errors import NoProgramError
 from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY
-from pytorch_grad_cam_pcasvm.export.graph import outputs_of, traced_program
+from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
+from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
 from pytorch_grad_cam_pcasvm.model.features import checked_images
 from pytorch_grad_cam_pcasvm.model.modules import device_of
@@ -37,9 +36,6 @@ from pytorch_grad_cam_pcasvm.targets import (
 from pytorch_grad_cam_pcasvm.version import __version__
 
 _MOST_BYTES = 2_000_000_000  # protobuf's limit
-_MOST = 1e-3  # difference from explain, as a part of the largest value, which nobody would see on a map
-# What is 0 but for rounding is compared with what it is subtracted from.
-_BESIDE = {"baseline_values": "values", "remainder": "values"}
 
 
 def onnx(
@@ -55,41 +51,41 @@ def onnx(
     resize: int | None = None,
     interpolation: str = "bilinear",
 ) -> dict[str, Any]:
-    """Write what ``cam.explain(images, targets)`` computes into one file for onnxruntime, for any number of images.
+    """Write the computation of ``cam.explain(images, targets)`` to one file for onnxruntime, for any number of images.
 
-    The file is run on the given images, on the first of them alone and on noise, and compared with ``explain``, before
-    it is written. Its input is ``images`` (N, ...), float32; its outputs are those of :func:`program`, by name. It has
-    standard operators only. The network and the maps are in single precision, the head in double; erfcx, which ONNX
-    lacks, is a rational function, right to 2e-15.
+    Before it is written, the file is run on the given images, on the first of them alone and on noise, and compared
+    with ``explain``. Its input is ``images`` (N, ...), float32; its outputs are those of :func:`program`, by name. It
+    uses standard operators only. The network and the maps are in single precision, the head in double precision; erfcx,
+    which ONNX lacks, is a rational function, accurate to 2e-15.
 
-    Metadata say what it is of, as JSON under the key ``"pytorch_grad_cam_pcasvm"``: ``method``, ``options``,
-    ``targets`` and their ``titles``, ``classes``, ``target_layers``, ``features``, ``input`` (``shape``, and how a
-    picture becomes one), ``versions``, ``digest`` of network and head as they are now, ``colours`` of the figures from
-    -nu to nu, as ``rrggbb``, and ``differences`` from ``explain``, the largest by output, as parts of the largest value
-    (of ``nu``, its logarithm).
+    The metadata describe the explanation, as JSON under the key ``"pytorch_grad_cam_pcasvm"``: ``method``, ``options``,
+    ``targets`` and their ``titles``, ``classes``, ``target_layers``, ``features``, ``input`` (``shape``, and how to
+    make one from a picture), ``versions``, ``digest`` of network and head as they are now, ``colours`` of the figures
+    from -nu to nu, as ``rrggbb``, and ``differences`` from ``explain``: for each output the largest one, as a fraction
+    of the largest value (for ``nu``, of its logarithm).
 
     Args:
-        cam: a method, but Score-CAM, Ablation-CAM and ShapCAM.
-        images: images to try it on, as the network takes them, shape (N, ...).
-        path: the file.
+        cam: any method except Score-CAM, Ablation-CAM and ShapCAM.
+        images: images to try the file on, preprocessed for the network, shape (N, ...).
+        path: the file to write.
         targets: K targets, each for all images; None: every component, then the predicted class.
         size: (H, W) to upsample maps to; None: their own resolution.
         opset: version of ONNX's operators; None: torch's own choice.
-        mean: what was subtracted from each channel of pictures in [0, 1] for the network, for those who read the file.
-        std: what they were divided by then.
-        resize: the shorter side of a picture, of which the middle is cut out; None: pictures are brought to the size of
-            the images, whatever their shape.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, both smoothed as by Pillow.
+        mean: the values that preprocessing subtracts from the channels of a picture in [0, 1]; for users of the file.
+        std: the values by which it then divides the channels.
+        resize: the size of a picture's shorter side, before its middle is cut out; None: pictures are resized to the
+            size of the images, whatever their shape.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased as in Pillow.
 
     Returns:
         The metadata.
 
     Raises:
         ImportError: the ``[export]`` extra is not installed.
-        NoProgramError: the method, a target or the network needs to look at numbers, or autograd; an operator is not
-            in ONNX; or onnxruntime gives other numbers.
-        TypeError: it is not a method.
-        ValueError: as in ``explain``, or precision is not single.
+        NoProgramError: the method, a target or the network depends on tensor values, or needs autograd; an operator is
+            not in ONNX; or onnxruntime gives different numbers.
+        TypeError: ``cam`` is not a method.
+        ValueError: as for ``explain``, or the precision is not single.
 
     Example:
         >>> from pytorch_grad_cam_pcasvm import export
@@ -113,12 +109,13 @@ def onnx(
     pictures = {"mean": mean, "std": std, "resize": resize, "interpolation": interpolation}
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
+    names = [*outputs_of(made, size)]
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's own, about itself
             converted = torch.onnx.export(
                 program.run_decompositions(decompositions()), dynamo=True, opset_version=opset, verbose=False,
-                input_names=["images"], output_names=[*outputs_of(made, size)], external_data=False,
+                input_names=["images"], output_names=names, external_data=False,
             )  # fmt: skip
     except torch.onnx.errors.OnnxExporterError as error:
         raise NoProgramError(
@@ -135,7 +132,13 @@ def onnx(
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_param = dim.dim_param.replace(symbol, "N")
-    told["differences"] = _differences(runtime, model.SerializeToString(), cam, made, given, size)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(x: Tensor) -> dict[str, Any]:
+        return dict(zip(names, session.run(names, {"images": x.cpu().numpy()}), strict=True))
+
+    ways_out = ("use export.program", "report this network")
+    told["differences"] = checked(run, cam, made, given, size, "onnxruntime", ways_out)
     model.metadata_props.add(key=KEY, value=json.dumps(told))
     with atomically(path) as file:
         file.write(model.SerializeToString())
@@ -193,60 +196,3 @@ def _title(target: Target, classes: Sequence[Any] | None) -> str:
         rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
         words += " / " * bool(rivals) + ", ".join(map(str, rivals))
     return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target))
-
-
-def _differences(
-    runtime: Any, model: bytes, cam: ClosedFormCAM, made: SignedMaps, images: Tensor, size: Sequence[int] | None
-) -> dict[str, float]:
-    """Return the largest difference of every output from ``explain``, as a part of its largest value."""
-    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn((3, *images.shape[1:]), generator=generator).to(images) * images.std() + images.mean()
-    largest: dict[str, float] = {}
-    for x in (images, images[:1], noise):
-        doubts, cam._doubts = cam._doubts, Doubts()  # of noise, nothing is to be told or remembered
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                expected = outputs_of(cam.explain(x, made.targets), size)
-        finally:
-            cam._doubts = doubts
-        found = dict(zip(expected, session.run([*expected], {"images": x.cpu().numpy()}), strict=True))
-        for name, difference in _compared(found, expected).items():
-            largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
-    worst = max(largest, key=lambda name: np.nan_to_num(largest[name], nan=np.inf))
-    if not largest[worst] <= _MOST:
-        raise NoProgramError(
-            f"onnxruntime gives {worst} that differ from explain by {largest[worst]:.1g} of the largest",
-            "use export.program, or report this network",
-        )
-    return largest
-
-
-def _compared(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return how far outputs are from what is expected, for images of the same predicted class."""
-    wanted: dict[str, Any] = {name: tensor.double().cpu().numpy() for name, tensor in expected.items()}
-    given = {name: np.asarray(array, np.float64) for name, array in found.items()}
-    same = np.ones(len(wanted["values"]), bool)
-    if "label" in wanted:  # which of two equals is the larger one, rounding says
-        same = wanted.pop("label") == given.pop("label")
-    for name in ("nu", "log_scale"):
-        if np.isnan(given[name]).any():
-            return {name: np.nan}
-    # What was factored out is a matter of taste. Far from all support vectors, the last bit of a feature changes the
-    # size of a map more than its shape: sizes are compared by their logarithms.
-    shift = given.pop("log_scale") - wanted["log_scale"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sizes, scale = np.log(wanted["nu"]), np.log(given.pop("nu")) - np.log(wanted.pop("nu"))
-    scale, sizes = np.nan_to_num(scale + shift), np.nan_to_num(sizes + wanted.pop("log_scale"), neginf=0.0)
-    result = {"nu": float((np.abs(scale) / np.maximum(1, np.abs(sizes)))[same].max(initial=0.0))}
-    for name, factor in (("maps", shift - scale), ("opposite", shift - scale), ("remainder", shift)):
-        if name in given:
-            given[name] = given[name] * np.exp(factor).reshape(*factor.shape, *[1] * (given[name].ndim - 2))
-    for name, numbers in wanted.items():
-        if not same.any():
-            continue
-        size = np.abs(wanted[_BESIDE.get(name, name)][same]).max(initial=0.0)
-        error = np.abs(given[name] - numbers)[same].max(initial=0.0)
-        result[name] = float(error / size) if size else float(error)
-    return result

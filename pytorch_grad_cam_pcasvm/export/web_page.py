@@ -1,4 +1,4 @@
-"""A page that explains photos in the browser: a folder that opens from the file system, and contacts no server."""
+"""A page that explains photos in the browser: a folder that opens from the file system and contacts no server."""
 
 import base64
 import json
@@ -21,27 +21,27 @@ _RUNTIME = {
 def page(
     model: str | PathLike[str], out: str | PathLike[str], runtime: str | PathLike[str], *, title: str | None = None
 ) -> Path:
-    """Write a page that explains photos with a file from :func:`onnx`, in the browser, without any server.
+    """Write a page that explains photos in the browser, with a file from :func:`onnx` and without a server.
 
-    The folder opens from the file system, offline. Photos that are dropped on the page are prepared as Pillow would
-    (``resize`` and ``interpolation`` of the file), explained by onnxruntime-web on one thread, and shown with scores
-    and signed maps. Nothing leaves the machine: the page's own policy forbids it to contact a server.
+    The folder opens from the file system, offline. Photos that are dropped on the page are prepared as by Pillow (with
+    the file's ``resize`` and ``interpolation``), explained by onnxruntime-web on one thread, and shown with scores and
+    signed maps. Nothing leaves the computer: the page's own security policy forbids contact with any server.
 
     Args:
-        model: the file.
+        model: the file from :func:`onnx`.
         out: a new or empty folder, or one with an earlier page, which is replaced.
-        runtime: the folder of the npm package onnxruntime-web: ``npm install onnxruntime-web`` makes
+        runtime: the folder of the npm package onnxruntime-web; ``npm install onnxruntime-web`` creates
             ``node_modules/onnxruntime-web``. 15 MB of it are copied.
-        title: of the page; None: "Explain a photo".
+        title: the title of the page; None: "Explain a photo".
 
     Returns:
         The path of the page.
 
     Raises:
         FileExistsError: the folder contains something else.
-        FileNotFoundError: the runtime is not there.
+        FileNotFoundError: the runtime is missing.
         ImportError: the ``[export]`` extra is not installed.
-        ValueError: the file is no explanation, or not one of pictures.
+        ValueError: the file is not an explanation, or not one of pictures.
 
     Example:
         >>> export.page("explainer.onnx", "page", "node_modules/onnxruntime-web")  # doctest: +SKIP
@@ -76,7 +76,7 @@ def runtime_files(runtime: Path) -> dict[str, Path]:
     """Return the files of onnxruntime-web that a page needs.
 
     Raises:
-        FileNotFoundError: one is not there.
+        FileNotFoundError: a file is missing.
     """
     found = {}
     for key, name in _RUNTIME.items():

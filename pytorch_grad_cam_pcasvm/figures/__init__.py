@@ -1,7 +1,7 @@
-"""Figures: the paper's own, for any network of this package.
+"""Figures: those of the paper, for any network of this package.
 
-Every function returns a :class:`matplotlib.figure.Figure` without a window: notebooks show it, and
-``figure.savefig("maps.png")`` needs no display. Colours are safe for colour-blind readers and in greyscale print.
+Every function returns a :class:`matplotlib.figure.Figure` without opening a window: notebooks show it, and
+``figure.savefig("maps.png")`` needs no display. The colours suit colour-blind readers and greyscale print.
 """
 
 from pytorch_grad_cam_pcasvm.figures.component import plot_component

@@ -113,36 +113,38 @@ def plot_component(
 ) -> Figure:
     """Draw what a component means: the images at its two ends with their maps, and the classes along it.
 
-    Above, from the lowest to the highest value: images, their signed maps (red raises the component), and the mean of
-    both at each end. All maps of an end share one scale, so that a strong end does not make the other pale; how strong
-    it is, the number beside its scale says. Below: every image as a point, class by class, those shown above circled;
-    and with an SVM and maps that add up, the component's part in the decisions: the mean over each class of
-    ``g_b (p_b - p0_b)`` (see :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`) with its standard error.
+    The upper part shows, from the lowest to the highest value, images, their signed maps (red raises the component),
+    and the mean of both at each end. All maps of an end share one scale, so that a strong end does not make the other
+    pale; the number beside each scale gives its size. The lower part shows every image as a point, class by class, with
+    those shown above circled; and with an SVM and maps that add up, the component's part in the decisions: the mean
+    over each class of ``g_b (p_b - p0_b)`` (see :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`) with its
+    standard error.
 
     Args:
         net: a network with components.
-        component: its number b, from 0.
-        images: input of the network, shape (R, C, H, W), R at least 2.
+        component: the component's number b, from 0.
+        images: the network's input, shape (R, C, H, W), R at least 2.
         target_layer: the layer whose contributions are drawn, by :class:`ContributionCAM`.
-        cam: another method, made for this network, to use instead.
+        cam: a method created for this network, to use instead.
         labels: the class of every image, shape (R,); None: the predicted ones.
-        classes: names of the labels: by label, or a list indexed by number; None: the labels.
-        pictures: what is drawn, shape (R, H, W, 3), (R, 3, H, W), (R, 1, H, W) or (R, H, W), in [0, 1]; None: the
-            images, which then must lie in [0, 1].
+        classes: names of the labels, by label or as a list indexed by number; None: the labels themselves.
+        pictures: the pictures to draw, shape (R, H, W, 3), (R, 3, H, W), (R, 1, H, W) or (R, H, W), in [0, 1]; None:
+            the images, which must then be in [0, 1].
         count: number of images at each end.
-        end: number of images in the mean of each end; None: a tenth of all, at least ``count``.
-        target: the decision; None: the margin of the class predicted for each image. To be named where the head has
-            several outputs.
+        end: number of images in the mean of each end; None: a tenth of all images, at least ``count``.
+        target: the decision; None: the margin of the class predicted for each image. Required if the head has several
+            outputs.
         batch_size: number of images to run at once.
-        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
+        size: width and height of the figure in inches, with a smaller font if needed; None: as large as needed.
 
     Returns:
         The figure.
 
     Raises:
         TypeError: the images are not a floating-point tensor.
-        ValueError: no such component, neither or both of ``target_layer`` and ``cam``, a method of another network,
-            images, pictures and labels that do not belong together, or no target for a head of several outputs.
+        ValueError: the component does not exist; neither or both of ``target_layer`` and ``cam`` are given; ``cam``
+            belongs to another network; images, pictures and labels do not match; or the target is missing for a head
+            with several outputs.
 
     Example:
         >>> figure = plot_component(net, 0, images, target_layer="layer2", count=1)

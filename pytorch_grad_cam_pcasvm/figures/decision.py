@@ -33,10 +33,10 @@ def plot_decision(
 ) -> Figure:
     """Draw how a decision is composed: the map of each component times its weight g_b, and their sums as steps.
 
-    Red raises the decision, blue lowers it; all maps share one scale. The steps ``g_b (p_b - p0_b)``, g_b the secant of
-    the decision from the baseline's components p0 to p, lead from the baseline's value to that of the image. They
-    include the part of class and register tokens, which are not on a map; it is written below them. The network is not
-    needed, so any head that was fitted on the same components will do.
+    Red raises the decision, blue lowers it; all maps share one scale. The steps ``g_b (p_b - p0_b)``, where g_b is the
+    secant of the decision from the baseline's components p0 to p, lead from the value at the baseline to that of the
+    image. They include the part of class and register tokens, which is not on a map and is written below the steps. The
+    network is not needed, so any head fitted on the same components will do.
 
     Args:
         images: the explained images, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
@@ -46,15 +46,16 @@ def plot_decision(
         row: which of the N images.
         count: number of components to draw, those with the largest steps; the others are summed.
         classes: names of the classes, in the order of ``classes_``; None: the labels.
-        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
+        size: width and height of the figure in inches, with a smaller font if needed; None: as large as needed.
 
     Returns:
         The figure.
 
     Raises:
         TypeError: the maps are not a SignedMaps.
-        ValueError: the maps are not contributions of all components, images or head do not fit, there is no such row,
-            the target is not linear in the head's values, or it is missing for a head of several outputs.
+        ValueError: the maps are not contributions of all components, the images or the head do not fit, the row does
+            not exist, the target is not linear in the head's values, or the target is missing for a head with several
+            outputs.
 
     Example:
         >>> components = ContributionCAM(net, ["layer2"]).explain(images)

@@ -32,14 +32,14 @@ def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes
 
     Args:
         pca: a fitted ``PCA`` (or a pipeline with one), or the eigenvalues themselves, shape (B,).
-        highlight: number of components to draw in full colour, and whose sum is written; None: all.
+        highlight: number of components to draw in full colour, with their sum; None: all.
         ax: where to draw; None: a new figure.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: it contains no PCA with ``explained_variance_ratio_``.
+        ValueError: there is no PCA with ``explained_variance_ratio_``.
 
     Example:
         >>> figure = plot_contribution_ratios(pipeline)
@@ -88,10 +88,10 @@ def plot_feature_space(
 
     Args:
         components: p of the training set, shape (R, B).
-        labels: their classes, shape (R,).
+        labels: the samples' classes, shape (R,).
         test: components and labels of the test set, drawn beside it on the same scale.
-        dims: two or three components, from 0; None: the first three, or both if there are two.
-        classes: names of the labels: by label, or a list indexed by number; None: the labels.
+        dims: numbers of two or three components, from 0; None: the first three, or both if there are two.
+        classes: names of the labels, by label or as a list indexed by number; None: the labels themselves.
         ax: where to draw the training set alone (for three components an axis with ``projection="3d"``).
         size: width and height of the figure in inches.
 
@@ -99,7 +99,7 @@ def plot_feature_space(
         The figure.
 
     Raises:
-        ValueError: components, labels or dimensions that do not fit, or ``test`` together with ``ax``.
+        ValueError: components, labels or dimensions do not match, or ``test`` and ``ax`` are both given.
 
     Example:
         >>> figure = plot_feature_space(pipeline[:-1].transform(features), labels)
@@ -158,7 +158,7 @@ def plot_support_vector_effect(
         The figure.
 
     Raises:
-        ValueError: a gamma that is not positive.
+        ValueError: a gamma is not positive.
 
     Example:
         >>> figure = plot_support_vector_effect([0.5, 1.0])
@@ -193,25 +193,25 @@ def plot_support_vectors(
 ) -> Figure:
     """Draw the training images that drive a decision for one image, with their signed effect on its map.
 
-    Red, above: training images that speak for the class of the effect; blue, below: against it. For an effect on
-    decision values, :class:`SupportVectorEffect` says which side is plus.
+    Above, in red, are training images that are evidence for the class of the effect; below, in blue, evidence against
+    it. For an effect on decision values, :class:`SupportVectorEffect` says which side is plus.
 
     Args:
         effect: from ``net.head.support_vector_effect(components, category)``.
-        training_images: returns training image i of shape (H, W, 3), (3, H, W) or (H, W), in [0, 1], for i in
-            ``effect.indices``: an array (R, ...), a list or a dict.
+        training_images: an array (R, ...), a list or a dict of the training images, which for each i in
+            ``effect.indices`` gives training image i, shape (H, W, 3), (3, H, W) or (H, W), in [0, 1].
         row: which of the N explained images.
-        decision: which of its P decision values; for a category there is only one, 0.
-        count: how many of each sign.
+        decision: which of its P decision values; for a category, there is only one, 0.
+        count: how many training images of each sign.
         image: the explained image, drawn first.
-        names: a title for every training image, e.g. its class.
+        names: a title for every training image, such as its class.
         size: width and height of the figure in inches.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: no such row or decision, or a training image is missing.
+        ValueError: the row or the decision does not exist, or a training image is missing.
 
     Example:
         >>> effect = net.head.support_vector_effect(net(images).components, "cat")

@@ -33,22 +33,25 @@ def plot_maps(
 ) -> Figure:
     """Draw images and their maps, one image per row: input, P_b^+ and P_b^- of every component, other targets.
 
-    P_b^+ and P_b^- share one scale, whose bar ends at nu_b. For every other target the positive part is drawn; its bar
-    ends at the largest value. The target's value for the image is written above the maps. What does not fit the width
-    continues on another line of the same image.
+    P_b^+ and P_b^- share one scale, whose bar ends at nu_b. For every other target, the positive part is drawn; its bar
+    ends at the largest value. The target's value for the image is written above the maps. Maps that do not fit into the
+    width continue on another line.
 
     Args:
-        images: pictures to draw under the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1].
-        maps: from ``explain``, or several by title: from several networks,
-            ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``, or methods, ``{"Grad-CAM": ..., "contributions": ...}``.
-        rows: a title for each image, e.g. its true class.
+        images: the pictures to draw under the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in
+            [0, 1].
+        maps: from ``explain``, or a dict of several by title, either of several networks,
+            ``{"Grad-CAM": ..., "PCA": ..., "RBF SVM": ...}``, or of several methods,
+            ``{"Grad-CAM": ..., "contributions": ...}``.
+        rows: a title for each image, such as its true class.
         classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels. With
             several maps, they apply to those that have this many classes.
-        components: which components: their numbers, from 0, or how many; None: at most the first 8. The figure says
-            how many there are.
-        compare: draw several maps on separate lines, with the same targets below each other; otherwise side by side.
-            None: if there are at least two maps and all have the same targets. Every picture keeps its own scale.
-        overlay: draw over the image (with pytorch-grad-cam's ``show_cam_on_image``), otherwise bare.
+        components: the components to draw: their numbers, from 0, or how many; None: the first 8 at most. The figure
+            says how many there are.
+        compare: draw several maps on separate lines, with the same targets below each other; otherwise, side by side.
+            None: on separate lines if there are at least two maps and all have the same targets. Every picture keeps
+            its own scale.
+        overlay: draw the maps over the image (with pytorch-grad-cam's ``show_cam_on_image``); otherwise, without it.
         signed: one picture per target, from -nu (blue: lowers it) through 0 (white) to nu (red: raises it).
         size: width and height of the figure in inches.
 
@@ -56,8 +59,8 @@ def plot_maps(
         The figure.
 
     Raises:
-        ValueError: images, maps, titles, classes or components do not belong together, compared maps have different
-            targets or images, or the size is too small.
+        ValueError: images, maps, titles, classes or components do not match, compared maps have different targets or
+            images, or the size is too small.
 
     Example:
         >>> figure = plot_maps(images, cam.explain(images), components=2)

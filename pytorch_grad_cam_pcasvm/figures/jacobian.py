@@ -29,17 +29,17 @@ def plot_jacobian(
 ) -> Figure:
     """Draw the Jacobian of one image as paths: pixels of a feature map, units of every dense layer, components.
 
-    Red paths raise, blue ones lower; the width is the size of the derivative, relative to the largest of its layer. The
-    product of the layers is ``jacobians(x).components`` for that feature map. For a volume, the slice with the largest
-    derivatives is shown beside them.
+    Red paths are positive derivatives, blue paths negative ones; the width is the size of the derivative, relative to
+    the largest in its layer. The product of the layers is ``jacobians(x).components`` for that feature map. For a
+    volume, the slice with the largest derivatives is shown beside the paths.
 
     Args:
         net: a backbone with dense layers, and a head with a PCA.
         target_layer: the layer whose feature map is drawn.
         image: one input, shape (1, C, H, W) or (C, H, W); for a network with 3-D convolutions (1, C, D, H, W) or
             (C, D, H, W).
-        channel: which feature map t, from 0; None: the one whose weights are largest.
-        units: largest number of units to draw per layer, those with the largest derivatives of the components.
+        channel: which feature map t, from 0; None: the one with the largest weights.
+        units: maximum number of units to draw per layer: those with the largest derivatives of the components.
         size: width and height of the figure in inches.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The figure of a mistake: which components decided against the true class, where they look, what it was taken for."""
+"""The figure of a mistake: the components that decided against the true class, their maps, similar training images."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -44,41 +44,42 @@ def plot_mistake(
     batch_size: int = 32,
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw why an image was classified wrongly: the decision between the predicted and the true class, taken apart.
+    """Draw why an image was classified wrongly: the decision between the predicted and the true class, part by part.
 
-    Above: the decision ``SVMTarget(predicted, versus=truth)`` as maps and steps of the components (see
-    :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`): red speaks for the predicted class, blue for the true one.
-    The title has the margins of both classes, and the components that tipped the decision: the fewest, from the largest
-    part on, without whose parts it would have been for the true class. Below: the nearest training images of both
-    classes, with their Euclidean distances in the space of all components; a copy of the image itself is left out.
+    The upper part shows the decision ``SVMTarget(predicted, versus=truth)`` as maps and steps of the components (see
+    :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`): red is evidence for the predicted class, blue for the true
+    one. The title has the margins of both classes, and the components that tipped the decision: the smallest number of
+    components, largest part first, without which the true class would have won. The lower part shows the nearest
+    training images of both classes, with their Euclidean distances in the space of all components; a copy of the image
+    itself is left out.
 
     Args:
         net: a network with a PCA and a classifier.
-        image: the image, as the network takes it, shape (C, H, W) or (1, C, H, W).
+        image: the image, preprocessed for the network, shape (C, H, W) or (1, C, H, W).
         truth: its true class, a label from ``classes_``.
-        images: the training images, as the network takes them, shape (R, C, H, W).
-        labels: their classes, shape (R,).
+        images: the training images, preprocessed for the network, shape (R, C, H, W).
+        labels: the training images' classes, shape (R,).
         target_layer: the layer whose contributions are drawn, by :class:`ContributionCAM`.
-        cam: another method whose maps add up, made for this network, to use instead: one with another baseline.
-        picture: what is drawn of the image, shape (H, W, 3), (3, H, W), (1, H, W) or (H, W), in [0, 1]; None: the
-            image, which then must lie in [0, 1].
-        pictures: what is drawn of the training images, shape (R, H, W, 3), (R, 3, H, W), (R, 1, H, W) or (R, H, W), in
-            [0, 1]; None: the images, which then must lie in [0, 1].
-        classes: names of the labels: by label, or a list indexed by number; None: the labels.
+        cam: a method whose maps add up, created for this network, to use instead, for example with another baseline.
+        picture: the picture to draw of the image, shape (H, W, 3), (3, H, W), (1, H, W) or (H, W), in [0, 1]; None: the
+            image, which must then be in [0, 1].
+        pictures: the pictures to draw of the training images, shape (R, H, W, 3), (R, 3, H, W), (R, 1, H, W) or
+            (R, H, W), in [0, 1]; None: the images, which must then be in [0, 1].
+        classes: names of the labels, by label or as a list indexed by number; None: the labels themselves.
         count: number of components to draw, those with the largest parts; the others are summed.
         neighbours: number of training images of each class.
         batch_size: number of images to run at once.
-        size: width and height of the figure in inches, with smaller letters if need be; None: as large as needed.
+        size: width and height of the figure in inches, with a smaller font if needed; None: as large as needed.
 
     Returns:
         The figure.
 
     Raises:
         TypeError: the images are not floating-point tensors.
-        ValueError: the image is classified correctly, the head has no PCA, no classifier or no classes (a regressor, a
-            one-class SVM), the true class is unknown to it or has no training image, neither or both of
-            ``target_layer`` and ``cam``, a method of another network or whose maps do not add up, or images, pictures,
-            labels and names that do not belong together.
+        ValueError: the image is classified correctly; the head has no PCA, no classifier or no classes (a regressor, a
+            one-class SVM); the true class is unknown to the head or has no training image; neither or both of
+            ``target_layer`` and ``cam`` are given; ``cam`` belongs to another network, or its maps do not add up; or
+            images, pictures, labels and names do not match.
 
     Example:
         >>> truth = "dog" if net.predict(images)[0] == "cat" else "cat"  # as if it were one

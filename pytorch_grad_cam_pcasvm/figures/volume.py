@@ -35,27 +35,27 @@ def plot_volume(
     spacing: Sequence[float] = (1.0, 1.0, 1.0),
     outline: Any = None,
 ) -> Figure:
-    """Draw slices of one volume, and below each the signed map of every component and other target.
+    """Draw slices of one volume, and below each slice the signed map of every component and other target.
 
     Red raises the target's value, blue lowers it. All slices of a target share one scale, from -nu to nu of its whole
-    map, whose bar ends at that number; the target's value is on the left. Maps are upsampled to the volume's size
-    (trilinear, which lowers single peaks). Slices are oriented as in the array: the first of the two other dimensions
-    runs downwards.
+    map, and the bar ends at nu; the target's value is on the left. Maps are upsampled to the volume's size (trilinear,
+    which lowers single peaks). Slices are oriented as in the array: the first of the two remaining dimensions runs
+    downwards.
 
     Args:
-        volume: the volumes that were explained, in any units, shape (N, C, D, H, W), of which the first channel is
-            drawn (``volume[:, [c]]`` for another), or (N, D, H, W).
+        volume: the explained volumes, in any units, shape (N, D, H, W) or (N, C, D, H, W); the first channel is drawn
+            (``volume[:, [c]]`` for another).
         maps: their maps, from ``explain``, of shape (N, K, D', H', W'); ``maps[:, ks]`` for some targets only.
         image: which of the N volumes, from 0.
         axis: the dimension to slice along: 0 (D), 1 (H) or 2 (W).
-        slices: their numbers, from 0; or how many, equally spaced; None: five of those where the drawn maps are
-            largest, none too close to another (for blank maps five equally spaced ones).
-        components: which components: their numbers, from 0, or how many; None: at most the first 8.
-        title: title of the volume.
+        slices: the slices' numbers, from 0, or how many, equally spaced; None: five of those where the drawn maps are
+            largest, not too close to each other (for blank maps, five equally spaced ones).
+        components: the components to draw: their numbers, from 0, or how many; None: the first 8 at most.
+        title: a title for the volume.
         classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels.
-        overlay: draw over the slices, otherwise bare.
-        window: which values of the volume are black and white; None: its 1st and 99th percentiles.
-        spacing: the size of a voxel along D, H and W, for example in millimetres: pictures have these proportions.
+        overlay: draw the maps over the slices; otherwise, without them.
+        window: the values of the volume that are black and white; None: its 1st and 99th percentiles.
+        spacing: the size of a voxel along D, H and W, for example in millimetres; pictures have these proportions.
         outline: what to outline in all slices, such as a segmentation: nonzero inside, shape (N, D, H, W) or
             (N, 1, D, H, W).
 
@@ -64,9 +64,9 @@ def plot_volume(
 
     Raises:
         TypeError: the maps are not a SignedMaps.
-        ValueError: maps of 2-D images or of another number of volumes, a volume of another shape or with NaN, no such
-            image, axis, slice or component, a number of names that differs from the number of classes, an outline of
-            another shape, a spacing that is not positive, or an empty window.
+        ValueError: the maps are of 2-D images or of another number of volumes; the volume has another shape or NaN; the
+            image, axis, slice or component does not exist; the number of names differs from the number of classes; the
+            outline has another shape; the spacing is not positive; or the window is empty.
 
     Example:
         >>> maps = ContributionCAM(net_of_volumes, ["0"]).explain(volumes)

@@ -1,4 +1,4 @@
-"""From fitted scikit-learn estimators to stages; which of them are known is in :mod:`.estimators`."""
+"""From fitted scikit-learn estimators to stages; the supported estimators are in :mod:`.estimators`."""
 
 import importlib
 import sys
@@ -28,8 +28,8 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
     The last one predicts if it can, unless it is asked to ``transform``.
 
     Raises:
-        NoClosedFormError: an estimator has no maps.
-        TypeError: something is no fitted estimator, or what is registered for one returns no stage.
+        NoClosedFormError: an estimator is not supported.
+        TypeError: something is not a fitted estimator, or the function registered for one returns no stage.
     """
     _register()
     estimators = list(_estimators(fitted))
@@ -58,7 +58,7 @@ _ACCELERATED = ("sklearnex.", "daal4py.")
 
 
 def _compare(estimator: Any, stages: list[Stage]) -> None:
-    """Refuse an accelerated estimator if it computes other values than its stages, on a few rows."""
+    """Raise an error if an accelerated estimator computes other values than its stages, on a few rows."""
     rng, width = np.random.default_rng(0), estimator.n_features_in_
     points = getattr(estimator, "support_vectors_", getattr(estimator, "mean_", np.zeros(width)))
     rows = np.asarray(points).reshape(-1, width)[:4].mean(0) + rng.normal(size=(9, width))
@@ -85,7 +85,7 @@ def _compare(estimator: Any, stages: list[Stage]) -> None:
 
 
 def _refuse_own_methods(estimator: BaseEstimator, way_out: str = "") -> None:
-    """Refuse a subclass that computes something else than the estimator that is known."""
+    """Raise an error for a subclass that computes something else than the supported estimator."""
     own = []
     for kind in type(estimator).__mro__:
         if kind in stage_for.registry or kind.__module__.startswith("sklearn."):
@@ -162,11 +162,11 @@ def _from_gpu(fitted: Any) -> Any:
 
 @singledispatch
 def stage_for(estimator: Any) -> Stage:
-    """Return the stage that computes the same as a fitted estimator, in float64 on the CPU (a ``singledispatch``).
+    """Return the stage that computes what a fitted estimator does, in float64 on the CPU (a ``singledispatch``).
 
     Raises:
-        NoClosedFormError: no stage is registered for its type.
-        TypeError: it is not an estimator.
+        NoClosedFormError: no stage is registered for the estimator's type.
+        TypeError: the argument is not an estimator.
 
     Example:
         >>> @stage_for.register(MyScaler)

@@ -52,7 +52,7 @@ class LinearDecision(Affine, Decision):
 
 @dataclass(frozen=True)
 class SupportVectorEffect:
-    """How strongly each support vector pulls on the maps of an SVM at given components, and its part in the decision.
+    """How strongly each support vector affects the maps of an SVM at given components, and its part in the decision.
 
     The gradient of a decision is a sum over support vectors, ``da(p)/dp = sum_i alpha_i c_i dK(p_i, p)/dp``, and the
     weights of a map are its product with the weights of the components. E is the length of one summand's second factor:
@@ -68,19 +68,20 @@ class SupportVectorEffect:
     sigmoid    gamma sech(z)^2 p_i            ``|gamma| sech(z)^2 |p_i|``: largest where z = 0
     ========== ============================== ==============================================================
 
-    ``decision`` is each vector's part in the value itself. Far from all vectors of an RBF SVM it is next to
-    nothing, no matter what the map shows; :meth:`share` tells a decision driven by a few vectors from one to which all
+    ``decision`` is each vector's part in the value itself. Far from all vectors of an RBF SVM, it is almost nothing,
+    whatever the map shows; :meth:`share` distinguishes a decision driven by a few vectors from one to which all
     contribute a little.
 
     Attributes:
-        norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` of the paper, shape (N, I).
-        signed: ``alpha_i c_i E(p_i, p)``, shape (N, P, I); 0 where the vector takes no part. For a given class P is 1,
-            and the sign is plus where the training image speaks for that class. Otherwise there is one row per decision
-            value: for two classes a single one, plus for the second of ``classes_``; for more, those of the pairs
-            (0, 1), (0, 2), ..., (1, 2), ..., plus for the first of the pair.
+        norm: ``E(p_i, p) = |dK(p_i, p)/dp|`` in the paper, shape (N, I).
+        signed: ``alpha_i c_i E(p_i, p)``, shape (N, P, I); 0 if the vector takes no part. For a given class, P is 1,
+            and the sign is plus if the training image is evidence for that class. Otherwise there is one row per
+            decision value: for two classes a single one, plus for the second of ``classes_``; for more classes, those
+            of the pairs (0, 1), (0, 2), ..., (1, 2), ..., plus for the first of the pair.
         indices: positions of the support vectors in the training set (scikit-learn's ``support_``), shape (I,).
         decision: ``alpha_i c_i K(p_i, p)``, shape (N, P, I), with the rows and signs of ``signed``. Its sum over the
-            vectors plus the intercept is the decision value; for a class, its margin up to the intercepts' part.
+            vectors plus the intercept is the decision value; for a class, this is its margin, up to the intercepts'
+            part.
 
     Example:
         >>> effect = net.head.support_vector_effect(net(images).components, "cat")
@@ -106,12 +107,12 @@ class SupportVectorEffect:
 class KernelSVM(WithConstants, Decision):
     """``a(p) = sum_i alpha_i c_i K(p_i, p) + g`` for every pair of classes (the SVM layer of the paper).
 
-    The machines share their support vectors: vector i of class c takes part in the C - 1 decisions of c, with the
-    coefficients of its column in ``dual_coef`` (scikit-learn's layout). A single machine has one row.
+    The pairwise SVMs share their support vectors: vector i of class c takes part in the C - 1 decisions of c, with the
+    coefficients of its column in ``dual_coef`` (scikit-learn's layout). A single SVM has one row.
 
     Args:
         support_vectors: p_i, shape (I, B), grouped by class.
-        dual_coef: alpha_i c_i, shape (C - 1, I), or (1, I) for a single machine.
+        dual_coef: alpha_i c_i, shape (C - 1, I), or (1, I) for a single SVM.
         intercept: g, shape (P,).
         n_support: support vectors per class, C numbers.
         support: positions of the support vectors in the training set, shape (I,).
@@ -150,7 +151,7 @@ class KernelSVM(WithConstants, Decision):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
-        """Whether the kernel is."""
+        """Whether the kernel is linear."""
         return isinstance(self.kernel, Linear)
 
     def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
@@ -163,7 +164,7 @@ class KernelSVM(WithConstants, Decision):
         return SupportVectorEffect(norm, signed, self.support, decision)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, At]:
-        """Return the decision values, shape (N, P); and x and the kernel's argument."""
+        """Return the decision values, shape (N, P), with x and the kernel's argument."""
         argument = self.kernel.argument(x, self.support_vectors)
         values, machines = self.kernel.value(argument), self._machines()
         if machines is not None:
@@ -195,7 +196,7 @@ class KernelSVM(WithConstants, Decision):
 
 
 class Ensemble(Union, Decision):
-    """Decision values of several machines side by side, times ``sign``; each machine is the last stage of a chain.
+    """Decision values of several machines side by side, times ``sign``; each is the last stage of a chain.
 
     Example:
         >>> machines = stage_for(OneVsRestClassifier(SVC()).fit(features, labels)).members

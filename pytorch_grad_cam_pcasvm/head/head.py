@@ -27,13 +27,13 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 
 @dataclass(eq=False)
 class HeadTrace:
-    """What a head computed for N images.
+    """The values that a head computed for N images.
 
     Attributes:
         values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision. In a trace
-            from ``resume``, None for what was not computed.
-        saved: what the pullback of every stage needs; its tensors have the batch as first dimension.
-        eps: how exactly the backbone knows its features, relative to their size.
+            from ``resume``, values that were not computed are None.
+        saved: what each stage's pullback needs; the first dimension of its tensors is the batch.
+        eps: the relative accuracy of the backbone's features.
 
     Example:
         >>> trace = net.head(tensor(features))
@@ -54,19 +54,20 @@ class HeadTrace:
 class Head(Hookable):
     """The fitted scikit-learn estimators after a backbone, in float64 (float32 if the device has no float64).
 
-    The head computes *values*: ``values[0]`` are the features, ``values[i]`` the output of stage i - 1.
+    The head computes *values*: ``values[0]`` are the features, and ``values[i]`` is the output of stage i - 1.
     ``component_position`` and ``decision_position`` are the positions of the components and the decision values in that
     list.
 
     Args:
-        stages: the stages in order: at least a reduction (PCA) or a decision, and at most one decision, at the end.
+        stages: the stages in order, with at least a reduction (PCA) or a decision; there may be one decision, at the
+            end.
 
     Attributes:
-        examples: training images that are kept with the head, by their row: names and small pictures of the support
-            vectors, from the command line's ``fit``, which the page of an atlas shows.
+        examples: training images that are stored with the head, by row: names and small pictures of the support
+            vectors, added by the command line's ``fit`` and shown on the page of an atlas.
 
     Raises:
-        ValueError: no stages, nothing in them to explain, or stages after a decision.
+        ValueError: there are no stages, nothing to explain, or stages after a decision.
 
     Example:
         >>> head = Head.of(make_pipeline(PCA(2), SVC()).fit(features, labels))
@@ -105,12 +106,12 @@ class Head(Hookable):
     def of(cls, fitted: Any, *, outputs: Sequence[Any] | None = None) -> "Head":
         """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``).
 
-        ``outputs``: what a head with several outputs, or several labels per image, calls them: ``SVMTarget("oedema")``.
-        Otherwise they are numbers, from 0 on.
+        ``outputs`` gives names to several outputs, or to several labels per image, as in ``SVMTarget("oedema")``.
+        Otherwise they are numbered from 0.
 
         Raises:
-            NoClosedFormError: an estimator has no maps.
-            ValueError: the head has no several outputs, or another number of them.
+            NoClosedFormError: an estimator is not supported.
+            ValueError: the head does not have several outputs, or has another number of them.
         """
         head = fitted if isinstance(fitted, Head) else cls(stages_of(fitted))
         head._fit = head._fit if isinstance(fitted, Head) else Fit(fitted)
@@ -148,7 +149,7 @@ class Head(Hookable):
 
     @property
     def linear_until(self) -> int:
-        """The last position in ``values`` up to which everything is affine and there is nothing to explain.
+        """The last position in ``values`` up to which all stages are affine and nothing is explained.
 
         This is the number of linear stages at the start, or the position of the components if they come earlier.
         """
@@ -157,7 +158,7 @@ class Head(Hookable):
 
     @property
     def feature_mean(self) -> Tensor | None:
-        """The mean of the training set's features, shape (D,), if the first stage knows it; otherwise None."""
+        """The mean of the training set's features, shape (D,), if the first stage has it; otherwise None."""
         first = self.stages[0]
         if isinstance(first, Scale):
             return first.shift if first.shift_is_mean else None
@@ -176,7 +177,7 @@ class Head(Hookable):
         return trace
 
     def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
-        """Return the trace of features (N, D), of any floating dtype, in the head's precision; and None."""
+        """Return the trace of features (N, D), of any floating-point dtype, in the head's precision; and None."""
         if self.n_features not in (None, features.shape[-1]):
             refuse(
                 ValueError,
@@ -213,7 +214,7 @@ class Head(Hookable):
         return trace
 
     def tell_of_fit(self, *, always: bool = False) -> None:
-        """Warn, once or always, if an estimator of the head was fitted again since: the head has the earlier fit."""
+        """Warn, once or always, if an estimator has been refitted since: the head still has the earlier fit."""
         again = None if self._fit.told and not always else self._fit.fitted_again()
         if again is not None:
             self._fit.told = True
@@ -281,22 +282,22 @@ class Head(Hookable):
     ) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
 
-        With a baseline, return the secant instead: its product with ``values[0] - baseline.values[0]`` equals that of
-        the seeds with the differences of their values.
+        With a baseline, return the secant instead: its product with ``values[0] - baseline.values[0]`` equals the
+        product of the seeds with the differences of their values.
 
         Args:
             trace: a trace of N rows.
             seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
                 or, if they are the same for every image, (1, K, .); None: one target for each number of that value.
             baseline: a trace of N rows, or one row for all; None: the derivative.
-            until: with respect to the value at this position instead, none of the seeds being before it.
+            until: differentiate with respect to the value at this position instead; no seed may come before it.
 
         Returns:
             The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
             (1, K).
 
         Raises:
-            NoClosedFormError: a hook has changed a stage on the way, or a stage has no secant.
+            NoClosedFormError: a hook has changed one of the stages, or a stage has no secant.
             ValueError: the trace has only values, or was resumed after a seed's position.
         """
         traces = [trace] if baseline is None else [trace, baseline]
@@ -329,15 +330,15 @@ class Head(Hookable):
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
 
     def errors(self, trace: HeadTrace, position: int) -> Tensor | None:
-        """Return the rounding errors of a value, (N, .), that come from the features; None if they are not known."""
+        """Return the rounding errors of a value, (N, .), that come from the features; None if they are unknown."""
         start = sum(value is None for value in trace.values)
         return errors_after(self.stages[start:position], 8 * trace.eps * trace.values[start].abs())
 
     def digest(self) -> str:
-        """Return a digest of everything the head computes with; the same for a head loaded from a file.
+        """Return a digest of everything that the head computes with; it is the same for a head loaded from a file.
 
         Raises:
-            TypeError: a stage is not of this package.
+            TypeError: a stage is not from this package.
         """
         return storage.digest_of(self.stages)
 
@@ -359,8 +360,8 @@ class Head(Hookable):
         """Write the head to a file: safetensors with a JSON header, no pickle.
 
         Raises:
-            TypeError: a stage is not of this package.
-            FileNotFoundError: there is no such folder.
+            TypeError: a stage is not from this package.
+            FileNotFoundError: the folder does not exist.
 
         Example:
             >>> net.head.save("head.safetensors")
@@ -371,11 +372,11 @@ class Head(Hookable):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Head":
-        """Return the head from a file that ``save`` wrote, on the CPU, bit for bit; no fitted estimator is needed.
+        """Return the head from a file written by ``save``, on the CPU, bit for bit; no fitted estimator is needed.
 
         Raises:
-            ValueError: the file is truncated, was changed, or is not the file of a head.
-            FileNotFoundError: there is no such file.
+            ValueError: the file is truncated, was modified, or does not contain a head.
+            FileNotFoundError: the file does not exist.
         """
         stages, examples = storage.load(path)
         head = cls(stages)
@@ -398,11 +399,11 @@ class Head(Hookable):
     def support_vector_effect(
         self, components: Tensor, category: Any = None, versus: Any = None
     ) -> SupportVectorEffect:
-        """Return how strongly each support vector pulls on the SVM's maps: which training images drive a decision.
+        """Return how strongly each support vector affects the SVM's maps: which training images drive a decision.
 
         The effect is the size of a support vector's part in the *gradient* (see :class:`SupportVectorEffect`): in an
-        RBF SVM, a training image equal to the explained one has none. Its part in the value itself is in
-        ``decision``. Both have one row for a category, otherwise one for each of the P decision values.
+        RBF SVM, a training image equal to the explained one has none. Its part in the value itself is in ``decision``.
+        Both have one row for a category; otherwise, one for each of the P decision values.
 
         Args:
             components: p, shape (N, B), as in ``output.components``; without a reduction ``output.features``, (N, D).
@@ -411,8 +412,8 @@ class Head(Hookable):
 
         Raises:
             TypeError: the components are not a tensor.
-            ValueError: the head does not end with a kernel SVM, the components have the wrong shape, or there is no
-                such class.
+            ValueError: the head does not end with a kernel SVM, the components have the wrong shape, or the class is
+                unknown.
         """
         machine = self._decision()
         if not isinstance(machine, KernelSVM):

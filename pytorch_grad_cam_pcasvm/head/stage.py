@@ -30,7 +30,8 @@ Scaled = tuple[Tensor, Tensor | None]
 class Stage(Hookable):
     """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad, saved0=None)``.
 
-    A pullback without ``saved0`` gives gradients only, unless the stage is linear or defines ``secant``.
+    If the pullback does not take ``saved0``, there are only gradients, unless the stage is linear or defines
+    ``secant``.
 
     Attributes:
         n_inputs: length of an input row, or None if any length will do.
@@ -60,8 +61,8 @@ class Stage(Hookable):
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
         """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a baseline x0.
 
-        The baseline has N rows, or one for all of them. Where x and x0 are equal, J is the derivative. Unless a
-        subclass defines it, this is the pullback, if that takes ``saved0`` or the stage is linear.
+        The baseline has N rows, or one for all of them. If x and x0 are equal, J is the derivative. By default, this is
+        the pullback, if that takes ``saved0`` or the stage is linear.
 
         Raises:
             NoClosedFormError: the stage defines no secant and is not linear.
@@ -78,7 +79,7 @@ class Stage(Hookable):
         )
 
     def errors(self, errors: Tensor) -> Tensor | None:
-        """Return how large errors of the input, (N, in), are at most in the output, (N, out); None: not known."""
+        """Return bounds on the output's errors, (N, out), given the input's errors, (N, in); None if unknown."""
         return None
 
     def jacobian(self, saved: Any, y: Tensor) -> Scaled:
@@ -86,12 +87,12 @@ class Stage(Hookable):
         return self.pullback(saved, identity(y))
 
     def keep(self, **tensors: Tensor | None) -> None:
-        """Register buffers in one memory layout: in another, products differ in the last bit, also after loading."""
+        """Register buffers in one memory layout, so that products are the same to the last bit, even after loading."""
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.contiguous())
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        """Move to another device, but keep the precision of a head whatever its backbone is cast to."""
+        """Move to another device, but keep the precision of the head, whatever its backbone is cast to."""
 
         def move(tensor: Tensor) -> Tensor:
             device = fn(torch.empty(0, device=tensor.device)).device

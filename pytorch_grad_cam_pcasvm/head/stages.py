@@ -38,7 +38,7 @@ class Scale(Stage):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
-        """Whether it does not clip."""
+        """Whether there is no clipping."""
         return self.limits is None
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
@@ -52,7 +52,7 @@ class Scale(Stage):
         return clipped, (y, clipped, (y >= low) & (y <= high))
 
     def pullback(self, saved: Any, grad: Tensor, saved0: Any = None) -> Scaled:
-        """Return ``grad / divisor``, and 0 where x was clipped; or times the share of ``y - y0`` that limits leave."""
+        """Return ``grad / divisor``, 0 where x was clipped; for a secant, times the unclipped share of ``y - y0``."""
         if saved is not None:
             y, clipped, left = saved
             if saved0 is not None:
@@ -127,7 +127,7 @@ class Projection(Stage):
         return torch.tensordot(grad / self.divisor, self.components, 1), None
 
     def errors(self, errors: Tensor) -> Tensor:
-        """Return ``|V^T| errors / divisor``: all of them may point the same way."""
+        """Return ``|V^T| errors / divisor``, because all errors may have the same sign."""
         return errors @ self.components.abs().T / self.divisor.abs()
 
     def jacobian(self, saved: None, y: Tensor) -> Scaled:
@@ -167,7 +167,7 @@ class Affine(Stage):
 
 
 class Select(Stage):
-    """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,), also repeatedly.
+    """``y = x[index]``: some of the ``n_inputs`` features, at the positions ``index``, shape (B,), which may repeat.
 
     Example:
         >>> stage_for(VarianceThreshold().fit(features))
@@ -212,7 +212,7 @@ class Normalise(Stage):
         self.norm = norm
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, _Normed]:
-        """Return the rows divided by their norm, shape (N, D); and x, y and the norms."""
+        """Return the rows divided by their norm, shape (N, D), with x, y and the norms."""
         orders = {"l1": 1.0, "l2": 2.0, "max": torch.inf}
         norm = torch.linalg.vector_norm(x, orders[self.norm], dim=1, keepdim=True)
         y = x / torch.where(norm < _SMALLEST_NORM, 1.0, norm)
@@ -223,7 +223,7 @@ class Normalise(Stage):
 
         The latter is the product rule for ``y = x r``. ``J_r`` is the secant of ``r = 1 / |x|``,
         ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, is left out of the means: with a baseline of
-        zeros the result is ``grad / |x|``.
+        zeros, the result is ``grad / |x|``.
         """
         x, y, norm = saved
         # A row of zeros was divided by 1, which does not depend on it.
@@ -289,11 +289,11 @@ class KernelMap(Stage):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
-        """Whether the kernel is."""
+        """Whether the kernel is linear."""
         return isinstance(self.kernel, Linear)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, At]:
-        """Return the outputs, shape (N, B); and x and the kernel's argument."""
+        """Return the outputs, shape (N, B), with x and the kernel's argument."""
         argument = self.kernel.argument(x, self.points)
         return self.kernel.value(argument) @ self.coefficients + self.offset, (x, argument)
 
@@ -333,7 +333,7 @@ class FourierFeatures(Stage):
 
 
 class Chain(Stage):
-    """Several stages one after another, as one.
+    """Several stages one after another, as a single stage.
 
     Example:
         >>> scaled = Chain([stage_for(StandardScaler().fit(features)), stage_for(Normalizer())])
@@ -349,7 +349,7 @@ class Chain(Stage):
         )
 
     def flat(self) -> list[Stage]:
-        """Return the stages, those of chains among them in their place."""
+        """Return the stages, with those of nested chains in their place."""
         return [part for stage in self.stages for part in (stage.flat() if isinstance(stage, Chain) else [stage])]
 
     @property

@@ -40,37 +40,37 @@ def extract_features(
 ) -> tuple[Any, Any]:
     """Run a backbone over a data loader and collect the features to fit a scikit-learn head on.
 
-    The backbone runs in evaluation mode without gradients on the device of its parameters; its training flags are
-    restored afterwards. What follows ``layer`` is not run.
+    The backbone runs in evaluation mode, without gradients, on the device of its parameters; its training flags are
+    restored afterwards. Modules after ``layer`` are not run.
 
     Args:
         backbone: the network.
         loader: yields ``(images, labels)`` batches, dicts with ``image`` and optionally ``label`` as in MONAI, or
-            ``images`` alone; images of shape (N, ...). For a network of several inputs, a tuple, a list or a dict of
-            them takes the place of the images in a pair, as in ``((rgb, depth), labels)``.
-        layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model
-            it may also name a field of the output, such as ``"last_hidden_state"``. Of a list of layers, the features
-            are pooled, flattened and concatenated.
-        pool: how positions or tokens become one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
+            ``images`` alone; images have shape (N, ...). For a network with several inputs, pairs contain a tuple, a
+            list or a dict of them instead of the images, as in ``((rgb, depth), labels)``.
+        layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model,
+            it may also be the name of an output field, such as ``"last_hidden_state"``. For a list of layers, the
+            features are pooled, flattened and concatenated.
+        pool: how positions or tokens are reduced to one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
             ``"gem"`` (or ``("gem", power)``) over positions, or over the patch tokens; ``"cls"``, the class token;
             ``"cls+mean"``, both; or a function of the output.
-        fit: of features that do not fit into memory: a reduction that is fitted batch by batch, such as
-            ``make_pipeline(StandardScaler(), IncrementalPCA(50))``; its components, shape (R, B), are returned in place
-            of the features. The loader is run through once for each such step and once for the components.
-        as_numpy: return numpy arrays; otherwise tensors on the backbone's device.
+        fit: for features that do not fit into memory: a reduction to fit batch by batch, such as
+            ``make_pipeline(StandardScaler(), IncrementalPCA(50))``; its components, shape (R, B), are returned instead
+            of the features. The loader is read once for each fitted step and once for the components.
+        as_numpy: return numpy arrays; otherwise, tensors on the backbone's device.
         progress: show a progress bar.
 
     Returns:
         Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
-        yields none. A column of labels, shape (N, 1), becomes (R,); several labels per image stay (R, C). Labels that
-        are not tensors, such as names, are always returned as an array.
+        yields none. Labels of shape (N, 1) become (R,); several labels per image stay (R, C). Labels that are not
+        tensors, such as names, are always returned as an array.
 
     Raises:
         TypeError: the loader yields images that are not tensors, or whose dtype differs from the backbone's; the
-            features are not a tensor; or a step to fit cannot be fitted batch by batch.
-        ValueError: the loader is empty, or an iterator, which can be run through only once, with steps to fit; its
-            labels are not one per image, the backbone has no such layer, or the images have a number of channels that
-            it does not take; a dict without an image; an unknown pool, or one whose tokens the output does not have.
+            features are not a tensor; or a step of ``fit`` cannot be fitted batch by batch.
+        ValueError: the loader is empty, or an iterator, which can be read only once, although there are steps to fit;
+            there is not one label per image, or a dict has no image; the backbone has no such layer, or does not take
+            this number of channels; the pool is unknown, or the output does not have its tokens.
 
     Example:
         >>> features, labels = extract_features(backbone, loader, "layer2", pool="mean", progress=False)
@@ -108,7 +108,7 @@ def _run_over(
     progress: bool,
     name: str,
 ) -> list[Any]:
-    """Hand on the features of every batch of a loader, (N, D), and return the labels of each."""
+    """Pass on the features of every batch of a loader, (N, D), and return the labels of each."""
     device = device_of(backbone)
     labels: list[Any] = []
     count = 0
@@ -135,7 +135,7 @@ def _run_over(
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse names of files, which nobody has read yet, with the way to a loader of images."""
+    """Raise an error for file names instead of images, and say how to make a loader of images."""
     names = loader[:1] if isinstance(loader, list | tuple) else ()
     of_files = [name for name in (loader, *names) if isinstance(name, str | PathLike)]
     table = type(loader).__module__.partition(".")[0] in ("pandas", "polars")
@@ -160,7 +160,7 @@ def _column(labels: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class FeatureSource:
-    """Where the features come from, and how they are pooled.
+    """The source of the features, and how they are pooled.
 
     Attributes:
         layer: dotted name of a module; None: the backbone's own output.
@@ -295,7 +295,7 @@ class Reached(BaseException):
 
 @contextmanager
 def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
-    """Say what is wrong with the images x if torch rejects them deep inside the backbone."""
+    """Explain what is wrong with the images x if torch rejects them deep inside the backbone."""
     try:
         yield
     # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
@@ -384,7 +384,7 @@ _TRANSFORM = (
 
 
 def check_tensor(x: Any, name: str) -> None:
-    """Refuse what is not a tensor, with the way to make it one."""
+    """Raise an error for anything but a tensor, and say how to make one."""
     if isinstance(x, Tensor | Inputs):
         return
     one = next(iter(x), None) if isinstance(x, list | tuple) else x
@@ -400,7 +400,7 @@ def check_tensor(x: Any, name: str) -> None:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Say what is missing where a DataLoader cannot make a batch of PIL images."""
+    """Say what is missing if a DataLoader cannot make a batch of PIL images."""
     try:
         yield
     except TypeError as error:

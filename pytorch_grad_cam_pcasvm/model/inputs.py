@@ -1,4 +1,4 @@
-"""Inputs: what a network takes, one tensor or several, as RGB and depth, two views, or an image and its meta data."""
+"""Inputs: one tensor or several for a network, such as RGB and depth, two views, or an image and its metadata."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,14 @@ from pytorch_grad_cam_pcasvm.data import plain_tensor
 
 
 class Inputs:
-    """Several inputs of one network, with N rows each; in what is asked of a batch it stands for a tensor.
+    """Several inputs of one network, with N rows each; they can be used like a batch tensor.
 
     Args:
         given: a tuple or list of tensors, which are passed in this order, or a dict of tensors, which are passed by
             name to a network whose forward has arguments of these names, and as a dict to any other.
 
     Raises:
-        ValueError: there are none, or they differ in their number of rows.
+        ValueError: there are no inputs, or their numbers of rows differ.
     """
 
     def __init__(self, given: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
@@ -61,7 +61,7 @@ class Inputs:
         return self.map(lambda tensor: tensor.to(device))
 
     def map(self, function: Callable[..., Tensor], *others: "Inputs") -> "Inputs":
-        """Return what a function makes of each tensor, and of those of others in the same place."""
+        """Apply a function to each tensor, together with the tensors of others in the same place."""
         made = [function(*each) for each in zip(self.tensors, *(other.tensors for other in others), strict=True)]
         return Inputs(made if self._names is None else dict(zip(self._names, made, strict=True)))
 
@@ -87,7 +87,7 @@ class Inputs:
 
 
 def inputs_of(given: Any) -> Any:
-    """Return several tensors as :class:`Inputs`, and everything else as it is: perhaps a list of single images."""
+    """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images."""
     values = list(given.values()) if isinstance(given, Mapping) else given
     if not isinstance(values, list | tuple) or not values or not all(isinstance(value, Tensor) for value in values):
         return plain_tensor(given)
@@ -96,10 +96,10 @@ def inputs_of(given: Any) -> Any:
 
 
 def each(function: Callable[..., Tensor], x: Any, *others: Any) -> Any:
-    """Return what a function makes of an input, or of each one of several."""
+    """Apply a function to an input, or to each one of several."""
     return x.map(function, *others) if isinstance(x, Inputs) else function(x, *others)
 
 
 def images_of(x: Any) -> list[Tensor]:
-    """Return the input; of several those that are images, or all if none is."""
+    """Return the input; of several, those that are images, or all if none is."""
     return x.images if isinstance(x, Inputs) else [x]

@@ -1,4 +1,4 @@
-"""A backbone and its fitted head as one network: image to scores."""
+"""A backbone and its fitted head as one network, from image to scores."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +20,11 @@ from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 
 
 class OfHead:
-    """What a head computed, with all that can be asked of it.
+    """The values that a head computed, and everything derived from them.
 
     Attributes:
         head: the head that computed it.
-        head_trace: features, then the output of every stage, each of shape (N, ...), rows (...).
+        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...).
     """
 
     head: Head
@@ -56,7 +56,7 @@ class OfHead:
     def margins(self) -> Tensor | None:
         """The margin of each class, which maps explain, shape (N, C), or None without an SVM.
 
-        For one-vs-one it is the sum of a class's signed pairwise decisions, otherwise the score.
+        For one-vs-one, it is the sum of a class's signed pairwise decisions; otherwise, it is the score.
         """
         return None if self.decision is None else self.head.voting.margins(self.decision)
 
@@ -69,7 +69,7 @@ class OfHead:
 
 @dataclass(eq=False)
 class HeadRun(OfHead):
-    """What a head computed for N images, as methods use it: without scores, which no map needs."""
+    """What a head computed for N images, for use by methods: without scores, which maps do not need."""
 
     head: Head
     head_trace: HeadTrace
@@ -93,14 +93,14 @@ class HeadRun(OfHead):
 
 
 class HeadOutput(OfHead, Tensor):
-    """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else the head computed on the way.
+    """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else that the head computed.
 
-    Iteration and integer indexing return rows (shape (C,)) that keep their own extras, so that a target can be called
-    on a row or on the batch; every other operation returns a plain tensor.
+    Iteration and integer indexing return rows, shape (C,), with the head's values for that row, so that a target can be
+    called on a row or on the batch. Every other operation returns a plain tensor.
 
     Attributes:
         head: the head that computed it.
-        head_trace: features, then the output of every stage, each of shape (N, ...), rows (...).
+        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...).
 
     Example:
         >>> output = net(images)
@@ -123,34 +123,34 @@ class HeadOutput(OfHead, Tensor):
         return output
 
     def rows(self, index: Any) -> "HeadOutput":
-        """Return some rows, with their extras."""
+        """Return some rows, with the head's values for them."""
         with torch._C.DisableTorchFunctionSubclass():
             return HeadOutput._with(Tensor.__getitem__(self, index), self.head, self.head_trace.rows(index))
 
     @staticmethod
     def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
-        """Return the rows of several outputs of one head as one output, without what pullbacks have saved."""
+        """Return several outputs of one head as one, without the tensors that were saved for pullbacks."""
         values = [torch.cat(parts) for parts in zip(*(o.head_trace.values for o in outputs), strict=True)]
         return HeadOutput.of(outputs[0].head, HeadTrace(values, []))
 
     def moved(self, device: Any) -> "HeadOutput":
-        """Return the output on another device; its head stays where it is."""
+        """Return the output on another device; its head is not moved."""
         parts = (self.head_trace.values, self.head_trace.saved)
         trace = HeadTrace(*tree_map_only(Tensor, lambda tensor: tensor.to(device), parts))
         return HeadOutput._with(self.as_subclass(Tensor).to(device), self.head, trace)
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Return one row with its extras for an integer, otherwise a plain tensor."""
+        """Return one row with the head's values for an integer, otherwise a plain tensor."""
         if isinstance(index, int | np.integer) and self.dim() == 2:
             return self.rows(int(index))
         return super().__getitem__(index)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Iterate over the rows, each with its extras."""
+        """Iterate over the rows, each with the head's values for it."""
         return (self[index] for index in range(len(self)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "HeadOutput":
-        """Copy the scores with their extras, where torch can copy tensors (those without a graph)."""
+        """Copy the scores with the head's values, if torch can copy the tensors (those without a graph)."""
         parts = (self.as_subclass(Tensor), self.head, self.head_trace)
         return HeadOutput._with(*(copy.deepcopy(part, memo) for part in parts))  # type: ignore[arg-type]
 
@@ -173,24 +173,24 @@ _SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
 class PCASVMNet(Named, nn.Module):
     """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
 
-    The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works, and what follows
-    ``layer`` is not run. ``torch.compile(net)`` gives the same scores.
+    The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works. Modules after ``layer``
+    are not run. ``torch.compile(net)`` gives the same scores.
 
     Args:
-        backbone: the network that the features came from. For a compiled one, the module that was compiled is used:
+        backbone: the network that the features came from. For a compiled network, the original module is used, because
             hooks, layers and maps need the modules themselves.
         head: a fitted estimator, a ``Pipeline``, a search object (its ``best_estimator_``), a list of fitted
             estimators in order, or a :class:`Head`.
-        layer: a module of the backbone, or its dotted name, whose output, flattened from dim 1, is what the head was
-            fitted on; None: the backbone's own output. For a Hugging Face model it may also name a field of the output,
-            such as ``"last_hidden_state"``. Of a list of layers the features are concatenated; target layers are in
-            front of the first of them, or maps show what goes through the target layer alone.
-        pool: how positions or tokens become one row of features: None, ``"mean"``, ``"max"``, ``"gem"``, ``"cls"``,
-            ``"cls+mean"`` or a function (see :func:`extract_features`).
+        layer: the module of the backbone, or its dotted name, whose output, flattened from dim 1, the head was fitted
+            on; None: the backbone's own output. For a Hugging Face model, it may also be the name of an output field,
+            such as ``"last_hidden_state"``. For a list of layers, the features are concatenated; a target layer that
+            does not come before all of them gives maps of only what goes through it.
+        pool: how positions or tokens are reduced to one row of features: None, ``"mean"``, ``"max"``, ``"gem"``,
+            ``"cls"``, ``"cls+mean"`` or a function (see :func:`extract_features`).
 
     Raises:
         TypeError: the backbone is not a module, or the head is not made of estimators.
-        ValueError: the backbone has no such layer, or is a DataParallel, the head is empty, or the pool is unknown.
+        ValueError: the backbone has no such layer, or is a DataParallel; the head is empty; or the pool is unknown.
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian.
 
@@ -219,11 +219,11 @@ class PCASVMNet(Named, nn.Module):
         """Return the scores of a batch.
 
         Args:
-            x: input, shape (N, ...), or a tuple or dict of several, as in ``explain``.
+            x: the input, shape (N, ...), or a tuple or dict of several inputs, as in ``explain``.
 
         Returns:
-            Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (two classes: columns [-a, a]). For a
-            head without a classifier, the output of its last stage: the components, shape (N, B).
+            Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (for two classes, the columns are
+            [-a, a]). For a head without a classifier, the output of its last stage: the components, shape (N, B).
 
         Raises:
             TypeError: the input is not a tensor.
@@ -235,7 +235,7 @@ class PCASVMNet(Named, nn.Module):
         return self.of_features(features_of(backbone, source, x))
 
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
-        """Return the current backbone and where its features come from, with a pool for images like x."""
+        """Return the current backbone and the source of its features, with a pool for images like x."""
         backbone = uncompiled(self.backbone)
         source = FeatureSource.of(backbone, self.layer, self.pool, checked=True)
         return backbone, source if x is None else source.at(backbone, x)
@@ -251,24 +251,24 @@ class PCASVMNet(Named, nn.Module):
         return HeadRun(self.head, self.head(features))
 
     def predict(self, x: Tensor) -> np.ndarray:
-        """Return the labels of a batch, as from ``head.predict`` (components without a classifier).
+        """Return the predicted labels of a batch, as ``head.predict`` would (without a classifier, the components).
 
         Args:
-            x: input, shape (N, ...).
+            x: the input, shape (N, ...).
 
         Returns:
             Labels, shape (N,), of the dtype of ``classes_``.
 
         Raises:
             TypeError: the input is not a floating-point tensor.
-            ValueError: it is not a batch, or has NaN or infinite values.
+            ValueError: the input is not a batch, or has NaN or infinite values.
         """
         x = checked_images(x)
         with evaluating(self), torch.no_grad():
             return self(x).labels()
 
     def _warn_of_training(self) -> None:
-        """Say once that a net in training mode gives other scores than the head was fitted for."""
+        """Warn once that a network in training mode gives other scores than those the head was fitted for."""
         if self._warned_of_training or not self.backbone.training or torch.compiler.is_compiling():
             return
         random = [m for m in self.backbone.modules() if m.training and _differs_in_training(m)]

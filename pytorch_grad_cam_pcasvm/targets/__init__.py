@@ -1,4 +1,4 @@
-"""Targets: what a map explains. Each can be called on the network's output and knows its closed-form gradient."""
+"""Targets: the values that maps explain. Each can be called on the network's output and has a closed-form gradient."""
 
 from pytorch_grad_cam_pcasvm.targets.classes import every_class, fixed
 from pytorch_grad_cam_pcasvm.targets.coded import decoded, encoded

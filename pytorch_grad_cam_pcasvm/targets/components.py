@@ -20,7 +20,7 @@ class QuadraticTarget(ClosedFormTarget):
     """A target that is quadratic in the head's values.
 
     Args:
-        sign: ``"+"`` for what raises it, ``"-"`` for what lowers it.
+        sign: ``"+"``: what raises it; ``"-"``: what lowers it.
 
     Raises:
         ValueError: the sign is neither ``"+"`` nor ``"-"``.
@@ -32,7 +32,7 @@ class QuadraticTarget(ClosedFormTarget):
         check_sign(self.sign)
 
     def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
-        """Return the gradient by position, or the secant: of a quadratic target, the mean of those at both ends."""
+        """Return the gradient by position, or the secant: for a quadratic target, the mean of both ends' gradients."""
         here = self._gradient(output)
         if baseline is None:
             return here
@@ -50,15 +50,15 @@ class QuadraticTarget(ClosedFormTarget):
 
 @dataclass(frozen=True, repr=False)
 class PCATarget(ClosedFormTarget):
-    """Principal component ``p_b`` (b from 0: ``PCATarget(0)`` is the paper's P_1).
+    """Principal component ``p_b``, with b counted from 0: ``PCATarget(0)`` is the paper's P_1.
 
     Args:
         component: the component's number b, from 0.
-        sign: ``"+"`` for what raises the component (P_b^+), ``"-"`` for what lowers it (P_b^-, of ``-p_b``).
+        sign: ``"+"``: what raises the component (P_b^+); ``"-"``: what lowers it (P_b^-, the map of ``-p_b``).
 
     Raises:
         TypeError: the component is not an integer.
-        ValueError: it is negative, or the sign is neither ``"+"`` nor ``"-"``.
+        ValueError: the component is negative, or the sign is neither ``"+"`` nor ``"-"``.
 
     Example:
         >>> cam.explain(images, [PCATarget(0), PCATarget(2, sign="-")]).maps.shape
@@ -89,7 +89,7 @@ class PCATarget(ClosedFormTarget):
 
     @staticmethod
     def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
-        """Return the values, shape (N, K), of K components, and the gradient by position, shape (1, K, B).
+        """Return the values of K components, shape (N, K), and their gradient by position, shape (1, K, B).
 
         If the targets are all components in order, the gradient is the identity, returned as None.
         """
@@ -114,16 +114,17 @@ class PCATarget(ClosedFormTarget):
 class HotellingTarget(QuadraticTarget):
     """Hotelling's T^2: how far the components are from their mean, in units of their variances.
 
-    ``T^2 = sum_b p_b^2 / lambda_b``, lambda = ``explained_variance_``, shape (B,); ``sum_b p_b^2`` for a whitened PCA.
-    Its gradient is ``2 p / lambda``, its secant from a baseline ``(p + p0) / lambda``. As in whitening, variances below
-    the square of the machine epsilon are replaced by it. T^2 is the squared Mahalanobis distance of the features within
-    the subspace of the components; :class:`ResidualTarget` measures what lies outside.
+    ``T^2 = sum_b p_b^2 / lambda_b`` with lambda = ``explained_variance_``, shape (B,); for a whitened PCA,
+    ``sum_b p_b^2``. Its gradient is ``2 p / lambda``, and its secant from a baseline is ``(p + p0) / lambda``. As in
+    whitening, variances below the square of the machine epsilon are replaced by that square. T^2 is the squared
+    Mahalanobis distance of the features within the subspace of the components; :class:`ResidualTarget` measures what
+    lies outside.
 
-    For PCA and IncrementalPCA; raises a ValueError for a head with another reduction or none.
-    Hotelling, The generalization of Student's ratio, Annals of Mathematical Statistics 2 (1931).
+    The head needs a PCA or IncrementalPCA; one with another reduction, or none, raises a ValueError. Hotelling, The
+    generalization of Student's ratio, Annals of Mathematical Statistics 2 (1931).
 
     Args:
-        sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
+        sign: ``"+"``: what makes an image unlike the training set; ``"-"``: what makes it like the training set.
 
     Raises:
         ValueError: the sign is neither ``"+"`` nor ``"-"``.
@@ -156,18 +157,18 @@ class HotellingTarget(QuadraticTarget):
 class ResidualTarget(QuadraticTarget):
     """The Q statistic: the squared distance of the PCA's input to the subspace of its components.
 
-    ``Q = |r|^2`` with ``r = z - inverse_transform(p)``, shape (D,), z the input of the PCA (after any scaler before
-    it), and ``p = transform(z)``: the part of an image that the components cannot express. Its gradient is ``2 r`` with
-    respect to z and ``-2 R r`` with respect to p, R the rows that ``inverse_transform`` sums, shape (B, D); for a PCA
-    they combine to ``2 r``. Its secant from a baseline has ``r + r0`` in place of ``2 r``.
+    ``Q = |r|^2``, where ``r = z - inverse_transform(p)``, shape (D,), is the part of an image that the components
+    cannot express; z is the input of the PCA (after any scaler), and ``p = transform(z)``. Its gradient is ``2 r`` with
+    respect to z and ``-2 R r`` with respect to p, where R, shape (B, D), contains the rows that ``inverse_transform``
+    sums; for a PCA, the two combine to ``2 r``. Its secant from a baseline has ``r + r0`` instead of ``2 r``.
 
-    For reductions with a linear ``inverse_transform``: PCA (also whitened), IncrementalPCA, TruncatedSVD, SparsePCA,
-    FastICA, PLSRegression; raises a ValueError for a head with another reduction or none. Where the components express
-    an image fully, Q is 0 rather than a rounding error, and its map is blank. Jackson and Mudholkar, Control procedures
-    for residuals associated with principal component analysis, Technometrics 21 (1979).
+    The head needs a reduction with a linear ``inverse_transform``: PCA (also whitened), IncrementalPCA, TruncatedSVD,
+    SparsePCA, FastICA or PLSRegression; one with another reduction, or none, raises a ValueError. If the components
+    express an image fully, Q is 0 rather than a rounding error, and its map is blank. Jackson and Mudholkar, Control
+    procedures for residuals associated with principal component analysis, Technometrics 21 (1979).
 
     Args:
-        sign: ``"+"`` for what makes an image unlike the training set, ``"-"`` for what makes it like that.
+        sign: ``"+"``: what makes an image unlike the training set; ``"-"``: what makes it like the training set.
 
     Raises:
         ValueError: the sign is neither ``"+"`` nor ``"-"``.

@@ -21,19 +21,19 @@ class SVMTarget(ClosedFormTarget):
     """The margin of a class, the decision between two classes, or what sets a class apart from several.
 
     Args:
-        category: a label from ``classes_``; None: the class predicted for each image (also for regressors and one-class
-            machines, where it means their only value).
+        category: a label from ``classes_``; None: the class predicted for each image (for regressors and one-class
+            SVMs, their only value).
         versus: another label: the pairwise decision of ``category`` against it; ``"runner-up"``: against the class that
             came second for each image; a list of labels, or ``"others"`` for all other classes: the margin minus
-            ``strength`` times the mean of theirs, in which what all of them share cancels (Zhang et al., Finer-CAM,
-            arXiv 2501.11309).
-        sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
-        strength: how much of the mean of several margins is subtracted, from 0 on.
+            ``strength`` times the mean of theirs, so that evidence common to all of them cancels (Zhang et al.,
+            Finer-CAM, arXiv 2501.11309).
+        sign: ``"+"``: evidence for it; ``"-"``: evidence against it.
+        strength: the factor of that mean, at least 0.
 
     Raises:
         TypeError: a label is an array, or the category a list.
-        ValueError: ``versus`` is the category itself or no class at all, there is a strength without several, it is
-            negative or not finite, or the sign is neither ``"+"`` nor ``"-"``.
+        ValueError: ``versus`` is the category itself or an empty list, ``strength`` is given without several classes,
+            is negative or not finite, or the sign is neither ``"+"`` nor ``"-"``.
 
     Example:
         >>> maps = cam.explain(images, [SVMTarget(), SVMTarget("cat"), SVMTarget("cat", versus="runner-up")])
@@ -75,21 +75,21 @@ class SVMTarget(ClosedFormTarget):
         return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
 
     def boundaries(self, head: Any) -> int:
-        """Return 1 if the classes are named, one for each class or pair that images may have; 0 for a regressor."""
+        """Return the number of boundaries: 1 for named classes, else one per class or pair; 0 for a regressor."""
         if head.decision_position is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
             return 0
         free = (self.category is None and head.classes_ is not None) + self._means("runner-up", head)
         return int(head.voting.n_classes**free)
 
     def boundary_of(self, output: Any) -> Tensor:
-        """Return the number of each image's class, or pair, among those that it may have, shape (N,)."""
+        """Return the index of each image's boundary, that of its class or pair, shape (N,)."""
         category, second = self._classes(output.head, self.decision(output))
         if second is None or not self._means("runner-up", output.head):
             return category
         return second if self.category is not None else category * output.head.voting.n_classes + second
 
     def at_boundary(self, head: Any, number: int) -> "SVMTarget":
-        """Return the target with its classes by name; that of a class and itself is the class's margin."""
+        """Return the target with its classes named; a class paired with itself gives the class's margin."""
         if head.classes_ is None:
             return replace(self, sign="+")
         labels, versus, strength = head.classes_.tolist(), self.versus, self.strength
@@ -104,7 +104,7 @@ class SVMTarget(ClosedFormTarget):
         return SVMTarget(category, versus, strength=strength)
 
     def why_blank(self, output: HeadOutput) -> str | None:
-        """Return why the map of a row of the output is blank, if that is known; else None."""
+        """Return the reason why the map of an output row is blank, or None if it is unknown."""
         if self.category is None and not isinstance(self.versus, tuple | None) and self.versus == output.labels():
             return f"the predicted class is {self.versus!r} itself"
         return output.head.why_blank(output.head_trace, self._seed(output, self.decision(output)))
@@ -165,30 +165,31 @@ class SVMTarget(ClosedFormTarget):
 
 @dataclass(frozen=True, repr=False)
 class LogRatioTarget(ClosedFormTarget):
-    """The log-ratio of the evidence of an RBF SVM: what speaks for a class, divided by what speaks against it.
+    """The log-ratio of an RBF SVM: the logarithm of the evidence for a class divided by the evidence against it.
 
-    Of a decision value ``a(p) = sum_i c_i K(p_i, p) + g``, with ``c_i = alpha_i y_i``, it is
-    ``L(p) = log sum_(c_i > 0) c_i K(p_i, p) - log sum_(c_i < 0) |c_i| K(p_i, p)``, with ``|g|`` among the terms of its
-    sign. It always has the sign of a, but where the kernels fade it grows with the squared distances instead of coming
-    to rest at g: take it if gamma is large. With s the shares of the terms in their sums its gradient is
-    ``2 gamma sum_i (s_i^+ - s_i^-) (p_i - p)``; its secant from a baseline, the mean of the gradient along the straight
-    line to p, is integrated numerically. Bley et al., arXiv 2508.03913.
+    For a decision value ``a(p) = sum_i c_i K(p_i, p) + g`` with ``c_i = alpha_i y_i``, it is
+    ``L(p) = log sum_(c_i > 0) c_i K(p_i, p) - log sum_(c_i < 0) |c_i| K(p_i, p)``, where ``|g|`` is added to the sum
+    that matches the sign of g. It always has the sign of a. Where the kernels decay, it grows with the squared
+    distances, whereas a only approaches g: use it if gamma is large. Its gradient is
+    ``2 gamma sum_i (s_i^+ - s_i^-) (p_i - p)``, where s are the shares of the terms in their sums. Its secant from a
+    baseline, the mean of the gradient along the straight line to p, is integrated numerically. Bley et al., arXiv
+    2508.03913.
 
-    Of one-vs-one SVMs, the margin of a class is the sum of the log-ratios of its pairs; of one-vs-rest ones, the
-    decision between two classes is the difference of their log-ratios; of calibrated ones, the mean of the members' is
-    taken. Sums and differences need not have the sign of the margin. For SVC, NuSVC and OneClassSVM with an RBF kernel,
-    also in ensembles; raises a ValueError for a head with another kernel or decision, or whose evidence has one sign.
+    For one-vs-one SVMs, the log-ratio of a class is the sum of those of its pairs; for one-vs-rest SVMs, that of two
+    classes is the difference of theirs; for calibrated SVMs, it is the mean over the members. Sums and differences need
+    not have the sign of the margin. The head needs an SVC, NuSVC or OneClassSVM with an RBF kernel, possibly in an
+    ensemble; one with another kernel or decision, or with evidence of only one sign, raises a ValueError.
 
     Args:
-        category: a label from ``classes_``; None: the class predicted for each image (also for one-class SVMs, where it
-            means that the image is an inlier).
-        versus: another label, or ``"runner-up"``: the pairwise decision, as of :class:`SVMTarget`; likewise a list of
-            labels, or ``"others"``: the log-ratio minus the mean of theirs.
-        sign: ``"+"`` for what speaks for it, ``"-"`` for what speaks against it.
+        category: a label from ``classes_``; None: the class predicted for each image (for one-class SVMs, that the
+            image is an inlier).
+        versus: another label, or ``"runner-up"``: the pairwise decision, as in :class:`SVMTarget`; a list of labels, or
+            ``"others"``: the log-ratio minus the mean of theirs.
+        sign: ``"+"``: evidence for it; ``"-"``: evidence against it.
 
     Raises:
         TypeError: a label is an array, or the category a list.
-        ValueError: ``versus`` is the category itself or no class at all, or the sign is neither ``"+"`` nor ``"-"``.
+        ValueError: ``versus`` is the category itself or an empty list, or the sign is neither ``"+"`` nor ``"-"``.
 
     Example:
         >>> maps = cam.explain(images, [LogRatioTarget(), LogRatioTarget("cat", versus="dog")])
@@ -219,20 +220,20 @@ class LogRatioTarget(ClosedFormTarget):
         return self._value(changed, output)
 
     def boundaries(self, head: Any) -> int:
-        """Return how many boundaries it has: as many as the margin."""
+        """Return the number of boundaries, the same as for the margin."""
         return self._margin.boundaries(head)
 
     def boundary_of(self, output: Any) -> Tensor:
-        """Return the number of each image's boundary, shape (N,)."""
+        """Return the index of each image's boundary, shape (N,)."""
         return self._margin.boundary_of(output)
 
     def at_boundary(self, head: Any, number: int) -> "LogRatioTarget":
-        """Return the target with its classes by name."""
+        """Return the target with its classes named."""
         named = self._margin.at_boundary(head, number)
         return LogRatioTarget(named.category, named.versus)
 
     def why_blank(self, output: HeadOutput) -> str | None:
-        """Return why the map of a row of the output is blank, if that is known; else None."""
+        """Return the reason why the map of an output row is blank, or None if it is unknown."""
         return self._margin.why_blank(output)
 
     @property

@@ -13,13 +13,13 @@ from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, ShortRepr, 
 
 @dataclass(frozen=True, repr=False)
 class ProbabilityTarget(ShortRepr):
-    """The calibrated probability of a class, exactly as returned by ``predict_proba``.
+    """The calibrated probability of a class, exactly as ``predict_proba`` returns it.
 
-    Far from the decision boundary a probability saturates and its gradient fades; ``SVMTarget`` explains the margin.
+    Far from the decision boundary, a probability saturates and its gradient vanishes; use ``SVMTarget`` there.
 
     Args:
         category: a label from ``classes_``; None: the class predicted for each image.
-        sign: ``"+"`` for what raises the probability, ``"-"`` for what lowers it.
+        sign: ``"+"``: what raises the probability; ``"-"``: what lowers it.
 
     Raises:
         ValueError: the sign is neither ``"+"`` nor ``"-"``.

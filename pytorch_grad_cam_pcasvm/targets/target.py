@@ -1,4 +1,4 @@
-"""A target: what a map explains. It can be called on the network's output and knows its closed-form gradient."""
+"""A target: the value that a map explains. It can be called on the network's output and has a closed-form gradient."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Target = Callable[[Any], Any]
 
 
 class ShortRepr:
-    """A dataclass (with ``repr=False``) that is written as one would type it: defaults are left out."""
+    """A dataclass (with ``repr=False``) whose repr is what one would type: defaults are left out."""
 
     def __repr__(self) -> str:
         given = []
@@ -24,7 +24,7 @@ class ShortRepr:
 
 
 class ClosedFormTarget(ShortRepr, ABC):
-    """A target that knows its gradient: linear in one of the head's values, unless it says how it is evaluated."""
+    """A target with a closed-form gradient: linear in one of the head's values, unless it defines its evaluation."""
 
     # Whether the components, or what follows them, are all that it reads.
     behind_reduction = True
@@ -41,11 +41,11 @@ class ClosedFormTarget(ShortRepr, ABC):
         """
 
     def boundaries(self, head: Any) -> int:
-        """Return how many boundaries, where its value is 0, it has for a head, of which an image has one."""
+        """Return the number of boundaries, at which its value is 0, for a head; each image has one of them."""
         return 0
 
     def boundary_of(self, output: Any) -> Tensor:
-        """Return the number of each image's boundary, shape (N,)."""
+        """Return the index of each image's boundary, shape (N,)."""
         raise NotImplementedError
 
     def at_boundary(self, head: Any, number: int) -> "ClosedFormTarget":
@@ -66,7 +66,7 @@ class ClosedFormTarget(ShortRepr, ABC):
 
 
 def head_of(output: Any, target: ClosedFormTarget) -> Any:
-    """Return the head of an output; refuse one without.
+    """Return the head of an output, or raise an error if it has none.
 
     Raises:
         ValueError: the output is not a PCASVMNet's.
@@ -99,10 +99,10 @@ def _typed(value: Any) -> str:
 
 
 def check_sign(sign: str) -> None:
-    """Refuse what is no sign.
+    """Raise an error for an invalid sign.
 
     Raises:
-        ValueError: it is neither ``"+"`` nor ``"-"``.
+        ValueError: the sign is neither ``"+"`` nor ``"-"``.
     """
     if sign not in ("+", "-"):
         raise ValueError(f"sign must be '+' or '-', got {sign!r}")

@@ -83,7 +83,7 @@ def noise(tmp_path):
     rng = np.random.default_rng(0)
     for part, name in itertools.product(("train", "test"), ("cat", "dog")):
         (tmp_path / part / name).mkdir(parents=True)
-        for number in range(6):
+        for number in range(9):
             Image.fromarray(rng.integers(0, 256, (24, 24, 3), np.uint8)).save(tmp_path / part / name / f"{number}.png")
     return tmp_path
 
@@ -94,7 +94,7 @@ def test_the_example_of_photos_runs(noise, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["photos.py", f"--root={noise}", f"--out={noise / 'new' / 'photos.png'}"])
     photos.main()
     assert (noise / "new" / "photos.png").read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"\d+% of 12 test photos .*\n.*photos.png: (cat|dog)", capsys.readouterr().out)
+    assert re.search(r"\d+% of 18 test photos .*\n.*photos.png: (cat|dog)", capsys.readouterr().out)
 
 
 def test_the_example_of_a_mistake_runs(noise, monkeypatch, capsys):

@@ -24,8 +24,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.export import explainer, onnx_file
 from pytorch_grad_cam_pcasvm.export.explainer import KEY
-from pytorch_grad_cam_pcasvm.export.graph import outputs_of
-from pytorch_grad_cam_pcasvm.export.onnx_file import _compared
+from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
 
 pytestmark = pytest.mark.optional
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -53,7 +52,7 @@ def test_onnxruntime_gives_what_explain_gives_for_any_number_of_images(case, tmp
         images = torch.randn(count, 3, 8, 8)
         expected = outputs_of(cam.explain(images, targets))
         found = dict(zip(expected, session.run([*expected], {"images": images.numpy()}), strict=True))
-        assert max(_compared(found, expected).values()) < 1e-5
+        assert max(compared(found, expected).values()) < 1e-5
 
 
 def test_a_file_says_what_it_is_of_and_a_changed_network_has_another_digest(tmp_path):

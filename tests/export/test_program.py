@@ -30,8 +30,9 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.export.graph import outputs_of
+from pytorch_grad_cam_pcasvm.export import graph
 from pytorch_grad_cam_pcasvm.export.operators import erfcx
+from pytorch_grad_cam_pcasvm.export.outputs import outputs_of
 
 
 class FirstToken(nn.Module):
@@ -174,6 +175,56 @@ def test_methods_that_run_each_image_are_refused_by_name(method):
     cam, x, _ = made("pooled", "RBF", method, "default")
     with pytest.raises(NoProgramError, match=rf"{method} runs each image.*export ContributionCAM"):
         export.program(cam, x)
+
+
+class Attending(nn.Module):
+    """Attention with a mask, whose last row may look at nothing, or without one."""
+
+    def __init__(self, masked):
+        super().__init__()
+        self.values = nn.Conv2d(3, 8, 4, 4)
+        mask = torch.ones(4, 4, dtype=torch.bool)
+        mask[3] = False
+        self.mask = mask if masked else None
+
+    def forward(self, x):
+        tokens = self.values(x).flatten(2).mT.unsqueeze(1)
+        looked = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens, attn_mask=self.mask)
+        return looked.squeeze(1).flatten(1)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_softmax_of_attention_is_plain_where_there_is_no_mask(masked):
+    torch.manual_seed(0)
+    net, x = Attending(masked).eval(), torch.randn(30, 3, 8, 8)
+    rows = extract_features(net, [x], progress=False)[0]
+    net = PCASVMNet(net, make_pipeline(PCA(3), SVC()).fit(rows, rows.sum(1) > rows.sum(1).mean()))
+    cam = ClosedFormGradCAM(net, ["values"])
+    program = export.program(cam, x[:2])
+    softmaxes = {str(node.target) for node in program.graph.nodes if "softmax" in str(node.target)}
+    assert ("aten._safe_softmax.default" in softmaxes) is masked
+    found, expected = program.module()(x[5:]), cam.explain(x[5:])
+    assert bool(found["maps"].isfinite().all())
+    assert relative(found["maps"], expected.maps) < 1e-6
+
+
+def test_no_program_repeats_a_number_to_keep_one_of_it():
+    cam, x, targets = made("pooled", "RBF", "ContributionCAM", "default")
+    traced = export.program(cam, x[:2], targets).graph
+    narrowed = [node.args for node in traced.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)]
+    repeated = [args for args in narrowed if args[0].target is torch.ops.aten.expand.default]
+    assert traced.find_nodes(op="call_function", target=torch.ops.aten.expand.default)
+    assert not [args for args in repeated if args[2:] == (0, 1)]
+
+
+def test_a_program_that_gives_other_numbers_is_not_returned(monkeypatch):
+    def wrong(traced):
+        for node in traced.find_nodes(op="call_function", target=torch.ops.aten.exp.default):
+            node.target = torch.ops.aten.sin.default
+
+    monkeypatch.setattr(graph, "plain_zeros", wrong)
+    with pytest.raises(NoProgramError, match=r"the program gives \w+ that differ from explain by"):
+        export.program(*made("pooled", "RBF", "ContributionCAM", "default"))
 
 
 class Branching(nn.Module):

@@ -34,9 +34,10 @@ def write_page(
         store: the atlas, as returned by ``atlas.load``.
         out: a new or empty folder, or one with an earlier explorer, which is replaced; with ``single_file`` also a file
             name ending in ``.html``.
-        heads: further heads that the reader may choose, by name: fitted estimators or :class:`Head`, with the reduction
+        heads: further heads to choose from on the page, by name: fitted estimators or :class:`Head`, with the reduction
             that the atlas was built with, or fitted on its components.
-        single_file: write one file, easy to send. Suits a few thousand images; with more, a folder opens faster.
+        single_file: write one file, which is easy to send. This suits a few thousand images; with more, a folder opens
+            faster.
 
     Returns:
         The path of the page.

@@ -43,8 +43,8 @@ def register_jacobian(
 ) -> Callable[[Pull], Pull]:
     """Register the closed-form Jacobian of layer classes or torch functions.
 
-    The rule of a layer takes ``(layer, x, y, grad)``, that of a function the function's own arguments, then ``y`` and
-    ``grad`` as keyword arguments::
+    The rule of a layer takes ``(layer, x, y, grad)``; the rule of a function takes the function's own arguments, and
+    ``y`` and ``grad`` as keyword arguments::
 
         @register_jacobian(Swish)
         def swish(layer, x, y, grad):
@@ -55,39 +55,40 @@ def register_jacobian(
         def erf(input, *, y, grad):
             return grad * 2 / math.sqrt(math.pi) * torch.exp(-input**2)
 
-    ``y`` is the output for the whole batch, ``grad`` the derivative of K targets with respect to it, of shape
-    ``(K, *y.shape)``. The rule returns ``grad @ dy/dx``, of shape ``(K, *x.shape)``. Tensors come in the dtype of
-    ``grad``, float32 or better. For a layer called with several tensors, ``x`` is a tuple of them, and the rule returns
-    a tuple. The rule of a layer also applies to subclasses, unless they define their own ``forward``.
+    ``y`` is the output for the whole batch, and ``grad`` is the derivative of K targets with respect to it, shape
+    ``(K, *y.shape)``. The rule returns ``grad @ dy/dx``, shape ``(K, *x.shape)``. Tensors have the dtype of ``grad``,
+    float32 or better. For a layer called with several tensors, ``x`` is a tuple of them, and the rule returns a tuple.
+    The rule of a layer also applies to subclasses, unless they define their own ``forward``.
 
     Args:
         *calls: module classes, or functions and tensor methods of torch.
-        keeps_sums: given the same arguments and ``y``, whether the sum of the gradient over the positions of a channel
-            is the same before and after the layer, as for pooling; the weights of a map then need no pullback.
+        keeps_sums: a function of the same arguments and ``y`` that returns whether the gradient's sum over the
+            positions of a channel is the same before and after the layer, as for pooling; the weights of a map then
+            need no pullback.
         secant: needed for maps that add up: how to pull back through a matrix J with ``J (x - x0) = f(x) - f(x0)``.
             ``"linear"``: the step is affine in each single argument, so that the rule at the midpoint of x0 and x is
             exact; ``"elementwise"``: it works on every number separately, so that (y - y0) / (x - x0) is exact; or a
             callable with the arguments of the rule and, as keyword arguments, ``y``, ``grad`` and ``base``, the call at
             the baseline: ``base.args`` in the order of the rule's arguments (for a layer, ``(layer, x0)``),
-            ``base.kwargs`` and ``base.y``. A rule that takes ``base`` itself (None: the derivative) is both. None
-            otherwise: the step has no secant, and such maps are refused.
-        needs: which tensors of the call the derivative reads, so that no others are kept: ``"all"``, ``"inputs"``,
-            ``"y"``, ``"others"`` (of an argument: the other arguments, as of a product) or ``"nothing"``.
-        tokens: for steps that treat the tokens of a sequence separately. Given a dimension of the output and the
-            arguments of the rule without ``grad``, the dimension of the first argument that has the same tokens, or a
-            list of such for every argument (None: all tokens share it); None where tokens are mixed. By default known
-            for elementwise steps.
-        relevance: how :class:`RelevanceCAM` shares relevance out: ``"kept"``: number by number, the default for
-            elementwise steps; ``"moved"``: as the gradient, which only moves numbers; ``"shared"``: by what positive
-            inputs give, the default for linear functions of torch.
-        **facts: what is known of functions of torch: see ``Rule``.
+            ``base.kwargs`` and ``base.y``. A rule that itself takes ``base`` (None: the derivative) serves as both.
+            None: the step has no secant, and such maps raise an error.
+        needs: which tensors of the call the derivative uses, so that no others are kept: ``"all"``, ``"inputs"``,
+            ``"y"``, ``"others"`` (for each argument, the other arguments, as for a product) or ``"nothing"``.
+        tokens: for steps that treat the tokens of a sequence separately: a function of a dimension of the output and
+            the rule's arguments without ``grad``. It returns the dimension of the first argument that has the same
+            tokens, or a list with one for every argument (None: all tokens share it), or None if tokens are mixed.
+            Elementwise steps do not need it.
+        relevance: how :class:`RelevanceCAM` distributes relevance: ``"kept"``: number by number, the default for
+            elementwise steps; ``"moved"``: like the gradient, for steps that only move numbers; ``"shared"``: in
+            proportion to what positive inputs contribute, the default for torch's linear functions.
+        **facts: further properties of torch's functions: see ``Rule``.
 
     Returns:
         A decorator that returns the rule unchanged.
 
     Raises:
-        TypeError: nothing is given, or something that is neither a module class nor a function.
-        ValueError: an unknown kind of secant, ``needs`` or ``relevance``.
+        TypeError: no call is given, or one that is neither a module class nor a function.
+        ValueError: ``secant``, ``needs`` or ``relevance`` has an unknown value.
 
     Example:
         >>> class Square(torch.nn.Module):

@@ -1,0 +1,108 @@
+"""Outputs of programs and files, and how far they are from ``explain``."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
+from pytorch_grad_cam_pcasvm.errors import NoProgramError
+from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.model.net import OfHead
+
+# What a program gives, where there is some.
+OUTPUTS = (
+    "scores", "label", "components", "values", "nu", "log_scale", "maps", "opposite", "baseline_values", "remainder",
+)  # fmt: skip
+_MOST = 1e-3  # difference from explain, as a part of the largest value, which nobody would see on a map
+# What is 0 but for rounding is compared with what it is subtracted from.
+_BESIDE = {"baseline_values": "values", "remainder": "values"}
+
+
+def outputs_of(made: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
+    """Return what a program gives for maps, by name."""
+    found: dict[str, Any] = {name: getattr(made, name, None) for name in OUTPUTS}
+    output = made.output
+    if isinstance(output, OfHead):
+        head = output.head
+        found["scores"], found["components"] = head.scores(output.head_trace), output.components
+        if head.decision_position is not None and head.classes_ is not None:
+            found["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
+    elif isinstance(output, Tensor) and output.dim() == 2:
+        found["scores"], found["label"] = output, output.argmax(-1)
+    for name in ("maps", "opposite"):
+        if size is not None and found[name] is not None:
+            found[name] = upsampled(found[name], size)
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def checked(
+    run: Callable[[Tensor], Mapping[str, Any]], cam: ClosedFormCAM, made: SignedMaps, images: Tensor,
+    size: Sequence[int] | None, by: str, ways_out: Sequence[str],
+) -> dict[str, float]:  # fmt: skip
+    """Return the largest difference of every output from ``explain``, as a part of its largest value.
+
+    Args:
+        run: computes the outputs of images, by name.
+        cam: the method.
+        made: its maps of the images, whose targets are explained.
+        images: shape (N, ...).
+        size: of maps, as in ``program``.
+        by: what it is that runs.
+        ways_out: what to do where the numbers differ.
+
+    Raises:
+        NoProgramError: an output differs by more than anyone would overlook.
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((3, *images.shape[1:]), generator=generator).to(images) * images.std() + images.mean()
+    largest: dict[str, float] = {}
+    for x in (images, images[:1], noise):
+        doubts, cam._doubts = cam._doubts, Doubts()  # of noise, nothing is to be told or remembered
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                expected = outputs_of(cam.explain(x, made.targets), size)
+        finally:
+            cam._doubts = doubts
+        for name, difference in compared(run(x), expected).items():
+            largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
+    worst = max(largest, key=lambda name: np.nan_to_num(largest[name], nan=np.inf))
+    if not largest[worst] <= _MOST:
+        raise NoProgramError(
+            f"{by} gives {worst} that differ from explain by {largest[worst]:.1g} of the largest", *ways_out
+        )
+    return largest
+
+
+def compared(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return how far outputs are from what is expected, for images of the same predicted class."""
+    wanted: dict[str, Any] = {name: tensor.double().cpu().numpy() for name, tensor in expected.items()}
+    given = {name: np.asarray(array, np.float64) for name, array in found.items()}
+    same = np.ones(len(wanted["values"]), bool)
+    if "label" in wanted:  # which of two equals is the larger one, rounding says
+        same = wanted.pop("label") == given.pop("label")
+    for name in ("nu", "log_scale"):
+        if np.isnan(given[name]).any():
+            return {name: np.nan}
+    # What was factored out is a matter of taste. Far from all support vectors, the last bit of a feature changes the
+    # size of a map more than its shape: sizes are compared by their logarithms.
+    shift = given.pop("log_scale") - wanted["log_scale"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sizes, scale = np.log(wanted["nu"]), np.log(given.pop("nu")) - np.log(wanted.pop("nu"))
+    scale, sizes = np.nan_to_num(scale + shift), np.nan_to_num(sizes + wanted.pop("log_scale"), neginf=0.0)
+    result = {"nu": float((np.abs(scale) / np.maximum(1, np.abs(sizes)))[same].max(initial=0.0))}
+    for name, factor in (("maps", shift - scale), ("opposite", shift - scale), ("remainder", shift)):
+        if name in given:
+            given[name] = given[name] * np.exp(factor).reshape(*factor.shape, *[1] * (given[name].ndim - 2))
+    for name, numbers in wanted.items():
+        if not same.any():
+            continue
+        size = np.abs(wanted[_BESIDE.get(name, name)][same]).max(initial=0.0)
+        error = np.abs(given[name] - numbers)[same].max(initial=0.0)
+        result[name] = float(error / size) if size else float(error)
+    return result
