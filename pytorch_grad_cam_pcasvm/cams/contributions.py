@@ -31,7 +31,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         combine: how the maps of several target layers become one. ``"shared"``: the coarsest map says how much, finer
             maps say where: each coarse position's contribution is distributed over the finer positions around it, in
             proportion to their own contributions of the same sign; ``"mean"``: the mean of the maps. Both preserve
-            sums; layers on the same grid are averaged.
+            sums; with ``"shared"``, layers on the same grid are averaged first.
 
     Raises:
         ValueError: ``combine`` is neither ``"shared"`` nor ``"mean"``.

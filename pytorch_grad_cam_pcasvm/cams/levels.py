@@ -22,7 +22,7 @@ def as_one(levels: Sequence[Explained], way: str) -> Explained:
         levels: maps of each layer that add up to the same values.
         way: ``"shared"``: the coarsest maps say how much, finer ones say where: each coarse position's contribution is
             distributed over the finer positions around it, in proportion to their own contributions of the same sign;
-            ``"mean"``: the mean of all maps. Layers on the same grid are averaged in both.
+            ``"mean"``: the mean of all maps. For ``"shared"``, layers on the same grid are averaged first.
     """
     grids = [list(group) for _, group in groupby(sorted(levels, key=_size), key=_size)]
     if way == "mean":

@@ -59,7 +59,7 @@ class PerClass:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Return probabilities, shape (..., C)."""
-        # Of the pairwise scores of a one-vs-one machine scikit-learn takes the first C.
+        # Of the pairwise scores of a one-vs-one classifier scikit-learn takes the first C.
         columns = scores.unbind(-1)[: len(self.curves)]
         each = torch.stack([curve(score) for curve, score in zip(self.curves, columns, strict=True)], -1)
         if len(self.curves) == 1:

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.head.multiclass import Voting, WithConstants, pairs
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, Union
 
-_DENSE = 1 << 22  # coefficients of all machines, beyond which each class's are kept apart
+_DENSE = 1 << 22  # coefficients of all classes' SVMs, beyond which each class's are kept apart
 
 
 class Decision(Stage):
@@ -178,7 +178,7 @@ class KernelSVM(WithConstants, Decision):
         return self.kernel.pullback(saved, self.support_vectors, self._coefficients(grad), saved0)
 
     def _machines(self) -> Tensor | None:
-        """Return the coefficients of all machines, shape (P, I); None if they are too many."""
+        """Return the coefficients of all SVMs, shape (P, I); None if they are too many."""
         if len(self.dual_coef) == 1:
             return self.dual_coef
         return None if self._rows is None else self.dual_coef.gather(0, self._rows) * self._takes_part
@@ -196,7 +196,7 @@ class KernelSVM(WithConstants, Decision):
 
 
 class Ensemble(Union, Decision):
-    """Decision values of several machines side by side, times ``sign``; each is the last stage of a chain.
+    """Decision values of several estimators side by side, times ``sign``; each is the last stage of a chain.
 
     Example:
         >>> machines = stage_for(OneVsRestClassifier(SVC()).fit(features, labels)).members

@@ -31,14 +31,14 @@ At = tuple[Tensor, Tensor]  # x, shape (N, B), and the kernel's argument there, 
 # exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
 _REPRESENTABLE = -30.0
 
-# How exactly numbers are known: in general, relative to each; and of a machine's input, if that is known, (N, B).
+# How exactly numbers are known: in general, relative to each; and of an SVM's input, if that is known, (N, B).
 Known = tuple[float, Callable[[], Tensor | None]]
 known: ContextVar[Known] = ContextVar("known", default=(torch.finfo(torch.float32).eps, lambda: None))
 
 
 @contextmanager
 def known_to(eps: float, errors: Callable[[], Tensor | None]) -> Iterator[None]:
-    """Take numbers as known up to rounding errors of a relative size eps, and a machine's input up to those errors."""
+    """Take numbers as known up to rounding errors of a relative size eps, and an SVM's input up to those errors."""
     before = known.set((eps, errors))
     try:
         yield
@@ -47,7 +47,7 @@ def known_to(eps: float, errors: Callable[[], Tensor | None]) -> Iterator[None]:
 
 
 def rounding_errors(x: Tensor) -> Tensor:
-    """Return the rounding errors of a machine's input x, shape (N, B)."""
+    """Return the rounding errors of an SVM's input x, shape (N, B)."""
     eps, errors = known.get()
     found = errors()
     return 16 * eps * x.abs() if found is None else found
@@ -299,7 +299,7 @@ def _times_exp(coefficients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]
 
     For coefficients of shape (N, K, I) or (1, K, I) and exponents (N, I). The factor's logarithm, (N, K), is second.
     """
-    if not coefficients.shape[-1]:  # a machine without support vectors
+    if not coefficients.shape[-1]:  # an SVM without support vectors
         products = coefficients.expand(exponents.shape[0], -1, -1)
         return products, products.new_zeros(products.shape[:2])
     # What takes no part in a target must not set its scale.

@@ -1,6 +1,6 @@
-"""Voting: how the decision values of a machine become classes.
+"""Voting: how the decision values of a classifier become classes.
 
-A machine has P decision values for an image: one per pair of classes for one-vs-one, one per class for one-vs-rest, a
+A classifier has P decision values for an image: one per pair of classes (one-vs-one), one per class (one-vs-rest), or a
 single one for two classes or a regressor. A *voting* turns them into per-class margins, scores and predictions. Margins
 are linear in the decision values, ``decision @ matrix.T``, and the gradient of a target, its *seed*, is a row of the
 matrix.
@@ -112,7 +112,7 @@ class Regression(Voting):
 
 
 class OneClass(Regression):
-    """A one-class machine: inliers are 1, outliers -1. A value of exactly 0 is an inlier with ``zero_is_inlier``."""
+    """A one-class SVM: inliers are 1, outliers -1. A value of exactly 0 is an inlier with ``zero_is_inlier``."""
 
     def __init__(self, *, zero_is_inlier: bool = False) -> None:
         super().__init__()

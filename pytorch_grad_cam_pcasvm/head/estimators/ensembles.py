@@ -1,4 +1,4 @@
-"""Meta-estimators as stages: machines side by side, means of members, thresholds, stacks."""
+"""Meta-estimators as stages: estimators side by side, means of members, thresholds, stacks."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale, Union
 
-# --- several machines side by side ------------------------------------------------------------------------------------
+# --- several estimators side by side ----------------------------------------------------------------------------------
 
 
 @stage_for.register(OneVsRestClassifier)
@@ -93,7 +93,7 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
 
 
 def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple[list[Chain], list[Any]]:
-    """Return the machines of a meta-estimator, each a decision between two classes if binary, and their decisions."""
+    """Return the members of a meta-estimator, each a decision between two classes if binary, and their decisions."""
     members = [Chain(stages_of(each)) for each in fitted]
     decisions = [member.stages[-1] for member in members]
     for each, decision in zip(fitted, decisions, strict=True):
