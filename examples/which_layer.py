@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from experiment import datasets
-from experiment.comparison import NOTHING, RANDOM, SHARE, table, together, unsigned
+from experiment.comparison import KINDS, NOTHING, RANDOM, SHARE, table, together, unsigned
 from experiment.frozen import images
 from experiment.network import convolutions, fused
 from experiment.panels import Row, panels
@@ -37,7 +37,6 @@ from torch import nn
 from pytorch_grad_cam_pcasvm import BaselineWarning, BlankMapWarning, PCASVMNet, evaluation, extract_features
 
 SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs-cat")
-KINDS = ("deletion", "insertion")
 BESIDE, PASTED, POINTED = f"side by side: {SHARE}", f"pasted: {SHARE}", "pasted: pointing game"
 
 

@@ -232,7 +232,7 @@ def share_wrong(of: Measured, chosen: Sequence[str], kind: str, head: str, metho
 
 
 def wrong(*question: Any) -> str:
-    """Return what ``share_wrong`` does, in words."""
+    """Return what ``share_wrong`` does, in percent."""
     shares = share_wrong(*question)
     return "–" if np.isnan(shares).any() else " / ".join(percent(float(share)) for share in shares)
 

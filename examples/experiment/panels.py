@@ -12,10 +12,10 @@ COLOURS, MARKERS = ("#b2182b", "#2166ac", "0.25"), "oDs"
 
 
 class Row(NamedTuple):
-    """A row of panels: what its axis shows, the value of chance, and estimates for all labels by column and series."""
+    """A row of panels: what its axis shows, a value to compare with, and estimates by column and series."""
 
-    label: str
-    chance: float
+    axis: str
+    reference: float
     columns: Mapping[str, Mapping[str, Sequence[Estimate]]]
 
 
@@ -41,13 +41,13 @@ def panels(labels: Sequence[str], rows: Sequence[Row]) -> Figure:
                     xerr=[each.standard_error for each in estimates], fmt=MARKERS[number],
                     color=COLOURS[number] if len(series) > 1 else COLOURS[-1], markersize=3.5, linewidth=1, label=name,
                 )  # fmt: skip
-            axis.axvline(row.chance, color="0.5", linewidth=0.8)
+            axis.axvline(row.reference, color="0.5", linewidth=0.8)
             axis.set_title(title if row is rows[0] else "", fontsize="medium")
             axis.set_yticks(places, labels, fontsize="small")
             axis.grid(axis="y", color="0.92")
             axis.spines[["top", "right"]].set_visible(False)
         if len(series) > 1:
             axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
-        axes[len(titles) // 2].set_xlabel(row.label)
+        axes[len(titles) // 2].set_xlabel(row.axis)
     grid[0, 0].invert_yaxis()
     return figure

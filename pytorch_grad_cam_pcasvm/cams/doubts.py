@@ -37,7 +37,7 @@ class Doubts:
             size = "x".join(map(str, positions))
             self.tell(
                 CoarseMapWarning,
-                f"the maps of {layer!r} have {size} positions only, which drawn over an image are one soft cloud: "
+                f"the maps of {layer!r} have only {size} positions, which look like one soft cloud over an image: "
                 "choose an earlier layer, or larger images",
             )
 
@@ -84,9 +84,9 @@ class Doubts:
             value, start = values[ruled[0]], at_baseline[ruled[0]]
             self.tell(
                 BaselineWarning,
-                f"for {len(ruled)} of {len(values)} images the baseline explains more of {what} than the image does: a "
+                f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {what} than the image: a "
                 f"value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to {value - start:.3g}; with "
-                "baseline='neutral' it adds up to the value",
+                "baseline='neutral', it adds up to the value",
             )
 
     def tell(self, category: type[Warning], message: str) -> None:

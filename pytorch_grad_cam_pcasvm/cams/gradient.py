@@ -44,7 +44,7 @@ class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
 
 
 class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
-    """HiResCAM, ``sum_t d_t F_t`` position by position; with mean-pooled features, it equals Grad-CAM.
+    """HiResCAM, ``sum_t d_t F_t`` position by position; it equals Grad-CAM if a mean over positions follows.
 
     Draelos and Carin, arXiv 2011.08891.
     """
@@ -64,7 +64,7 @@ class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
 class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
     """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``, or 0 where that sum of F is 0.
 
-    With mean-pooled features, it equals Grad-CAM. Fu et al., arXiv 2008.02312.
+    It equals Grad-CAM if a mean over positions follows the layer. Fu et al., arXiv 2008.02312.
     """
 
     linear = True

@@ -137,7 +137,7 @@ def row_of(output: Any, image: int) -> Any:
 
 
 def is_closed_form(target: Any) -> bool:
-    """Return whether a target, or every target of a Rowwise, has a closed-form gradient."""
+    """Return whether every target, also of a Rowwise, has a closed-form gradient by components or the decision."""
     each = target.targets if isinstance(target, Rowwise) else [target]
     return all(isinstance(t, ClosedFormTarget) and t.behind_reduction for t in each)
 

@@ -37,7 +37,7 @@ def atlas(options: Any) -> None:
         try:
             print(f"{len(store)} images: {accuracy(store.names(store.labels), store.correct)}")
         except ValueError as error:  # the atlas is complete
-            print(f"whether they are classified correctly cannot be told: {error}")
+            print(f"the accuracy is unknown: {error}")
     tell_bad(store.manifest["bad"])
     print(f"browse it: {RUN} explore {options.out}")
 

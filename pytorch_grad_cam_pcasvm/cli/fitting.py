@@ -55,9 +55,9 @@ def fit(options: Any) -> None:
     tell_bad(bad)
     folds = StratifiedKFold(min(5, *counts.values())) if min(counts.values()) > 1 else None
     if folds is None:
-        print("no cross-validation, which needs two images of each class")
+        print("no cross-validation: it needs two images of each class")
     elif min(len(rest) for rest, _ in folds.split(features, labels)) < options.components:
-        print(f"no cross-validation: its parts have fewer than {options.components} images, lower --components")
+        print(f"no cross-validation: it trains on fewer than {options.components} images; lower --components")
     else:
         guessed = cross_val_predict(clone(head), features, labels, cv=folds)
         print(f"{folds.n_splits}-fold cross-validation: {accuracy(labels.tolist(), labels == guessed)}")
@@ -66,7 +66,7 @@ def fit(options: Any) -> None:
     ((largest, count),) = counts.most_common(1)
     if count > _IMBALANCED * len(labels) and options.class_weight is None:
         print(
-            f"hint: to call every image {largest!r} would be {count / len(labels):.0%} correct, too. Look at the "
+            f"hint: calling every image {largest!r} would be {count / len(labels):.0%} correct, too. Look at the "
             "balanced accuracy, and try --class-weight balanced"
         )
     kept = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"

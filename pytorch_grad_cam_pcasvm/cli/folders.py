@@ -46,14 +46,14 @@ def tell_empty(root: Path, names: Sequence[str]) -> None:
     """Say which folders are no classes, having no images."""
     empty = [path.name for path in root.iterdir() if path.is_dir() and path.name not in names]
     if shown := ", ".join(sorted(name for name in empty if not name.startswith((".", "_")))):
-        print(f"no class: {shown}, without images (.jpg, .png, .webp, ...)")
+        print(f"ignored: {shown}, without images (.jpg, .png, .webp, ...)")
 
 
 def tell_bad(names: Sequence[str]) -> None:
     """Say which images were left out."""
     if names:
         shown = ", ".join(names)
-        print(f"{len(names)} image{'s' if len(names) > 1 else ''} skipped, which cannot be read: {shown}")
+        print(f"skipped {len(names)} image{'s' if len(names) > 1 else ''} that cannot be read: {shown}")
 
 
 def accuracy(labels: Sequence[Any], correct: Any) -> str:

@@ -28,7 +28,7 @@ def layer_of(options: Any, net: Any, transform: Any) -> str:
     with evaluating(net):
         candidates = last_blocks(backbone, source, x)[-4:]
     if images.names is None:
-        print(f"layer: {candidates[-1]}, the last; with a folder of images for each class layers are compared")
+        print(f"layer: {candidates[-1]}, the last; to compare layers, give one folder of images per class")
         return candidates[-1]
     reshape = "tokens" if options.tokens else None
     settings = {"images": _COMPARED, "batch_size": min(options.batch_size, 16), "transform": transform}

@@ -128,7 +128,7 @@ def _own(module: str, name: str) -> tuple[Any, Any]:
         return net, transform[0]
     from torchvision.models import ResNet18_Weights
 
-    print(f"images are prepared as for ImageNet (224 pixels), as {name}() returns no transform: return net, transform")
+    print(f"images are prepared as for ImageNet (224 pixels): to change that, let {name}() return net, transform")
     return net, ResNet18_Weights.DEFAULT.transforms()
 
 

@@ -125,8 +125,8 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     }
     return subject.result(
         "faithfulness",
-        "does the value fall more when the map's most relevant pixels are removed, and stay when they are kept, than "
-        "with a map that knows nothing? (in standard deviations of the value)",
+        "does the value fall more than with a control when the map's most relevant pixels are removed, and less when "
+        "only they are kept? (in standard deviations of the value)",
         rows,
         {"fractions": list(fractions), **curves},
         fill=fill,

@@ -132,7 +132,7 @@ def layers(
     ]
     chosen = max(better, key=lambda title: gains[title], default=last)
     if chosen == last:
-        why = f"no other gains a standard error over {last} in deletion and insertion, or without a loss in one of them"
+        why = f"no other gains a standard error over {last} in deletion and insertion together without a loss in either"
     else:
         why = f"it gains {gains[chosen]:.2f} ± {spread[chosen]:.2f} sd over {last} in deletion and insertion together"
     result.check, result.question = "layers", f"Recommended: {chosen}. On {len(study.rows)} images, {why}."

@@ -38,16 +38,16 @@ CHECKS: dict[str, Callable[..., Result]] = {
 }
 NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
 IF_IT_FAILS = {
-    "faithfulness": "the pixels marked as important matter no more than those of the other map. Against random maps: "
+    "faithfulness": "the pixels marked as important matter no more than those of the control. Against random maps: "
     "do not use this method here. Against the blind map only: the object fills the picture, and "
     "localisation is more informative.",
-    "localisation": "the map shows where something is, but not which class it speaks for. Do not use it to argue about "
+    "localisation": "the map shows where something is, but not which class it supports. Do not use it to compare "
     "classes.",
     "sensitivity": "the map hardly depends on what was randomised. If only the head is affected, the map shows what "
-    "the network sees rather than what the SVM decides; the maps of the components say more.",
-    "completeness": "the sum of the map is not the value it explains, so sums over regions mean nothing. Where maps "
-    "contradict the decision, they are blue for a class that was predicted: do not use this method here.",
-    "stability": "small changes of the image change the map: average over noise (smoothed), or take a coarser layer.",
+    "the network sees rather than what the SVM decides; the component maps say more.",
+    "completeness": "the map does not add up to the value it explains, so sums over regions mean nothing. If maps "
+    "contradict the decision, they are blue for the predicted class: do not use this method here.",
+    "stability": "small changes to the image change the map: average over noise (smoothed), or use a coarser layer.",
 }
 
 
@@ -110,7 +110,7 @@ def report(  # noqa: D417 - of the study its class tells
             result = CHECKS[name](replace(study, **others) if others else study, **own)
         except Exception as error:  # whatever it is, the other checks are made
             results[name] = {"reason": _reason(error)}
-            warn(f"the check {name!r} was not made: {_reason(error)}", UserWarning)
+            warn(f"the check {name!r} was not run: {_reason(error)}", UserWarning)
             continue
         results[name] = result.to_dict()
         _write(file, entries)  # what was found stays, whatever comes next
@@ -165,7 +165,7 @@ def page(written: str | Path) -> Path:
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
-        title=f"Can these maps be believed? {html.escape(entries['network'])} at {html.escape(entries['layer'])}",
+        title=f"Can these maps be trusted? {html.escape(entries['network'])} at {html.escape(entries['layer'])}",
         verdicts="\n".join(_told(each) for each in _verdicts(entries)),
         summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
@@ -222,7 +222,7 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
                 if (rows_of := [row for row in rows if row.verdict == verdict])
             }
             counts = [f"{len(found)} {verdict}" for verdict, found in told.items()]
-            what = f"{', '.join(counts)} (of {len(rows)})" if told else PASSED if rows else "nothing to pass"
+            what = f"{', '.join(counts)} (of {len(rows)})" if told else PASSED if rows else "not judged"
             blank = result.blank.get(method, 0.0)
             is_well = rows and not told and blank <= MOST_BLANK
             mark = FAILED if FAILED in told or BLANK in told else PASSED if is_well else "note"
@@ -236,7 +236,7 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
             )
     for name, result in results.items():
         if isinstance(result, str):
-            lines.append(f'<tr><th scope="row">all</th><td>{name}</td><td class="note">not made</td>'
+            lines.append(f'<tr><th scope="row">all</th><td>{name}</td><td class="note">not run</td>'
                          f"<td>{html.escape(result)}</td></tr>")  # fmt: skip
     return lines
 
@@ -257,7 +257,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     if result.curves:
         parts.append(_image(_curves(result), "Deletion and insertion curves"))
     parts += [
-        f"<h3>The worst images, {html.escape(method)}</h3>{_image(picture, f'the worst images of {method}')}"
+        f"<h3>Worst images, {html.escape(method)}</h3>{_image(picture, f'the worst images of {method}')}"
         f"<ol>{''.join(map(_name, result.names[method]))}</ol>"
         for method, picture in pictures.items()
     ]
@@ -291,10 +291,10 @@ def _curves(result: Result) -> str:
     for axis, kind in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
         for name, values in curves[kind].items():
             axis.plot(curves["fractions"], values, marker="o", markersize=3, label=name)
-        axis.set_title(f"{kind}: {'removed' if kind == 'deletion' else 'kept'} part of the image", fontsize="medium")
+        axis.set_title(f"{kind}: part of the image {'removed' if kind == 'deletion' else 'kept'}", fontsize="medium")
         axis.grid(color="0.92")
         axis.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("change of the value, in its\nstandard deviations over the images")
+    figure.axes[0].set_ylabel("change in the value, in\nstandard deviations over the images")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     return _png(figure)
 

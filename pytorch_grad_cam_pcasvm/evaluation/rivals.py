@@ -133,7 +133,7 @@ def _why_not(subject: Subject) -> str:
     if stage is None:
         return "the head has no linear reduction whose components could be rotated"
     if len(stage.components) < 2:
-        return "the head has one component only, which cannot be rotated"
+        return "the head has only one component, which cannot be rotated"
     variances = getattr(stage, "variances", None)
     whitened = variances is not None and bool((variances == variances[0]).all())
     if isinstance(subject.target, ResidualTarget) or (isinstance(subject.target, HotellingTarget) and whitened):

@@ -90,10 +90,10 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
     if 0 < found.images < FEW or few:
         counts = {_counted(found, check, row) for check, row in few}
         few_of = f"{found.images} images" if found.images < FEW else " and ".join(sorted(counts))
-        sentence = f"It cannot be said {whether}: {few_of} are too few, at least {FEW} are needed."
+        sentence = f"It is unclear {whether}: {few_of} are too few; at least {FEW} are needed."
         return _made(found, OPEN, sentence, few if found.images >= FEW else [])
     if missing:
-        sentence = f"It cannot be said {whether}: {_listed(missing)} against random maps {_was(missing)} not measured."
+        sentence = f"It is unclear {whether}: {_listed(missing)} against random maps {_was(missing)} not measured."
         return _made(found, OPEN, sentence, [])
     if undecided:
         clauses = _clauses(found, undecided, "not clearly better than")
@@ -156,7 +156,7 @@ def _but(found: _Found) -> str:
         rivals = [row.against for check, row in failed if check == "faithfulness" and row.measure == kind]
         parts += [f"{kind} is worse than with {_listed(rivals)}"] if rivals else []
     rivals = sorted({row.against for check, row in failed if check == "localisation"})
-    parts += [f"its evidence is placed worse than that of {_listed(rivals)}"] if rivals else []
+    parts += [f"it localises worse than {_listed(rivals)}"] if rivals else []
     parts += ["its maps do not add up"] if any(check == "completeness" for check, _ in failed) else []
     kept = [row.measure for check, row in failed if check == "sensitivity"]
     parts += [f"its maps hardly change with {_listed(kept)}"] if kept else []

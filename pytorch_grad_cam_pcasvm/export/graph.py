@@ -63,7 +63,8 @@ def program(
         The program.
 
     Raises:
-        NoProgramError: the method, a target or the network depends on tensor values, or needs autograd.
+        NoProgramError: the method, a target or the network depends on tensor values, or needs autograd; or the program
+            gives other numbers than ``explain`` for the images or for noise like them.
         TypeError: ``cam`` is not a method.
         ValueError: as for ``explain``, or the precision is not single.
 
@@ -73,8 +74,7 @@ def program(
         >>> explained["maps"].shape, explained["label"].shape
         (torch.Size([2, 4, 32, 32]), torch.Size([2]))
     """
-    found, made = traced_program(cam, images, targets, size)
-    x = checked_images(images).to(device_of(cam.model))
+    found, made, x = traced_program(cam, images, targets, size)
     with torch.no_grad():
         checked(found.module(), cam, made, x, size, "the program", ["report this network"])
     return found
@@ -82,8 +82,8 @@ def program(
 
 def traced_program(
     cam: ClosedFormCAM, images: Tensor, targets: Sequence[Target] | Target | None, size: Sequence[int] | None
-) -> tuple[ExportedProgram, SignedMaps]:
-    """Return the program, and the maps of the images that it was tried on."""
+) -> tuple[ExportedProgram, SignedMaps, Tensor]:
+    """Return the program, the maps of the images that it was tried on, and these images as the network takes them."""
     if not isinstance(cam, ClosedFormCAM):
         raise TypeError(
             f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}"
@@ -109,7 +109,7 @@ def traced_program(
         _Named(graph, names), (x.new_zeros(_BATCH, *x.shape[1:]),),
         dynamic_shapes={"images": {0: Dim("batch")}}, strict=False,
     )  # fmt: skip
-    return found, made
+    return found, made, x
 
 
 class _Named(nn.Module):

@@ -17,8 +17,6 @@ from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
 from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.model.features import checked_images
-from pytorch_grad_cam_pcasvm.model.modules import device_of
 from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
@@ -99,7 +97,7 @@ def onnx(
         raise ValueError(f"there is no folder {path.parent}")
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
-    program, made = traced_program(cam, images, targets, size)
+    program, made, given = traced_program(cam, images, targets, size)
     if resize is not None and resize < max(images.shape[2:]):
         raise ValueError(f"resize={resize} is smaller than the images, {tuple(images.shape[2:])}, that are cut out")
     for name, numbers in (("mean", mean), ("std", std)):
@@ -124,7 +122,6 @@ def onnx(
             "pass another opset",
         ) from error
     assert converted is not None
-    given = checked_images(images).to(device_of(cam.model))
     told = _metadata(cam, made, given, pictures)
     model = converted.model_proto
     symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param

@@ -20,7 +20,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return what to put in the place of operators that onnxruntime lacks."""
     return {
         _aten._cdist_forward.default: distances,
-        _aten._new_zeros_with_same_feature_meta.default: lambda like, shaped: like.new_zeros(shaped.shape),
         _aten.convolution_backward.default: convolution_backward,
         _aten.copy.default: lambda into, x, wait=False: x.to(into.dtype).expand(into.shape).clone(),
         _aten.nan_to_num.default: nan_to_num,

@@ -88,7 +88,7 @@ const explainer = (() => {
   async function seenOf(file) {
     const as = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
     const bitmap = await createImageBitmap(await unturned(file), as).catch(() => {
-      throw new Error(`${file.name} is no picture that this browser can read`);
+      throw new Error(`${file.name} is not a picture this browser can read`);
     });
     const canvas = new OffscreenCanvas(bitmap.width, bitmap.height), context = canvas.getContext("2d");
     context.drawImage(bitmap, 0, 0);
@@ -252,11 +252,11 @@ const explainer = (() => {
     about = JSON.parse(new TextDecoder().decode(await bytesOf("about", 1)));
     about.colours = about.colours.map((colour) => [0, 2, 4].map((i) => parseInt(colour.slice(i, i + 2), 16)));
     document.title = document.querySelector("h1").textContent = about.page.title;
-    $("what").textContent = `${about.method} of ${about.titles.join(", ")}` + (about.classes ? `; classes: ${about.classes.join(", ")}.` : ".");
+    $("what").textContent = `${about.method}: ${about.titles.join(", ")}` + (about.classes ? `; classes: ${about.classes.join(", ")}.` : ".");
     for (const [name, value] of [
       ["target layers", about.target_layers.join(", ")], ["features", about.features], ["options", JSON.stringify(about.options)],
       ["input", JSON.stringify(about.input)], ["digest", JSON.stringify(about.digest)], ["versions", JSON.stringify(about.versions)],
-      ["The maps explain", "the network as it was when the file was written. One that was trained further has another digest."],
+      ["The maps explain", "the network as it was when the file was written. Further training changes the digest."],
     ]) $("about").append(element("dt", name), element("dd", value));
     const glue = new Blob([await bytesOf("glue", about.page.parts.glue)], { type: "text/javascript" });
     ort.env.wasm.wasmPaths = { mjs: URL.createObjectURL(glue) };

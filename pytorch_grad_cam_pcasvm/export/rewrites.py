@@ -1,4 +1,4 @@
-"""Rewrites of a graph: what costs nothing in torch, but time and memory in ONNX."""
+"""Rewrites of a graph: what costs nothing in torch but much in ONNX, or is not in ONNX at all."""
 
 import torch
 from torch.fx import Graph, Node
@@ -9,10 +9,11 @@ _aten = torch.ops.aten
 def narrow_before_expanding(graph: Graph) -> None:
     """Narrow before expanding, which is a view in torch but in ONNX a copy of everything, to keep one number of it."""
     for node in graph.find_nodes(op="call_function", target=_aten.slice.Tensor):
-        source, dim, *limits = node.args
+        source, dim, *limits = (*node.args, 0)[: max(2, len(node.args))]
         if source.target is not _aten.expand.default or limits != [0, 1]:
             continue
         value, sizes = source.args[0], list(source.args[1])
+        dim %= len(sizes)
         own = dim - len(sizes) + value.meta["val"].dim()
         if own < 0 or value.meta["val"].shape[own] == 1:
             sizes[dim] = 1
@@ -25,17 +26,19 @@ def narrow_before_expanding(graph: Graph) -> None:
 def plain_softmaxes(graph: Graph) -> None:
     """Take the softmax of attention without a mask as it is: only a mask can leave rows of minus infinity."""
     for node in graph.find_nodes(op="call_function", target=_aten._safe_softmax.default):
-        scores, dim, *_ = node.args
-        if _behind_views(scores).target is _aten.bmm.default:
+        scores, dim, *dtype = node.args
+        if not dtype and _behind_views(scores).target is _aten.bmm.default:
             node.target, node.args = _aten._softmax.default, (scores, dim, False)
 
 
 def plain_zeros(graph: Graph) -> None:
     """Take zeros as they are, whatever their layout was while derivatives were traced."""
-    for node in graph.find_nodes(op="call_function", target=_aten.as_strided.default):
+    strided = graph.find_nodes(op="call_function", target=_aten.as_strided.default)
+    for node in strided:
         zeros, shape, *_ = node.args
-        if zeros.target is _aten.new_zeros.default:
-            node.target, node.args = _aten.new_zeros.default, (zeros.args[0], shape)
+        alone = len(zeros.users) == 1 and not any(user in strided for user in node.users)  # nobody writes beside it
+        if zeros.target is _aten.new_zeros.default and zeros not in strided and alone:
+            node.target, node.args, node.kwargs = _aten.new_zeros.default, (zeros.args[0], shape), zeros.kwargs
 
 
 def _behind_views(node: Node) -> Node:

@@ -263,7 +263,7 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
     high = 2 * _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2] + 0.6 + 0.21 * lines
     low = max(1.2, line * len(names)) + 0.8
     width = columns * (_PICTURE + 0.08) + 1.9
-    decision = f"part in the {along.decision}"
+    decision = f"part of the {along.decision}"
     decision = filled(decision, 3 / 8 * width - 0.5, "small", break_long_words=False)
     low += 0.2 * decision.count("\n")
     with laid_out((width, high + low + 0.3), size, _note(along), w_pad=0.06) as figure:
@@ -322,8 +322,8 @@ def _note(along: Along) -> str:
     )
     note += f"Points: all images; those shown above are circled, and the mean of each {along.kind} is black."
     if along.parts is not None:
-        note += f" Bars: $g\\,({along.symbol} - p^0)$, what the component adds to the {along.decision}, on average for "
-        note += "each class, with the standard error."
+        note += f" Bars: $g\\,({along.symbol} - p^0)$, what the component adds to the {along.decision}, averaged "
+        note += "over each class, with the standard error."
     if len(along.classes) > MOST_CLASSES:
         note += f" The {MOST_CLASSES} of {len(along.classes)} classes whose means lie farthest out are shown."
     return note

@@ -15,9 +15,9 @@ from pytorch_grad_cam_pcasvm.targets import Target
 
 _NOTE = (
     "Red raises the value, blue lowers it; all maps share one scale. The steps lead from the value at the baseline, "
-    "with this layer's activations replaced, to the value that decides. Each is the sum of the map above it"
+    "with this layer's activations replaced, to the final value. Each is the sum of the map above it"
 )
-_TOKENS = " and of what lies off it (class tokens, other inputs): both parts are printed below it"
+_TOKENS = " plus the remainder (class tokens, other inputs): both parts are printed below it"
 
 
 def plot_decision(

@@ -86,9 +86,7 @@ def plot_maps(
         which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
         others = (groups[title].remainder for title in adding_up)
         tokens = (
-            " + what lies off it (class tokens, other inputs)"
-            if any(r is not None and bool(r.any()) for r in others)
-            else ""
+            " + remainder (class tokens, other inputs)" if any(r is not None and bool(r.any()) for r in others) else ""
         )
         notes.append(f"Sum of a map{tokens} + value at the baseline = the value above it{which}.")
     for title, group in groups.items():

@@ -167,14 +167,14 @@ def _sentence(steps: Steps, margins: Sequence[tuple[str, float]]) -> str:
     (predicted, of_predicted), (truth, of_truth) = margins
     what = f'predicted "{predicted}" ({number(of_predicted)}), but it is "{truth}" ({number(of_truth)})'
     if steps.value <= 0:  # of three or more classes, where the others' votes decide
-        return f'{what}: between these two alone it would be "{truth}"'
+        return f'{what}: between these two alone, "{truth}" would win'
     tipped, left, least = [], steps.value, _ROUNDING * steps.value
     for part in sorted(steps.parts, key=lambda part: -part.rise):
         if left > least and part.rise > 0:
             tipped.append(str(part.components[0] + 1))
             left -= part.rise
     if left > least:
-        return f'{what}: no component tipped it, at the baseline it is "{predicted}" already'
+        return f'{what}: no component tipped it; "{predicted}" already wins at the baseline'
     if len(tipped) > _MOST_NAMED + 1:
         tipped[_MOST_NAMED:] = [f"{len(tipped) - _MOST_NAMED} others"]
     *most, last = tipped
@@ -199,7 +199,7 @@ def _drawn(
     high, low = steps.needed(picture)[1], low + 0.8 + 0.3 * lines
     needed = (width, high + low + 0.3 * (title.count("\n") + 1))
     note = (
-        f'{how_to_read(steps)} Here red speaks for "{predicted}", blue for "{truth}". Below: the nearest training '
+        f'{how_to_read(steps)} Here, red favours "{predicted}", blue "{truth}". Below: the nearest training '
         f"images, by Euclidean distance in the space of all {len(steps.whole.components)} components."
     )
     with laid_out(needed, size, note, w_pad=0.15) as figure:

@@ -110,7 +110,7 @@ def plot_volume(
                 top = number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
                 draw_bar(row[-1].inset_axes((1 + 0.09 / width, 0, 0.15 / width, 1)), top, signed=True)
         place: dict[str, Any] = {"xytext": (-8, 6), "textcoords": "offset points", "ha": "right"}
-        axes[0, 0].annotate(f"slice, of {voxels.shape[axis]}", (0, 1), xycoords="axes fraction", **place)
+        axes[0, 0].annotate(f"slice of {voxels.shape[axis]}", (0, 1), xycoords="axes fraction", **place)
     return figure
 
 
@@ -222,9 +222,9 @@ def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) 
 
 def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: int, components: Any) -> list[str]:
     """Return how the figure is read, and what it leaves out."""
-    notes = [how, "Red raises the value at the left, blue lowers it; each scale ends at the number beside it."]
+    notes = [how, "Red raises the value on the left, blue lowers it; each scale ends at the number beside it."]
     if maps.baseline_values is not None:
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
-        more = " + what lies off it (class tokens, other inputs)" if tokens else ""
-        notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value at the left.")
+        more = " + remainder (class tokens, other inputs)" if tokens else ""
+        notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value on the left.")
     return notes + left_out([maps.targets[k] for k in shown], known, components)

@@ -265,7 +265,7 @@ class Head(Hookable):
         if self.classes_ is None:
             raise ValueError(
                 f"the head has no classes, so {label!r} is not one: use SVMTarget(), or SVMTarget(sign='-') for what "
-                "lowers its value (for a one-class SVM: what makes an outlier)"
+                "lowers its value (for a one-class estimator: what makes an outlier)"
             )
         labels = self.classes_.tolist()
         label = label.item() if isinstance(label, np.generic | Tensor) else label

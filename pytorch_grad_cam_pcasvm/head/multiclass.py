@@ -112,7 +112,7 @@ class Regression(Voting):
 
 
 class OneClass(Regression):
-    """A one-class SVM: inliers are 1, outliers -1. A value of exactly 0 is an inlier with ``zero_is_inlier``."""
+    """A one-class estimator: inliers are 1, outliers -1. A value of exactly 0 is an inlier with ``zero_is_inlier``."""
 
     def __init__(self, *, zero_is_inlier: bool = False) -> None:
         super().__init__()

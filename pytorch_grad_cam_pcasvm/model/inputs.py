@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.data import plain_tensor
 
 
 class Inputs:
-    """Several inputs of one network, with N rows each; they can be used like a batch tensor.
+    """Several inputs of one network, with N rows each; like a batch, they have a length, can be indexed and moved.
 
     Args:
         given: a tuple or list of tensors, which are passed in this order, or a dict of tensors, which are passed by

@@ -22,7 +22,7 @@ class SVMTarget(ClosedFormTarget):
 
     Args:
         category: a label from ``classes_``; None: the class predicted for each image (for regressors and one-class
-            SVMs, their only value).
+            estimators, their only value).
         versus: another label: the pairwise decision of ``category`` against it; ``"runner-up"``: against the class that
             came second for each image; a list of labels, or ``"others"`` for all other classes: the margin minus
             ``strength`` times the mean of theirs, so that evidence common to all of them cancels (Zhang et al.,

@@ -700,7 +700,7 @@ def test_the_view_of_a_mistake_is_offered_where_there_is_one(
     assert browser.run(text("mistake-title")) == f"Why {predicted}, and not {truth}?"
     assert browser.run(text("mistake-note")).startswith(f"Predicted: {predicted} (margin ")
     assert f"Labelled: {truth} (margin " in browser.run(text("mistake-note"))
-    assert f"Red speaks for {predicted}, blue for {truth}" in browser.run(text("mistake-key"))
+    assert f"Red favours {predicted}, blue favours {truth}" in browser.run(text("mistake-key"))
     # The amounts below the maps, after the first, which is all of them, are the parts of all components.
     lines = browser.run("[...document.querySelectorAll('#mistake .line:nth-child(3)')].map((each) => each.textContent)")
     whole, *amounts = [float(line.split(",")[0].replace("\N{MINUS SIGN}", "-")) for line in lines]
@@ -727,7 +727,7 @@ def test_what_is_not_known_of_a_mistake_is_said(browser: Browser, tmp_path: Path
     page = write_page(store, tmp_path / "page", heads={"two": knows_two})
     row = int(np.flatnonzero(store.labels == 2)[0])
     browser.open(page.as_uri() + f"#head=1&row={row}&why=true")
-    browser.wait("document.getElementById('mistake-note').textContent === 'This head knows no class class 2.'")
+    browser.wait("document.getElementById('mistake-note').textContent === 'This head has no class class 2.'")
     browser.wait("document.querySelectorAll('#near-truth .tile').length === 5")
     assert not browser.complaints
 

@@ -178,9 +178,9 @@ def test_baselines_that_decide_are_told_once(net, x, target):
     value, start = float(found.values[0, -1]), float(found.baseline_values[0, -1])
     assert (found.maps[:, -1].sum((1, 2)) * found.values[:, -1] < 0).all()
     assert message == (
-        f"for 3 of 3 images the baseline explains more of {found.targets[-1]} than the image does: a value of "
+        f"for 3 of 3 images, the baseline contributes more to {found.targets[-1]} than the image: a value of "
         f"{value:.3g} is {start:.3g} at the baseline, so the map adds up to {value - start:.3g}; with "
-        "baseline='neutral' it adds up to the value"
+        "baseline='neutral', it adds up to the value"
     )
     assert doubts(lambda: cam.explain(dogs, target)) == []
 
@@ -188,11 +188,11 @@ def test_baselines_that_decide_are_told_once(net, x, target):
 def test_baselines_that_decide_in_calls(net, x):
     dogs, cam = decided(net, x)
     message = told(lambda: cam(dogs, [SVMTarget("dog"), PCATarget(0), SVMTarget("dog")]), BaselineWarning)
-    assert message.startswith(f"for 2 of 2 images the baseline explains more of {SVMTarget('dog')} than")
+    assert message.startswith(f"for 2 of 2 images, the baseline contributes more to {SVMTarget('dog')} than")
     assert doubts(lambda: cam(dogs)) == []
     _, cam = decided(net, x)
     message = told(lambda: cam(dogs, [SVMTarget("dog"), SVMTarget("cat"), PCATarget(0)]), BaselineWarning)
-    assert message.startswith("for 2 of 2 images the baseline explains more of the decisions than")
+    assert message.startswith("for 2 of 2 images, the baseline contributes more to the decisions than")
 
 
 def test_most_images_decide(net, x):
@@ -234,7 +234,7 @@ def test_coarse_maps_are_told_once(net, size, expected, explained):
 
 def test_the_message_names_layer_and_size(net):
     message = told(lambda: ClosedFormGradCAM(net, ["0"]).explain(photos(6, 2, 3)[0]), CoarseMapWarning)
-    assert message.startswith("the maps of '0' have 3x3 positions only, ")
+    assert message.startswith("the maps of '0' have only 3x3 positions, ")
     assert message.endswith(": choose an earlier layer, or larger images")
 
 

@@ -196,7 +196,7 @@ def test_fit_says_what_it_learned_and_which_photo_is_broken(fit, capsys):
     assert main([*options, "--skip-bad-images"]) == 0
     printed = capsys.readouterr().out
     assert "2 classes: cat 4 (57%), dog 3 (43%)\n" in printed
-    assert f"1 image skipped, which cannot be read: {broken.relative_to(own).as_posix()}\n" in printed
+    assert f"skipped 1 image that cannot be read: {broken.relative_to(own).as_posix()}\n" in printed
 
 
 def test_fit_of_photos_that_are_all_broken(fit, capsys):
@@ -228,15 +228,15 @@ def test_photos_mostly_of_one_class(fit, tmp_path, capsys):
         assert main([*options, *(["--class-weight", "balanced"] if weighted else [])]) == 0
         printed = capsys.readouterr().out
         assert printed.startswith("2 classes: cat 9 (82%), dog 2 (18%)\n2-fold cross-validation: ")
-        hint = "hint: to call every image 'cat' would be 82% correct, too. Look at the balanced accuracy, and try "
+        hint = "hint: calling every image 'cat' would be 82% correct, too. Look at the balanced accuracy, and try "
         assert (f"{hint}--class-weight balanced\n" in printed) != weighted
         files.append((tmp_path / "head.safetensors").read_bytes())
     assert files[0] != files[1]
 
 
 @pytest.mark.parametrize(("dogs", "components", "why"), [
-    (1, "3", "no cross-validation, which needs two images of each class\n"),
-    (2, "4", "no cross-validation: its parts have fewer than 4 images, lower --components\n"),
+    (1, "3", "no cross-validation: it needs two images of each class\n"),
+    (2, "4", "no cross-validation: it trains on fewer than 4 images; lower --components\n"),
 ])  # fmt: skip
 def test_photos_too_few_for_cross_validation(fit, capsys, dogs, components, why):
     own, options = fit
@@ -517,7 +517,7 @@ def test_folders_in_folders_of_classes_and_folders_without_images(fit, capsys):
     (own / ".cache").mkdir()
     assert main(options) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("2 classes: cat 4 (50%), dog 4 (50%)\nno class: elk, without images (.jpg, ")
+    assert printed.startswith("2 classes: cat 4 (50%), dog 4 (50%)\nignored: elk, without images (.jpg, ")
 
 
 def test_only_one_class_can_be_read(fit, capsys):

@@ -722,7 +722,7 @@ def test_heads_without_classes(corner):
 def test_a_report_is_one_page(corner, tmp_path):
     net, x, _ = corner
     methods = {"<b>turned</b>": Turned}
-    with pytest.warns(UserWarning, match="'localisation' was not made: localisation needs labels"):
+    with pytest.warns(UserWarning, match="'localisation' was not run: localisation needs labels"):
         found = evaluation.report(net, x, ["features"], methods, out=tmp_path / "new" / "report", images=12, **QUIET)
     text = found.read_text()
     entries = json.loads((found.parent / "report.json").read_text())
@@ -731,7 +731,7 @@ def test_a_report_is_one_page(corner, tmp_path):
     assert entries["results"]["localisation"] == {
         "reason": "localisation needs labels: give (images, labels), or masks="
     }
-    assert "not made" in text
+    assert "not run" in text
     assert "<b>" not in text
     assert "&lt;b&gt;turned&lt;/b&gt;" in text
     assert "http" not in text.replace("http-equiv", "")
@@ -788,9 +788,9 @@ def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monk
         with pytest.raises(error, match=match):
             E.report(*call, checks=checks, **options)
     assert not measured  # refused before anything is computed
-    with pytest.warns(UserWarning, match="the check 'stability' was not made: TypeError: "):
+    with pytest.warns(UserWarning, match="the check 'stability' was not run: TypeError: "):
         found = E.report(*call, checks={"stability": {"noise": "much"}, "completeness": {}}, **options)
-    assert "not made" in found.read_text()
+    assert "not run" in found.read_text()
     monkeypatch.setattr(sys.modules[E.page.__module__], "plot_maps", lambda *_, **__: 1 / 0)
     with pytest.warns(UserWarning, match="the worst images of the check 'completeness' were not drawn: ZeroDivision"):
         found = E.report(*call, checks="completeness", **options)
@@ -913,7 +913,7 @@ def test_options_of_single_checks(corner, tmp_path):
         (
             lambda n, x, y: E.faithfulness(one_component(n, x, y), x, ["features"], rivals=[HEAD]),
             ValueError,
-            "one component only",
+            "only one component",
         ),
         (lambda n, x, y: E.faithfulness(n, DataLoader(x), ["features"]), TypeError, "which a DataLoader does not have"),
         (lambda n, x, y: E.localisation(n, x, ["features"]), ValueError, "needs labels"),
@@ -1111,7 +1111,7 @@ def test_one_component_cannot_be_rotated_and_whitened_ones_stay_white(corner):
     for check in (E.sensitivity, E.faithfulness):
         found = check(one, x, ["features"], [ContributionCAM], images=6, **QUIET)
         assert not {COMPONENTS, HEAD} & {word for row in found.rows for word in (row.measure, row.against)}
-        assert "one component only" in found.settings["not measured"]
+        assert "only one component" in found.settings["not measured"]
     white = PCASVMNet(
         net.backbone, make_pipeline(PCA(3, whiten=True), SVC()).fit(features.astype(float), labels)
     ).eval()

@@ -128,7 +128,7 @@ def test_no_method_is_to_be_used_that_has_not_passed_what_decides(row):
     [
         (("faithfulness", "deletion", BLIND), LOST, "deletion is worse than with the blind map"),
         (("faithfulness", "insertion", HEAD), LOST, "insertion is worse than with a randomised head's map"),
-        (("localisation", SHARE, ANOTHER), LOST, "its evidence is placed worse than that of another image's map"),
+        (("localisation", SHARE, ANOTHER), LOST, "it localises worse than another image's map"),
         (("sensitivity", COMPONENTS, ""), (0.9, 0.01), "its maps hardly change with components rotated"),
         (("stability", NOISE, ""), (0.1, 0.01), "its maps change under noise"),
         (("stability", SHIFT, ""), (0.1, 0.01), "its maps do not move with the image"),
@@ -152,13 +152,13 @@ def test_nothing_can_be_said_of_fewer_than_ten_images(n, changes):
     for blank in (0.0, 1.0):
         found = judged(changes, n=n, blank=blank)
         assert found.verdict == OPEN
-        assert found.sentence.startswith("It cannot be said whether to use Method at layer4 for this head: ")
-        assert found.sentence.endswith(f": {n} images are too few, at least 10 are needed.")
+        assert found.sentence.startswith("It is unclear whether to use Method at layer4 for this head: ")
+        assert found.sentence.endswith(f": {n} images are too few; at least 10 are needed.")
 
 
 def test_too_few_pairs_are_told_apart_from_images():
     pairs = {key: (*GOOD[key], 7) for key in GOOD if key[0] == "localisation"}
-    assert judged(pairs).sentence.endswith(": 7 pairs of images are too few, at least 10 are needed.")
+    assert judged(pairs).sentence.endswith(": 7 pairs of images are too few; at least 10 are needed.")
     assert len(judged(pairs).decided_by) == 2
     failed = judged(pairs | {("faithfulness", "deletion", RANDOM): LOST})
     assert failed.verdict == DO_NOT  # of enough images

@@ -94,7 +94,7 @@ def test_what_is_no_picture_is_said_and_the_rest_goes_on(tmp_path, runtime, brow
     page = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
     browser.open(page.as_uri(), name="explainer")
     browser.run("explainer.add([new File(['no picture'], 'text.png')])")
-    assert "text.png is no picture" in browser.run("document.getElementById('status').textContent")
+    assert "text.png is not a picture" in browser.run("document.getElementById('status').textContent")
     assert "transparent" in dropped(browser, Image.new("RGBA", (9, 9), (255, 0, 0, 128)))[1]
     assert dropped(browser, Image.new("RGB", (9, 9), "red"))[1] == "1 explained"
     (tmp_path / "page" / "data" / "model0.js").unlink()

@@ -767,10 +767,10 @@ def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_to
     assert parts[:-1].sum(0) == pytest.approx(parts[-1], abs=0.03)
     assert np.abs(parts[:, 1]).max() > 0.1
     texts = [text.replace("\n", " ") for text in texts_of(figure)]
-    assert any("the map above it and of what lies off it (class tokens, other inputs)" in text for text in texts)
+    assert any("the map above it plus the remainder (class tokens, other inputs)" in text for text in texts)
     texts = [text.replace("\n", " ") for text in texts_of(plot_maps(PICTURES, maps))]
     assert any(
-        "map + what lies off it (class tokens, other inputs) + value at the baseline = the value above it." in text
+        "map + remainder (class tokens, other inputs) + value at the baseline = the value above it." in text
         for text in texts
     )
     # Of a network without such tokens nothing is said of them.
@@ -956,9 +956,9 @@ def test_numbers_of_any_size_are_short_and_run_into_nothing(many, scale):
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (None, "part in the margin of the predicted class"),
-        (SVMTarget("bee"), "part in the margin, adenocarcinoma in situ"),
-        (SVMTarget("ant", versus="cat"), "part in the decision, squamous cell carcinoma / benign"),
+        (None, "part of the margin of the predicted class"),
+        (SVMTarget("bee"), "part of the margin, adenocarcinoma in situ"),
+        (SVMTarget("ant", versus="cat"), "part of the decision, squamous cell carcinoma / benign"),
     ],
 )
 def test_bars_say_of_which_decision_they_are(many, target, words):

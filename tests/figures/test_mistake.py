@@ -169,8 +169,8 @@ def sentence(parts, start, margins=(("a", 0.41), ("b", -0.22))):
         ([0.5, 0.4, 0.3, 0.2], 0.0, "components 1, 2, 3 and 4 tipped it"),
         ([0.5, 0.4, 0.3, 0.2, 0.1], 0.0, "components 1, 2, 3 and 2 others tipped it"),
         ([0.1, 0.2], 1e-8, "components 2 and 1 tipped it"),  # but for rounding it starts on the boundary
-        ([-0.1, 0.2], 0.5, 'no component tipped it, at the baseline it is "a" already'),
-        ([-0.7, 0.1], 0.5, 'between these two alone it would be "b"'),
+        ([-0.1, 0.2], 0.5, 'no component tipped it; "a" already wins at the baseline'),
+        ([-0.7, 0.1], 0.5, 'between these two alone, "b" would win'),
     ],
 )
 def test_the_reason_is_told_in_words(parts, start, why):

@@ -101,7 +101,7 @@ def test_a_row_for_the_volume_and_for_each_target(maps):
     assert f"margin\n{label}: {value}" in text
     assert f"$P_{{1}}$\n$p_{{1}}$ = {number(float(maps.values[1, 0]))}" in text
     assert "Sum of a map over the whole volume + value at the baseline" in text
-    assert "slice, of 8" in text
+    assert "slice of 8" in text
 
 
 def test_words_are_readable_where_a_readme_shows_them(maps, tmp_path):

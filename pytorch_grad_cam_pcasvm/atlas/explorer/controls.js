@@ -89,10 +89,10 @@
       + ", explained by " + about.method + " at layer " + about.target_layer + from
       + ", maps " + about.height + " × " + about.width;
     of("help-method").textContent = about.addsUp
-      ? "These maps add up: red and blue of a map sum to the number minus its value at the baseline p₀, and the bars, "
-        + "g (p − p₀) with g the secant from the baseline, sum to the decision minus the baseline’s."
-      : "These maps are gradients: they show what a very small step would change. The bars, g p, do not add up to "
-        + "the decision unless the machine is linear; far inside a class of an RBF SVM the gradient says little. "
+      ? "These maps add up: each sums to the number minus its value at the baseline p₀, and the bars, "
+        + "g (p − p₀) with the secant g from the baseline, sum to the decision minus its value there."
+      : "These maps are gradients: they show the effect of a very small change. The bars, g p, do not add up to "
+        + "the decision unless the SVM is linear; deep inside a class, an RBF SVM’s gradient says little. "
         + "Contributions (ContributionCAM) add up.";
     of("made").textContent = "Made by pytorch_grad_cam_pcasvm ("
       + Object.entries(about.versions).map(([name, version]) => name + " " + version).join(", ")

@@ -14,7 +14,7 @@
   /** Returns in words what is explained. */
   function described(found) {
     const { classes } = atlas.view.current.headData;
-    if (!classes) return "the value of the machine";
+    if (!classes) return "the head’s value";
     const first = classes[found.category];
     if (found.versus === null) return "the margin of " + first;
     return "the decision for " + first + " against " + classes[found.versus];
@@ -75,12 +75,12 @@
       return [];
     }
     if (!found.parts) {
-      note.textContent = "Value: " + number(found.value) + ". With " + about.method + " the map of a decision is not a sum of component maps, "
+      note.textContent = "Value: " + number(found.value) + ". With " + about.method + ", a decision’s map is not a sum of component maps, "
         + "so only the components are shown.";
       return [];
     }
     const same = found.versus !== null && found.versus === found.category;
-    note.textContent = same ? "A class is compared with itself: choose another one."
+    note.textContent = same ? "Both classes are the same: choose another one."
       : "What each component adds to " + described(found) + ", which is " + number(found.value) + ".";
     return same ? [] : [table(found)];
   }
@@ -94,17 +94,17 @@
     const { parts, intercept } = atlas.machine.vectorParts(head.machine, found.seed, p);
     if (!parts.length) {
       note.textContent = head.machine.machines.some((machine) => machine.kind === "kernel")
-        ? "No support vector plays a part in this decision." : "This head makes a linear decision, without support vectors.";
+        ? "No support vector affects this decision." : "This head makes a linear decision, without support vectors.";
       return [];
     }
     const size = (list) => list.reduce((total, { part }) => total + Math.abs(part), 0);
     const shown = parts.slice(0, STRONGEST);
     const share = Math.round((100 * size(shown)) / (size(parts) || 1));
     note.textContent = "What each support vector adds to " + described(found) + " (α c K), strongest first: these " + shown.length
-      + " of " + parts.length + " make up " + share + " % of all that is added, regardless of sign. Intercept: "
+      + " of " + parts.length + " account for " + share + " % of the total, regardless of sign. Intercept: "
       + number(intercept) + ".";
     if (shown.some(({ row, training }) => row < 0 && !head.examples[training])) {
-      note.textContent += " Some are not in this atlas: include the training images when building it to see them.";
+      note.textContent += " Some are not in this atlas: to see them, build it with the training images.";
     }
     const largest = Math.abs(shown[0].part);
     return Promise.all(shown.map((vector) => tileOf(vector, largest)));

@@ -142,8 +142,8 @@ def _machines(
 def _through(stage: Stage, affine: _Affine) -> _Affine:
     if not stage.linear:
         raise NotInPageError(
-            f"This page cannot compute the decision of this head: {type(stage).__name__}, behind the components, is "
-            "not affine. Its predictions were made in Python; explain it with store.explain."
+            f"This page cannot compute this head's decision: {type(stage).__name__}, after the components, is "
+            "not affine. Its predictions were made in Python; explain them with store.explain."
         )
     return affine.then(stage)
 
@@ -153,7 +153,7 @@ def _kernel_machine(
 ) -> dict[str, Any]:
     name = _KERNELS.get(type(machine.kernel))
     if name is None:
-        raise NotInPageError(f"This page does not know the kernel {type(machine.kernel).__name__} of this head.")
+        raise NotInPageError(f"This page cannot compute this head's kernel, {type(machine.kernel).__name__}.")
     points = machine.support_vectors.numpy()
     plain = torch.equal(affine.matrix, torch.eye(*affine.matrix.shape, dtype=torch.float64)) and not affine.offset.any()
     inputs = components if plain else components @ affine.matrix.numpy().T + affine.offset.numpy()

@@ -19,7 +19,7 @@
   /** Returns the decision between both classes, with parts where they add up, and both margins; or {reason}. */
   async function explained({ row, head, truth }) {
     const first = head.predictions[row], second = head.classes.indexOf(truth);
-    if (second < 0) return { reason: "This head knows no class " + truth + "." };
+    if (second < 0) return { reason: "This head has no class " + truth + "." };
     const pairs = [[first, second], [first, null], [second, null]];
     const [found, ...margins] = await Promise.all(
       pairs.map(([category, versus]) => atlas.explain(row, { head: head.number, category, versus })));
@@ -50,15 +50,15 @@
     const margins = "Predicted: " + predicted + " (margin " + number(found.margins[0]) + "). Labelled: " + truth + " (margin "
       + number(found.margins[1]) + "). ";
     if (found.value <= 0) {
-      return margins + "Between these two alone it would be " + truth + " (" + number(found.value) + "): other classes decided.";
+      return margins + "Between these two alone, " + truth + " would win (" + number(found.value) + "): other classes decided.";
     }
-    const between = margins + "Between the two it is " + predicted + ", by " + number(found.value) + ". ";
+    const between = margins + "Between the two, " + predicted + " wins by " + number(found.value) + ". ";
     if (!found.parts) {
-      return between + "With " + atlas.data.about.method + " the maps of components do not add up to it, so none are shown.";
+      return between + "With " + atlas.data.about.method + ", the component maps do not add up to it, so none are shown.";
     }
     const tipped = tipping(found);
     return between + (tipped ? "Without " + listed(tipped) + " it would be " + truth + "."
-      : "No component tipped it: at the baseline, before any of them counts, it is " + predicted + " already.");
+      : "No component tipped it: at the baseline, before any of them counts, " + predicted + " already wins.");
   }
 
   /** Returns the tiles of the image, of the decision and of its parts, all on one scale. */
@@ -82,9 +82,9 @@
     const top = drawn.reduce((most, { map }) => map.reduce((far, value) => Math.max(far, Math.abs(value)), most), 0);
     const even = Math.abs(found.baselineValue) < 1e-6 * Math.abs(found.value);
     const start = even ? "0, where the two are even," : number(found.baselineValue) + " at the baseline";
-    key.append("Red speaks for " + predicted + ", blue for " + truth + ", on one scale: ",
+    key.append("Red favours " + predicted + ", blue favours " + truth + ", on one scale: ",
       atlas.maps.colourBar(top, found.logScale), ". ",
-      "The parts lead from " + start + " to " + number(found.value) + ".",
+      "The parts go from " + start + " to " + number(found.value) + ".",
       atlas.data.remainder ? " Their numbers include what is not on the maps." : "");
     const tiles = drawn.map(({ components, amount, map }, k) => {
       const name = k === 0 ? "All together" : components.length > 1 ? components.length + " others" : "Component " + (components[0] + 1);
@@ -114,7 +114,7 @@
     if (of("mistake-panel").hidden) return [];
     of("near-" + which + "-title").textContent = "Nearest images labelled " + here[which];
     const near = nearest(here.row, atlas.data.about.labels.indexOf(here[which]));
-    if (!near.length) return ["No other image of this atlas is."];
+    if (!near.length) return ["There is no other in this atlas."];
     const pictures = await Promise.all(near.map(([row]) => atlas.data.pictureOf(row)));
     return near.map(([row, distance], k) => {
       const name = atlas.panels.nameOf(row), text = "distance " + number(distance);

@@ -93,8 +93,8 @@
     const strengths = Array.from(maps.nu, (nu, b) => (parts ? nu * parts[b] : strengthOf(row, b, nu)));
     const one = scale === "own" || (scale === "parts" && !parts) ? null : largestOf(strengths);
     const note = document.getElementById("components-note");
-    const less = parts && found.moved ? ", which has the same number less at every position" : "";
-    note.textContent = parts ? "Each map times its factor g, all on one scale: together they are the map of the decision" + less + "."
+    const less = parts && found.moved ? ", apart from a constant" : "";
+    note.textContent = parts ? "Each map times its factor g, all on one scale: they add up to the map of the decision" + less + "."
       : one === null ? "Each map on its own scale, nu. Click one to see the two ends of its component."
         : "All on one scale, the largest nu of this image. Click one to see the two ends of its component.";
     const button = document.getElementById("every"), count = every ? about.components : Math.min(AT_FIRST, about.components);
@@ -138,7 +138,7 @@
 
   function endTitles() {
     const { component } = atlas.view.current;
-    document.getElementById("ends-title").textContent = "Component " + (component + 1) + ": what its two ends look like";
+    document.getElementById("ends-title").textContent = "Component " + (component + 1) + ": its two ends";
     document.getElementById("low-title").textContent = "Lowest values";
     document.getElementById("high-title").textContent = "Highest values";
     document.getElementById("means-title").textContent = "Mean maps of component " + (component + 1);
@@ -152,7 +152,7 @@
     const count = found.groups.length, size = about.height * about.width, start = component * count * size;
     const of = (g) => found.maps.subarray(start + g * size, start + (g + 1) * size);
     const nus = found.groups.map((_, g) => largestOf(of(g))), largest = largestOf(nus);
-    document.getElementById("means-note").textContent = "Of all images, whatever the filters; all on one scale, which ends at "
+    document.getElementById("means-note").textContent = "Over all images, regardless of the filters; all on one scale, up to "
       + number(largest) + ".";
     return found.groups.map((name, g) => {
       const alt = "mean map of " + name + ", component " + (component + 1);
