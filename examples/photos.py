@@ -1,8 +1,8 @@
 """Photos of several classes: where does the decision come from, and where do two components look?
 
 The script fits a scaler, PCA(16) and an RBF SVM on the pooled features of an ImageNet network, with at most --limit
-photos of each class. Of --classes classes, it explains the first test photo that is classified correctly, at the layers given
-by --layers. --root is a folder with ``train`` and ``test``, each with one subfolder per class; or name a data set of
+photos of each class. Of --classes classes, it explains the first test photo that is classified correctly, at --layers.
+--root is a folder with ``train`` and ``test``, each with one subfolder per class; or name a data set of
 ``examples/paper.py`` with --dataset. It takes a minute, without a GPU:
 
     python examples/photos.py --root photos

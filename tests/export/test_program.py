@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.export import graph
 from pytorch_grad_cam_pcasvm.export.operators import erfcx
-from pytorch_grad_cam_pcasvm.export.outputs import outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
 
 
 class FirstToken(nn.Module):
@@ -225,6 +225,44 @@ def test_a_program_that_gives_other_numbers_is_not_returned(monkeypatch):
     monkeypatch.setattr(graph, "plain_zeros", wrong)
     with pytest.raises(NoProgramError, match=r"the program gives \w+ that differ from explain by"):
         export.program(*made("pooled", "RBF", "ContributionCAM", "default"))
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that numpy cannot look at, as those on a GPU."""
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_outputs_are_compared_on_any_device_and_with_their_labels():
+    cam, x, targets = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    expected = outputs_of(cam.explain(x, targets))
+    found = {name: numbers.clone().as_subclass(OnDevice) for name, numbers in expected.items()}
+    assert set(compared(found, expected).values()) == {0.0}
+    best = expected["scores"].argsort(1)
+    found["label"] = best[:, 0]
+    assert compared(found, expected)["label"] > 1e-3
+    tied = torch.zeros_like(expected["scores"]).scatter(1, best[:, 1:], 1.0)
+    equal = expected | {"scores": tied}
+    found = equal | {"label": best[:, 1]}
+    assert max(compared(found, equal | {"label": best[:, 2]}).values()) == 0.0
+
+
+class Root(nn.Module):
+    def forward(self, x):
+        return x.sqrt()
+
+
+def test_a_network_that_is_not_defined_for_noise_is_a_program():
+    torch.manual_seed(0)
+    net, x = (
+        nn.Sequential(Root(), *convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(),
+        torch.rand(30, 3, 8, 8),
+    )
+    rows = extract_features(net, [x], progress=False)[0]
+    cam = ClosedFormGradCAM(PCASVMNet(net, make_pipeline(PCA(3), SVC()).fit(rows, torch.arange(30) % 2)), ["5"])
+    found, expected = export.program(cam, x[:2]).module()(x[5:]), cam.explain(x[5:])
+    assert relative(found["maps"], expected.maps) < 1e-5
 
 
 class Branching(nn.Module):
