@@ -268,13 +268,13 @@ def _figures(
     output = nets["RBF-SVM"](x)
     first = int(output.labels()[0])
     effect = output.head.support_vector_effect(output.components[:1], first)
-    sign = "positive: speaks for it"
+    sign = "positive: evidence for it"
     if data.classes[first] != of_first:
         sign += f"; a wrong answer: the image is of {of_first!r}"
     result = {
         "maps.png": (
             "Input, Grad-CAM of the CNN, what raises and what lowers every component (a pair shares its scale, to nu), "
-            "and what speaks for the class that each SVM predicts.",
+            "and the evidence for the class that each SVM predicts.",
             plot_maps(pictures, maps, rows=titles, classes=data.classes),
         ),
         "signed.png": (
