@@ -48,10 +48,9 @@ class Explainer:
             self._session = onnxruntime.InferenceSession(str(path), providers=list(providers))
         except Exception as error:  # onnxruntime's own have no common name
             raise ValueError(f"{path} is missing, cut short, or no ONNX model ({error})") from error
-        told = self._session.get_modelmeta().custom_metadata_map.get(KEY)
-        if told is None:
+        self.about: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map.get(KEY, "{}"))
+        if "format" not in self.about:
             raise ValueError(f"{path} is a model, but not an explanation: write one with export.onnx")
-        self.about: dict[str, Any] = json.loads(told)
         if self.about["format"] > FORMAT:
             raise ValueError(f"{path} was written by a later version: copy the explainer.py that belongs to it")
         self.names = [output.name for output in self._session.get_outputs()]
@@ -60,9 +59,15 @@ class Explainer:
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
         """Return all outputs, by name, for images (N, ...) that are preprocessed for the network."""
         shape = self.about["input"]["shape"]
-        if list(images.shape[1:]) != shape or images.dtype != np.float32:
-            wanted = f"float32 of shape (N, {', '.join(map(str, shape))})"
-            raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {images.shape}")
+        wanted = (
+            f"images must be a numpy array, float32 of shape (N, {', '.join(map(str, shape))}) with N of at least 1"
+        )
+        if not isinstance(images, np.ndarray):
+            raise ValueError(f"{wanted}, got {type(images).__module__}.{type(images).__name__}")
+        if list(images.shape[1:]) != shape or images.dtype != np.float32 or not len(images):
+            raise ValueError(f"{wanted}, got {images.dtype} of shape {images.shape}")
+        if not np.isfinite(images).all():
+            raise ValueError("images must be finite, but some numbers are NaN or infinite: check how they are prepared")
         return dict(zip(self.names, self._session.run(self.names, {"images": images}), strict=True))
 
     def seen(self, picture: Image.Image) -> Image.Image:

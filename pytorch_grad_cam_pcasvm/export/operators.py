@@ -22,6 +22,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         _aten._cdist_forward.default: distances,
         _aten.convolution_backward.default: convolution_backward,
         _aten.copy.default: lambda into, x, wait=False: x.to(into.dtype).expand(into.shape).clone(),
+        _aten.logsumexp.default: logsumexp,
         _aten.nan_to_num.default: nan_to_num,
         _aten.special_erfcx.default: erfcx,
         _aten.stack.default: lambda parts, dim=0: torch.cat([part.unsqueeze(dim) for part in parts], dim),
@@ -48,6 +49,14 @@ def convolution_backward(
         size - ((out - 1) * step - 2 * pad + wide * (kernel - 1) + 1) for size, out, kernel, step, pad, wide in sizes
     ]
     return _aten.convolution(grad, weight, None, stride, padding, dilation, True, left, groups), None, None
+
+
+def logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    """Return ``log(sum(exp(x)))``; onnxruntime's own is wrong if the first number is minus infinity."""
+    top = x.amax(dims, keepdim=True)
+    top = torch.where(top == -math.inf, 0.0, top)
+    sums = (x - top).exp().sum(dims, keepdim=True).log() + top
+    return sums if keepdim else sums.squeeze(dims)
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:

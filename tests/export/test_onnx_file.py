@@ -9,18 +9,28 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_program import made
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from test_program import convolutions, made
+from torch import nn
 from torchvision import transforms
 
 from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ContributionCAM,
     HotellingTarget,
     LogRatioTarget,
     NoProgramError,
+    PCASVMNet,
     PCATarget,
     ProbabilityTarget,
     ResidualTarget,
     SVMTarget,
     export,
+    extract_features,
+    mean_activations,
 )
 from pytorch_grad_cam_pcasvm.export import explainer, onnx_file
 from pytorch_grad_cam_pcasvm.export.explainer import KEY
@@ -29,6 +39,7 @@ from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
 pytestmark = pytest.mark.optional
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
+onnx = pytest.importorskip("onnx")
 
 # One of each kind; tests/matrix.py runs all, in other processes.
 CASES = [
@@ -53,6 +64,45 @@ def test_onnxruntime_gives_what_explain_gives_for_any_number_of_images(case, tmp
         expected = outputs_of(cam.explain(images, targets))
         found = dict(zip(expected, session.run([*expected], {"images": images.numpy()}), strict=True))
         assert max(compared(found, expected).values()) < 1e-5
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_log_ratio_far_from_all_support_vectors_is_that_of_explain(classes, tmp_path):
+    """There onnxruntime's own ReduceLogSumExp gives minus infinity."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    x = torch.randn(60, 3, 8, 8)
+    rows = extract_features(net, [x], progress=False)[0]
+    head = make_pipeline(PCA(4, whiten=True), SVC(gamma=30.0)).fit(
+        rows, rows.sum(1).argsort().argsort() * classes // 60
+    )
+    cam = ClosedFormGradCAM(PCASVMNet(net, head), ["4"])
+    export.onnx(cam, x[:4], tmp_path / "explainer.onnx", [LogRatioTarget(1), LogRatioTarget()])
+    reader = export.Explainer(tmp_path / "explainer.onnx")
+    for contrast in (1, 2, 5, 20):
+        images = contrast * torch.randn(5, 3, 8, 8)
+        expected, found = outputs_of(cam.explain(images, [LogRatioTarget(1), LogRatioTarget()])), reader(images.numpy())
+        assert np.isfinite(found["values"]).all()
+        assert compared(found, expected)["values"] < 1e-5
+    nodes = onnx.load(tmp_path / "explainer.onnx").graph.node
+    assert not [node for node in nodes if node.op_type == "ReduceLogSumExp"]
+
+
+class Clamped(nn.Module):
+    def forward(self, x):
+        return x.clamp(min=1e-6).pow(3).mean((2, 3)).pow(1 / 3)
+
+
+def test_a_limit_on_the_path_is_no_decision_by_a_number(tmp_path):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*convolutions(), Clamped()).eval(), torch.randn(40, 3, 8, 8)
+    rows = extract_features(net, [x], progress=False)[0]
+    net = PCASVMNet(net, make_pipeline(StandardScaler(), PCA(3), SVC()).fit(rows, torch.arange(40) % 2))
+    cam = ContributionCAM(net, ["4"], mean=mean_activations(net, [x], "4", progress=False))
+    export.onnx(cam, x[:4], tmp_path / "explainer.onnx")
+    images = torch.randn(5, 3, 8, 8)
+    found = export.Explainer(tmp_path / "explainer.onnx")(images.numpy())
+    assert max(compared(found, outputs_of(cam.explain(images))).values()) < 1e-5
 
 
 def test_a_file_says_what_it_is_of_and_a_changed_network_has_another_digest(tmp_path):
@@ -152,9 +202,12 @@ def test_the_reader_refuses_what_is_no_explanation_and_other_images(tmp_path):
     with pytest.raises(ValueError, match="not an explanation"):
         export.Explainer(tmp_path / "plain.onnx")
     reader = export.Explainer(tmp_path / "explainer.onnx")
-    for other in (np.zeros((1, 3, 9, 9), np.float32), np.zeros((1, 3, 8, 8))):
-        with pytest.raises(ValueError, match="images must be float32 of shape"):
+    right = np.zeros((1, 3, 8, 8), np.float32)
+    for other in (np.zeros((1, 3, 9, 9), np.float32), np.zeros((1, 3, 8, 8)), right[:0], [right], torch.tensor(right)):
+        with pytest.raises(ValueError, match="images must be a numpy array, float32 of shape"):
             reader(other)
+    with pytest.raises(ValueError, match="images must be finite"):
+        reader(right * np.nan)
 
 
 def test_titles_say_what_a_map_is_of():

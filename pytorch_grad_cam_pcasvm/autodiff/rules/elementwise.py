@@ -38,18 +38,21 @@ def relu6(input: Tensor, inplace: bool = False, *, y: Tensor) -> Tensor:
     return hardtanh(input, 0.0, 6.0, y=y)
 
 
+def _slope_at_limit() -> float:
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), requires_grad=True, device="cpu")
+        return float(torch.autograd.grad(x.clamp(min=0.0), x)[0])
+
+
+_SLOPE_AT_LIMIT = _slope_at_limit()  # asked for once: no number may be looked at while a program is traced
+
+
 @elementwise(*functions("clamp", "clip"))
 def clamp(input: Tensor, min: Any = None, max: Any = None, *, y: Tensor) -> Tensor:
     """1 between the limits; at them 0 or 1, as this version of torch has it."""
-    below, above = (torch.gt, torch.lt) if _slope_at_limit() == 0 else (torch.ge, torch.le)
+    below, above = (torch.gt, torch.lt) if _SLOPE_AT_LIMIT == 0 else (torch.ge, torch.le)
     inside = torch.ones_like(y) if min is None else below(input, min).to(y.dtype)
     return inside if max is None else inside * above(input, max)
-
-
-def _slope_at_limit() -> float:
-    with torch.inference_mode(False), torch.enable_grad():
-        x = torch.zeros((), requires_grad=True)
-        return float(torch.autograd.grad(x.clamp(min=0.0), x)[0])
 
 
 @elementwise(*functions("leaky_relu"))
