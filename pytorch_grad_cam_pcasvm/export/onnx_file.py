@@ -134,7 +134,7 @@ def onnx(
     def run(x: Tensor) -> dict[str, Any]:
         return dict(zip(names, session.run(names, {"images": x.cpu().numpy()}), strict=True))
 
-    ways_out = ("use export.program", "report this network")
+    ways_out = ("use export.program", "see whether explain changes as much with net.double()", "report this network")
     told["differences"] = checked(run, cam, made, given, size, "onnxruntime", ways_out)
     model.metadata_props.add(key=KEY, value=json.dumps(told))
     with atomically(path) as file:
