@@ -85,7 +85,7 @@ class SupportVectorEffect:
 
     Example:
         >>> effect = net.head.support_vector_effect(net(images).components, "cat")
-        >>> strongest = effect.indices[effect.signed[0, 0].argmax()]  # the training image most in favour of a cat
+        >>> strongest = effect.indices[effect.signed[0, 0].argmax()]  # most in favour of a cat
     """
 
     norm: Tensor
