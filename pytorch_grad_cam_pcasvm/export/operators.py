@@ -53,10 +53,11 @@ def convolution_backward(
 
 def logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
     """Return ``log(sum(exp(x)))``; onnxruntime's own is wrong if the first number is minus infinity."""
-    top = x.amax(dims, keepdim=True)
+    over = tuple(dims)
+    top = x.amax(over, keepdim=True)
     top = torch.where(top == -math.inf, 0.0, top)
-    sums = (x - top).exp().sum(dims, keepdim=True).log() + top
-    return sums if keepdim else sums.squeeze(dims)
+    sums = (x - top).exp().sum(over, keepdim=True).log() + top
+    return sums if keepdim else sums.squeeze(over)
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
