@@ -10,12 +10,13 @@ def narrow_before_expanding(graph: Graph) -> None:
     """Narrow before expanding, which is a view in torch but in ONNX a copy of everything, to keep one number of it."""
     for node in graph.find_nodes(op="call_function", target=_aten.slice.Tensor):
         source, dim, *limits = (*node.args, 0)[: max(2, len(node.args))]
-        if source.target is not _aten.expand.default or limits != [0, 1]:
+        if source.target is not _aten.expand.default or limits != [0, 1] or "val" not in source.args[0].meta:
             continue
         value, sizes = source.args[0], list(source.args[1])
+        shape = value.meta["val"].shape
         dim %= len(sizes)
-        own = dim - len(sizes) + value.meta["val"].dim()
-        if own < 0 or value.meta["val"].shape[own] == 1:
+        own = dim - len(sizes) + len(shape)
+        if own < 0 or shape[own] == 1:
             sizes[dim] = 1
             with graph.inserting_before(node):
                 narrow = graph.call_function(_aten.expand.default, (value, sizes))
