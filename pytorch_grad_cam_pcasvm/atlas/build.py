@@ -127,10 +127,12 @@ def build(
             raise TypeError(
                 f"an atlas keeps maps of the package's own targets only, such as SVMTarget, got {target!r:.80}"
             )
-    if targets is None:
-        targets = [] if method.linear or output.decision is None else [SVMTarget()]
-    explainer = Explainer(net, method, layer, options, targets, output.components.shape[-1], block)
+    count = output.components.shape[-1]
+    explainer = Explainer(net, method, layer, options, targets or [], count, block)
     probe = explainer(first)
+    if targets is None and not explainer.linear and output.decision is not None:
+        explainer = Explainer(net, method, layer, options, [SVMTarget()], count, block)
+        probe = explainer(first)
     if shard_size is None:
         of_row = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
         shard_size = max(1, min(2048, SHARD_BYTES // of_row, -(-len(images) // 16)))  # a stop loses a 16th at most
@@ -247,7 +249,7 @@ def _entries(
         "method": method.__name__ if method.__module__.startswith(__name__.partition(".")[0]) else repr(method),
         "options": _options(method, explainer.options),
         "targets": [encoded(target) for target in explainer.targets[explainer.components :]],
-        "linear": method.linear,
+        "linear": explainer.linear,
         "neutral": explainer.neutral,
         "adds_up": "baseline_values" in probe,
         "images": len(images),

@@ -81,7 +81,7 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
             )
         return [_Image(shard, *first)]
     # The same images every time: what was refused once is not accepted by chance.
-    chosen = {*rows[:1], *Random(f"{job.atlas} {number}").sample(rows, min(3, len(rows)))}
+    chosen = {*rows[:1], *Random(f"{job.atlas} {number}").sample(rows[1:], min(3, len(rows[1:])))}
     chosen |= {
         row for row, size in zip(rows, kept.get("file_size", []), strict=False) if size != job.images.file_size(row)
     }

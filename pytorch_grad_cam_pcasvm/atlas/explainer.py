@@ -35,6 +35,7 @@ class Explainer:
         block: number of images.
 
     Attributes:
+        linear: whether maps of decisions are sums of component maps, as the last maps told.
         neutral: whether decisions can start on their boundaries, as the last maps told.
     """
 
@@ -51,7 +52,7 @@ class Explainer:
         self.net, self.method, self.target_layer, self.options = net, method, target_layer, dict(options)
         self.targets: list[Any] = [*map(PCATarget, range(components)), *targets]
         self.components, self.block = components, block
-        self.neutral = False
+        self.linear = self.neutral = False
         self._cam: ClosedFormCAM | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class Explainer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the atlas tells by nu
             maps = self.cam.explain(images, self.targets)
-        self.neutral = maps.neutral
+        self.linear, self.neutral = maps.linear, maps.neutral
         return maps[:count]
 
     def __call__(self, batch: Batch) -> dict[str, Any]:

@@ -218,17 +218,38 @@ class WithBaseline(ClosedFormCAM):
             return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
         if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
             return [(list(range(len(targets))), mean)]
-        found: dict[Any, Tensor] = {}
-        single = run if boundary is not None or is_traced() else self._of_single(run)
-        near = None if mean is None else self._near(run.layers[layer], mean)
+        if mean is not None:
+            return self._starts_near(run, layer, targets, mean)
+        assert boundary is not None
         starts = []
         for members, names, which in grouped(targets, head, run.output):
+            rows = torch.cat([_everywhere(boundary.point(name).unsqueeze(0), like) for name in names])
+            starts.append((members, rows if which is None else rows[which]))
+        return starts
+
+    def _starts_near(
+        self, run: Run, layer: int, targets: Sequence[Any], mean: Tensor
+    ) -> list[tuple[list[int], Tensor]]:
+        """Return the baselines of K targets among the activations near their mean, as :meth:`_starts` does."""
+        head = run.output.head if isinstance(run.output, HeadRun) else None
+        single = run if is_traced() else self._of_single(run)
+        near = self._near(run.layers[layer], mean)
+        together = near.of_components(single, layer)
+        run.components_apart |= together is None
+        starts = []
+        for members, names, which in grouped(targets, head, run.output, apart=together is None):
+            points = []
             for name in names:
-                if name not in found and boundary is not None:
-                    found[name] = _everywhere(boundary.point(name).unsqueeze(0), like)
-                elif name not in found and near is not None:
-                    found[name] = near.at(single, layer, name)
-            rows = torch.cat([found[name] for name in names])
+                if name is None and together is None:
+                    self._doubts.tell(
+                        BaselineWarning,
+                        f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
+                        f"so maps of {', '.join(dict.fromkeys(repr(targets[k]) for k in members))} start at this mean",
+                    )
+                points.append(
+                    near.at(single, layer, name) if name is not None else mean if together is None else together
+                )
+            rows = torch.cat(points)
             starts.append((members, rows if which is None else rows[which]))
         return starts
 

@@ -17,24 +17,29 @@ from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.model.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.looks import may_choose, may_look
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
 _BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
-_EXACT = 1e-12  # of the value's size
+_EXACT = 1e-12  # of the value at the start
 _MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
+_HALVINGS = 40  # of a step that does not help
+_STRAIGHT = 10  # doublings of a step, over which a value follows its gradient
 _BYTES = 1 << 26
 _RUNS = 32  # of a head at points that are kept
 
 
-def grouped(targets: Sequence[Any], head: Head | None, output: Any) -> list[tuple[list[int], list[Any], Tensor | None]]:
+def grouped(
+    targets: Sequence[Any], head: Head | None, output: Any, *, apart: bool = False
+) -> list[tuple[list[int], list[Any], Tensor | None]]:
     """Return the targets that share their boundaries.
 
     Args:
         targets: K targets, each for all images or a :class:`.Rowwise`.
         head: the head, if there is one.
         output: what it computed for N images.
+        apart: whether each component is 0 at a place of its own, and not all of them at the training mean.
 
     Returns:
         For each group the numbers of its targets, a list of targets with one boundary each (None for the training mean,
@@ -42,22 +47,24 @@ def grouped(targets: Sequence[Any], head: Head | None, output: Any) -> list[tupl
     """
     groups: dict[Any, tuple[list[int], list[Any], Tensor | None]] = {}
     for k, target in enumerate(targets):
-        names, which = _alternatives(target, head, output)
+        names, which = _alternatives(target, head, output, apart)
         key = tuple(names) if which is None else k
         groups.setdefault(key, ([], names, which))[0].append(k)
     return list(groups.values())
 
 
-def _alternatives(target: Any, head: Head | None, output: Any) -> tuple[list[Any], Tensor | None]:
+def _alternatives(target: Any, head: Head | None, output: Any, apart: bool) -> tuple[list[Any], Tensor | None]:
     """Return targets with one boundary each, and which of them is that of each image."""
     if isinstance(target, Rowwise):
-        parts = [_alternatives(one, head, output.rows([image])) for image, one in enumerate(target.targets)]
+        parts = [_alternatives(one, head, output.rows([image]), apart) for image, one in enumerate(target.targets)]
         names = list(dict.fromkeys(name for found, _ in parts for name in found))
         rows = []
         for found, which in parts:
             places = torch.tensor([names.index(name) for name in found], device=output.device)
             rows.append(places[:1] if which is None else places[which])
         return names, torch.cat(rows)
+    if apart and isinstance(target, PCATarget):
+        return [PCATarget(target.component)], None
     count = target.boundaries(head) if head is not None and isinstance(target, ClosedFormTarget) else 0
     if count < 2:
         return [target.at_boundary(head, 0) if count else None], None
@@ -158,14 +165,14 @@ class Boundary:
         head, values = self.head, self.start.head_trace.values
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
         position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
-        size = float(target(self.start))
-        found = _Search(head, target, position, abs(size)).nearest(values[position][0])
+        size = float(target(self.start).abs())
+        found = _Search(head, target, position, size).nearest(values[position][0])
         if not position:
             return found
         # The nearest features that lead there: those that stages leave out stay as they are.
         jacobian, _ = head.pullback(self.start.head_trace, {position: None})
         change = torch.linalg.lstsq(jacobian[0].cpu(), (found - values[position][0]).cpu().unsqueeze(1), driver="gelsd")
-        return _Search(head, target, 0, abs(size)).polished(values[0][0] + change.solution[:, 0].to(found))
+        return _Search(head, target, 0, size).polished(values[0][0] + change.solution[:, 0].to(found))
 
 
 class _Search:
@@ -179,12 +186,15 @@ class _Search:
         blocks = x.split(max(1, _BYTES // self._head.bytes_per_target(1)))
         return torch.cat([self._target(self._run(block)) for block in blocks])
 
+    def _at(self, x: Tensor) -> Tensor:
+        return self._values(x.unsqueeze(0))[0]
+
     def _run(self, x: Tensor) -> HeadRun:
         return HeadRun(self._head, self._head.resume(self._position, x))
 
     def nearest(self, start: Tensor) -> Tensor:
         """Return the nearest zero to a start, shape (Q,)."""
-        value = float(self._values(start.unsqueeze(0)))
+        value = float(self._at(start))
         candidates = self._candidates()
         if len(candidates) and value:
             across = self._values(candidates) * value < 0
@@ -226,11 +236,34 @@ class _Search:
         if not bool(distance[best].isfinite()):
             return None
 
-        def value(place: float) -> float:
-            return float(self._values((start + place * step[best]).unsqueeze(0)))
+        return self._between(start, step[best], float(places[first[best]]), float(places[first[best] + 1]))
 
-        low, high = float(places[first[best]]), float(places[first[best] + 1])
-        return start + brentq(value, low, high, xtol=1e-300, rtol=4 * torch.finfo(torch.float64).eps) * step[best]
+    def _between(self, start: Tensor, step: Tensor, low: float, high: float) -> Tensor:
+        """Return the zero between two places on a line, at which the value has different signs."""
+
+        def value(place: float) -> float:
+            return float(self._at(start + place * step))
+
+        ends = {place: value(place) for place in (low, high)}
+        if ends[low] * ends[high] > 0:  # one of them is zero but for rounding, which is another in a larger batch
+            place = min(ends, key=lambda end: abs(ends[end]))
+        else:
+            place = brentq(value, low, high, xtol=1e-300, rtol=4 * torch.finfo(torch.float64).eps)
+        return start + place * step
+
+    def _in_rounding(self, x: Tensor, value: Tensor, step: Tensor) -> Tensor | None:
+        """Return the zero beside a point at which a Newton step is lost in rounding; None if that is not the reason.
+
+        Where the terms of a decision cancel, no tolerance relative to its value tells what rounding is. But multiples
+        of the step cross the zero, and from there on the value is what the gradient says, however large they are.
+        """
+        lengths = 2.0 ** torch.arange(1, 64, dtype=x.dtype, device=x.device)
+        expected = value * (1 - lengths)
+        straight = (self._values(x + lengths.unsqueeze(1) * step) - expected).abs() <= expected.abs() / 2
+        crossed = straight.unfold(0, _STRAIGHT, 1).all(1)
+        if not bool(crossed.any()):
+            return None
+        return self._between(x, step, 0.0, float(lengths[: len(crossed)][crossed][0]))
 
     def polished(self, start: Tensor) -> Tensor:
         """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
@@ -242,15 +275,14 @@ class _Search:
                 return x
             assert grad is not None
             step = -value * grad[0, 0] / grad.square().sum() / seeds.log_scale[0, 0].exp()
-            for _ in range(40):
-                if bool(self._values((x + step).unsqueeze(0))[0].abs() < value.abs()):
+            halves = (0.5**halvings for halvings in range(_HALVINGS))
+            shorter = next((part for part in halves if self._at(x + part * step).abs() < value.abs()), None)
+            if shorter is None:
+                zero = self._in_rounding(x, value, step)
+                if zero is None:
                     break
-                step = step / 2
-            else:
-                if float(value.abs()) <= 100 * _EXACT * self._size:  # as near as its rounding lets it come
-                    return x
-                break
-            x = x + step
+                return zero
+            x = x + shorter * step
         raise NoBoundaryError(
             f"{self._target}: no decision boundary is within reach of the training mean, where its value is "
             f"{self._size:.3g}: start at the mean instead, baseline='mean'"

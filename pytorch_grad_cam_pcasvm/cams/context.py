@@ -33,6 +33,7 @@ class Run:
         layers: names of the target layers.
         transforms: what brings the activations of each target layer to (N, T, H, W), or None.
         kept: what a method keeps between chunks of targets, by position of the target layer.
+        components_apart: whether contributions to components start at different activations.
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class Run:
     layers: Sequence[str]
     transforms: Sequence[Callable[[Tensor], Tensor] | None]
     kept: dict[int, Any] = field(default_factory=dict)
+    components_apart: bool = False
     _last: Any = None
 
     @property

@@ -98,7 +98,8 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         return made
 
     def _is_linear(self, run: Run) -> bool:
-        return len(run.layers) == 1 or isinstance(run.images, Inputs)  # else they have a baseline each
+        # Of several layers, each has a baseline of its own.
+        return not run.components_apart and (len(run.layers) == 1 or isinstance(run.images, Inputs))
 
     def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
         at = self._at_baseline(run, layer)

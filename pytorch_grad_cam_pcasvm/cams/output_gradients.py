@@ -202,26 +202,40 @@ def _at_baseline(
 ) -> Tensor:
     """Return the values of targets at the baseline, shape (N, K), by their values (N, K) and gradients at the image."""
     now, then = output.head_trace.values, baseline.head_trace.values
-    at = values
+    at, terms = values, values.abs()
     for position, seed in seeds.items():
         if seed is None:  # each number of that value itself
             return then[position].expand_as(values).clone()
-        at = at - ((now[position] - then[position]).unsqueeze(1) * seed).sum(-1)
+        rises = (now[position] - then[position]).unsqueeze(1) * seed
+        at, terms = at - rises.sum(-1), terms + rises.abs().sum(-1)
     for k, target in enumerate(targets):
         first = target.targets[0] if isinstance(target, Rowwise) else target
         if not isinstance(first, ClosedFormTarget):
             rows = _head_rows(baseline)
             rows = rows * len(values) if len(rows) == 1 else rows
-            at[:, k] = _called_at_baseline(target, rows, values[:, k], at[:, k])
+            at[:, k] = _called_at_baseline(target, rows, terms[:, k], at[:, k])
     return at
 
 
-def _called_at_baseline(target: Any, rows: Sequence[Any], values: Tensor, expected: Tensor) -> Tensor:
-    """Return the values of a user's own target at the baseline, (N,); refuse one that is not linear, as expected."""
+def _called_at_baseline(target: Any, rows: Sequence[Any], terms: Tensor, expected: Tensor) -> Tensor:
+    """Return the values of a user's own target at the baseline, (N,); refuse one that is not linear, as expected.
+
+    Args:
+        target: a callable for all rows, or a :class:`Rowwise`.
+        rows: N rows of the output at the baseline.
+        terms: the size of what the expected values are sums of, shape (N,).
+        expected: the values of a linear target, shape (N,).
+
+    Returns:
+        The values.
+
+    Raises:
+        ValueError: the target is not linear.
+    """
     each = target.targets if isinstance(target, Rowwise) else [target] * len(rows)
     found = torch.stack([_value(one, row) for one, row in zip(each, rows, strict=True)])
     tolerance = max(1e-3, torch.finfo(found.dtype).eps ** 0.5)
-    wrong = (found - expected).abs() > tolerance * (values.abs() + found.abs() + (values - found).abs())
+    wrong = (found - expected).abs() > tolerance * (terms + found.abs())
     if bool(wrong.any()):
         raise ValueError(
             f"{each[int(wrong.nonzero()[0])]} is not linear in the network's scores, so no map adds up to it: use "
@@ -290,8 +304,9 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
         at_baseline = None
         if baseline is not None:
             changes = zip(grads, tensors, tree_leaves(baseline), strict=True)
-            rises = [(g * (t - t0)).reshape(count, -1).sum(-1) for g, t, t0 in changes if g is not None]
-            at_baseline = _called_at_baseline(target, _rows(baseline, count), values, values - sum(rises))
+            rises = torch.cat([(g * (t - t0)).reshape(count, -1) for g, t, t0 in changes if g is not None], 1)
+            terms = values.abs() + rises.abs().sum(-1)
+            at_baseline = _called_at_baseline(target, _rows(baseline, count), terms, values - rises.sum(-1))
     log_scale = values.new_zeros(count, 1)
     grads = [None if g is None else g.to(dtype).unsqueeze(0) for g in grads]
     return Seeds(grads, log_scale, values.unsqueeze(1), None if at_baseline is None else at_baseline.unsqueeze(1))

@@ -51,6 +51,12 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
     if not count:
         raise ValueError("the maps are not those of components 0, 1, ...: make them with cam.explain(x)")
     if not components.linear:
+        if components.baseline_values is not None:
+            raise ValueError(
+                "maps of these decisions are not sums of component maps, which start at different activations: explain "
+                "the decisions, cam.explain(x, [SVMTarget()]), or make component maps of one layer that all start at "
+                "its mean, baseline='mean'"
+            )
         raise ValueError(
             "maps of this method are not sums of component maps: use ClosedFormGradCAM, ClosedFormHiResCAM, "
             "ClosedFormXGradCAM or ContributionCAM"

@@ -8,11 +8,15 @@ import pytest
 import torch
 from problems import HEADS, explained
 from reference import gap, relative
+from sklearn.base import clone
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeClassifierCV
+from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
-from sklearn.svm import SVC
+from sklearn.svm import SVC, LinearSVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
@@ -29,7 +33,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
+from pytorch_grad_cam_pcasvm.cams.boundary import Boundary, _Search
 from pytorch_grad_cam_pcasvm.cams.levels import shared_out
 from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
@@ -181,9 +185,7 @@ def test_elsewhere_newton_leads_to_it_from_the_mean_activations(path, head):
     maps = cam.explain(p.x, [*components, SVMTarget(), SVMTarget("ant"), SVMTarget("bee", versus="ant")])
     assert gap(maps) < 1e-10
     size = maps.maps.abs().sum((2, 3))
-    # So narrow a gate leads to no activations at which all components are 0: these start at the mean.
-    undecided = slice(len(components), None) if path == "squeeze-excite" else slice(None)
-    assert (maps.baseline_values.abs() <= 1e-8 * size.amax(0))[:, undecided].all()
+    assert (maps.baseline_values.abs() <= 1e-8 * size.amax(0)).all()
     assert not maps.neutral
     # The same at all positions, and what the whole network says there.
     start = cam.explain(p.x, [SVMTarget("ant")])
@@ -250,6 +252,97 @@ def test_zeros_are_taken_with_a_warning_where_the_mean_is_unknown():
         assert torch.equal(zero.explain(p.x, [PCATarget(b) for b in range(4)] + [SVMTarget()]).maps, maps.maps)
         ordinary = nn.Sequential(p.backbone, nn.Linear(9, 3).double()).eval()
         ContributionCAM(ordinary, [p.layer]).explain(p.x)  # which has no boundary that is known
+
+
+# With as many images of each class, or each with its mirror image in the other class, the mean lies on the boundary.
+BALANCED = {
+    "ridge": RidgeClassifier(),
+    "cross-validated ridge": RidgeClassifierCV(),
+    "discriminant": LinearDiscriminantAnalysis(),
+    "linear SVM": LinearSVC(),
+    "RBF": SVC(),
+    "polynomial": SVC(kernel="poly", coef0=1),
+    "Gaussian process": GaussianProcessClassifier(),
+    "naive Bayes": GaussianNB(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize("mirrored", [False, True], ids=["balanced", "mirrored"])
+@pytest.mark.parametrize("classifier", BALANCED)
+def test_a_mean_on_the_boundary_is_one(classifier, mirrored, dtype):
+    p = explained("pooled", "rbf", 2, dtype)
+    labels, precision = np.arange(60) % 2, 1e-8 if dtype == torch.float64 else 1e-4
+    for seed in range(4):
+        x = p.images(60, seed=seed) + 0.5 * torch.from_numpy(labels).to(dtype).reshape(-1, 1, 1, 1)
+        with torch.no_grad():
+            features = p.backbone(x).numpy()
+        mean = features.mean(0)
+        if mirrored:
+            features = np.concatenate([features, 2 * mean - features])
+        several = np.concatenate([labels, 1 - labels])[: len(features)]
+        reduction = [PCA(3)] if seed % 2 else []
+        head = make_pipeline(StandardScaler(), *reduction, clone(BALANCED[classifier])).fit(features, several)
+        cam = ContributionCAM(PCASVMNet(p.backbone, head).eval(), [p.layer])
+        maps = cam.explain(x[:6], [SVMTarget(), SVMTarget(0)])
+        assert relative(sums(maps), maps.values) < precision
+        assert (maps.baseline_values.abs() <= 1e-9 * maps.values.abs().amax()).all()
+
+
+def test_a_crossing_whose_ends_have_one_sign_but_for_rounding_is_at_one_of_them():
+    head = PCASVMNet(nn.Flatten(), LinearSVC().fit([[-1.0], [1.0]], [0, 1])).head
+    search = _Search(head, SVMTarget(1), 0, 1.0)
+    zero = head.stages[0].bias / -head.stages[0].weight[0]  # not one number farther on, where the sign is another
+    start, step = zero + 1e-17, torch.ones(1, dtype=torch.float64)
+    assert torch.equal(search._between(start, step, 0.0, 1.0), start)
+
+
+@pytest.mark.parametrize("seed", [2, 10])
+def test_components_that_cannot_all_be_0_start_alone(seed):
+    torch.manual_seed(seed)
+    labels = np.arange(60) % 2
+    backbone = nn.Sequential(
+        *(nn.Conv2d(2, 6, 3, stride=2), nn.ReLU(), nn.Conv2d(6, 8, 3, padding=1), nn.GELU(), nn.Flatten()),
+        *(nn.Linear(200, 12), nn.ReLU(), nn.Linear(12, 8)),
+    ).double()
+    x = torch.randn(60, 2, 12, 12).double() + torch.randn(2, 2, 1, 1).double()[labels]
+    with torch.no_grad():
+        features = backbone(x).numpy()
+    head = make_pipeline(StandardScaler(), PCA(5), SVC()).fit(features, labels)
+    net = PCASVMNet(backbone, head).eval()
+    cam = ContributionCAM(net, ["3"], mean=mean_activations(net, [x], "3", progress=False))
+    every = [PCATarget(b) for b in range(5)]
+    maps = cam.explain(x[:6], [*every, SVMTarget(1), PCATarget(3, sign="-")])
+    assert relative(sums(maps), maps.values) < 1e-8
+    assert (maps.baseline_values.abs() <= 1e-8 * maps.values.abs().amax()).all()
+    assert not maps.linear
+    with pytest.raises(ValueError, match="not sums of component maps, which start at different activations"):
+        recombined(maps, head, SVMTarget(1))
+    for target in (PCATarget(3), PCATarget(0)):  # the same, whatever else is asked
+        alone = cam.explain(x[:6], [target])
+        assert relative(alone.maps[:, 0], maps.maps[:, target.component]) < 1e-9
+    own = [every[b % 5] for b in range(6)]
+    called = cam(x[:6], own)
+    assert all(np.allclose(called[n], cam(x[n : n + 1], [own[n]])[0], atol=1e-5) for n in range(6))
+    with pytest.warns(
+        BaselineWarning, match=r"make all components 0, so maps of HotellingTarget\(.* start at this mean"
+    ):
+        apart = cam.explain(x[:6], [HotellingTarget()])
+    mean = ContributionCAM(net, ["3"], mean=cam.mean, baseline="mean")
+    assert relative(apart.maps, mean.explain(x[:6], [HotellingTarget()]).maps) < 1e-12
+    together = mean.explain(x[:6], every)
+    assert relative(recombined(together, head, SVMTarget(1)).maps, mean.explain(x[:6], [SVMTarget(1)]).maps) < 1e-9
+
+
+def test_a_target_of_ones_own_whose_terms_cancel_is_linear():
+    p = explained("pooled", "linear", 2, torch.float32)
+    scores = nn.Linear(p.backbone(p.x).shape[1], 2)
+    with torch.no_grad():  # both are large, and their difference is not
+        scores.weight[:] = 1e4 + 1e-1 * scores.weight
+    ordinary = nn.Sequential(p.backbone, scores).eval()
+    maps = ContributionCAM(ordinary, [p.layer], baseline="zero").explain(p.x, [lambda output: output[1] - output[0]])
+    size = 2 * ordinary(p.x).detach().abs().max()
+    assert ((sums(maps) + maps.baseline_values - maps.values).abs() < 1e-6 * size).all()
 
 
 def test_no_boundary_within_reach_is_refused():
