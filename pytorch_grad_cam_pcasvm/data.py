@@ -14,7 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
-from torchvision.datasets.folder import default_loader, is_image_file
+from torchvision.datasets.folder import is_image_file
+
+from pytorch_grad_cam_pcasvm.export.explainer import read_picture
 
 THUMBNAIL = 96  # pixels, the longer side
 _IMAGE_KEYS = ("image", "pixel_values", "img")
@@ -95,7 +97,7 @@ class Images:
         *,
         thumbnails: int = THUMBNAIL,
     ) -> None:
-        data: Any = _folder(Path(given), transform) if isinstance(given, str | Path) else given
+        data: Any = image_folder(Path(given), transform) if isinstance(given, str | Path) else given
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
             raise TypeError(
@@ -183,7 +185,7 @@ class Images:
                 image, label = self._item(row)
             # Whatever a file, a decoder or a transform raises: the caller decides whether to go on.
             except Exception as error:
-                bad[row] = f"{type(error).__name__}: {error}"
+                bad[row] = getattr(error, "reason", "") or f"{type(error).__name__}: {error}"
                 continue
             if not bool(image.isfinite().all()):
                 bad[row] = "it has NaN or infinite values"
@@ -233,6 +235,11 @@ def arranged(root: Path) -> str:
 class _Classes(ImageFolder):
     """The images of a folder with one folder for each class."""
 
+    @property
+    def paths(self) -> list[Path]:
+        """The file of each image."""
+        return [Path(path) for path, _ in self.samples]
+
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
         """Return the names of the folders with images: .ipynb_checkpoints and the like are not classes."""
         names = class_folders(directory)
@@ -242,19 +249,35 @@ class _Classes(ImageFolder):
 class _Flat(Dataset[Tensor]):
     """The images of a folder without classes."""
 
-    def __init__(self, root: Path, transform: Callable[[Any], Tensor]) -> None:
-        self.root, self.transform = root, transform
+    def __init__(self, root: Path, transform: Callable[[Any], Tensor], loader: Callable[[Path], Image.Image]) -> None:
+        self.root, self.transform, self.loader = root, transform, loader
         self.paths = sorted(path for path in root.rglob("*") if is_image_file(path.name))
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, row: int) -> Tensor:
-        return self.transform(default_loader(self.paths[row]))
+        return self.transform(self.loader(self.paths[row]))
 
 
-def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[Any]:
-    """Return the images of a folder, with one class per subfolder if there are any."""
+def in_colour(path: str | Path, **whites: Any) -> Image.Image:
+    """Return a picture in RGB, as networks expect it; see :func:`.read_picture`."""
+    return read_picture(path, **whites).convert("RGB")
+
+
+def image_folder(
+    root: Path, transform: Callable[[Any], Tensor] | None, loader: Callable[[Any], Image.Image] = in_colour
+) -> Any:
+    """Return the images of a folder, a data set with one class per subfolder if there are any; see :class:`Images`.
+
+    Args:
+        root: the folder.
+        transform: turns a PIL image into a tensor.
+        loader: reads a file.
+
+    Raises:
+        ValueError: there is no such folder, no transform or no image, or images lie beside the folders of others.
+    """
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}: give a folder of images, or with {arranged(root)}")
     if transform is None:
@@ -262,7 +285,7 @@ def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[An
             "a folder of images needs the transform that the head's features were extracted with: pass "
             "transform=weights.transforms()"
         )
-    flat = _Flat(root, transform)
+    flat = _Flat(root, transform, loader)
     if not len(flat):
         raise ValueError(
             f"the folder {root} has no images (.jpg, .png, .webp, ...): put them there, or into {arranged(root)}"
@@ -274,7 +297,7 @@ def _folder(root: Path, transform: Callable[[Any], Tensor] | None) -> Dataset[An
         raise ValueError(
             f"{root} has both images, such as {beside[0].name}, and folders of images: put all into {arranged(root)}"
         )
-    return _Classes(str(root), transform)
+    return _Classes(str(root), transform, loader=loader)
 
 
 def _plain(label: Any) -> Any:

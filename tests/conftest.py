@@ -1,5 +1,9 @@
 """For every test: threads, seeds, which warnings are errors, and what several files need."""
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,9 @@ _OF_TOYS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Features are kept there; those of another run are no concern of a test.
+    os.environ["TORCH_HOME"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["TORCH_HOME"], True)
     # Here, not in pyproject.toml, whose filters import the package before its coverage is measured.
     config.addinivalue_line("filterwarnings", "error::pytorch_grad_cam_pcasvm.AutogradFallbackWarning")
     # pytest.warns sees them all the same.

@@ -237,6 +237,10 @@ def _entries(
     backbone, source = net.feature_source()
     classes = net.head.classes_
     libraries = (pytorch_grad_cam_pcasvm, torch, np)
+    options, training_set = explainer.options, net.head.training_set
+    takes = "mean" in inspect.signature(method).parameters and options.get("mean") is None
+    if takes and (mean := training_set.means.get(explainer.target_layer)) is not None:
+        options = options | {"mean": mean}
     return {
         "format": manifest.FORMAT,
         "versions": {library.__name__: library.__version__ for library in libraries},
@@ -247,7 +251,7 @@ def _entries(
         "pool": digests.described(net.pool),
         "target_layer": explainer.target_layer,
         "method": method.__name__ if method.__module__.startswith(__name__.partition(".")[0]) else repr(method),
-        "options": _options(method, explainer.options),
+        "options": _options(method, options),
         "targets": [encoded(target) for target in explainer.targets[explainer.components :]],
         "linear": explainer.linear,
         "neutral": explainer.neutral,
@@ -267,6 +271,7 @@ def _entries(
         "thumbnails": images.thumbnails,
         "block": explainer.block,
         "shard_size": shard_size,
+        "preparation": training_set.preparation,
         "first": {name: probe[name][0].tolist() for name in ("components", "scores", "nu")},
         "complete": False,
     }

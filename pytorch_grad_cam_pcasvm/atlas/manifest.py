@@ -17,7 +17,7 @@ NAME = "manifest.json"
 ANOTHER_FOLDER = Way("give another folder as out=", "out")
 
 # What may differ between two runs of one build.
-_OF_THE_RUN = ("versions", "complete", "rows", "bad", "first")
+_OF_THE_RUN = ("versions", "complete", "rows", "bad", "first", "preparation")  # the first image is of the last one
 
 
 _FOLLOWING = ("adds_up", "columns", "input", "kinds", "linear", "neutral")

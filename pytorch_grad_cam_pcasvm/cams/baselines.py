@@ -16,10 +16,12 @@ from pytorch_grad_cam_pcasvm.cams.output_gradients import Seeds
 from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import BaselineWarning
+from pytorch_grad_cam_pcasvm.model.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.model.features import check_loader, checked_images, output_of
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
+from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -57,8 +59,9 @@ class WithBaseline(ClosedFormCAM):
             ``baseline_values``, is evaluated with the image's own attention weights.
         mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
             ``"mean"``; for several target layers, a list of these. None: derived from the head, if the features are
-            means over positions of the target layer (``"neutral"`` then always uses the head's mean); otherwise
-            ``"neutral"`` starts at zeros, with a warning. For images of another size, its mean over positions is used.
+            means over positions of the target layer (``"neutral"`` then always uses the head's mean), or if the command
+            line's ``fit`` has stored the layer's means with it; otherwise ``"neutral"`` starts at zeros, with a
+            warning. For images of another size, its mean over positions is used.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor, or the mean is not a tensor.
@@ -319,13 +322,18 @@ class WithBaseline(ClosedFormCAM):
                 mean = mean.flatten(1).mean(1)  # images of another size
             return self._as_activations(mean, run, layer)
         head = run.output.head if isinstance(run.output, HeadRun) else None
-        if head is None or head.feature_mean is None or run.transforms[layer] is not None:
+        if head is None:
             return None
-        # Numbers alone would tell another start for every batch.
-        numbers = isinstance(self.baseline, str) and self.baseline == "mean"
-        if not (run.passed.averages(layer) or (numbers and self._are_means(run, layer))):
+        transform, activations = run.transforms[layer], run.passed.activations[layer]
+        if head.feature_mean is not None and transform is None:
+            # Numbers alone would tell another start for every batch.
+            numbers = isinstance(self.baseline, str) and self.baseline == "mean"
+            if run.passed.averages(layer) or (numbers and self._are_means(run, layer)):
+                return _everywhere(head.feature_mean.unsqueeze(0), activations)
+        means = head.training_set.means.get(run.layers[layer])
+        if means is None or not (transform is None or isinstance(transform, Layout)):
             return None
-        return _everywhere(head.feature_mean.unsqueeze(0), run.passed.activations[layer])
+        return everywhere(means, transform, activations)
 
     def _are_means(self, run: Run, layer: int) -> bool:
         """Return whether the features are means of these activations, as where a norm in between changes nothing."""

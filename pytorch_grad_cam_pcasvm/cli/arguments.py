@@ -45,10 +45,13 @@ def parser() -> argparse.ArgumentParser:
     at = "--images photos/{} --backbone mobilenet_v2 --layer features"
     fitted = command("fit", fit, "fit a scaler, a PCA and an SVM on the features of images, in one folder per class",
                   at.format("train") + " --out head.safetensors")  # fmt: skip
-    of_network(fitted)
+    of_network(fitted, fits=True)
     _of_reading(fitted)
     fitted.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
     fitted.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
+    fitted.add_argument("--C", type=float, default=1.0, help="SVM: cost of a mistake (default: 1)")
+    fitted.add_argument("--gamma", type=_gamma, default="scale", help="SVM: width of the kernel (default: scale)")
+    fitted.add_argument("--search", action="store_true", help="choose C and gamma by cross-validation, from a few")
     fitted.add_argument("--class-weight", choices=["balanced"],
                      help="balanced: every class counts the same, however few images it has")  # fmt: skip
     fitted.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
@@ -104,12 +107,18 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _gamma(text: str) -> Any:
+    return text if text in ("scale", "auto") else float(text)
+
+
 def of_maps(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which maps: of which head, from which start."""
     parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="head from 'fit', Head.save or skops")
     parser.add_argument("--tokens", action="store_true", help="for transformers: find the grid of the patches")
     begin = "where a target is undecided (neutral, the default), the mean of the training images, or zeros"
     parser.add_argument("--baseline", default="neutral", choices=["neutral", "mean", "zero"], help=f"start: {begin}")
+    parser.add_argument("--train", type=Path, metavar="FOLDER",
+                        help="images that the head was fitted on: for layers whose means it lacks")  # fmt: skip
 
 
 def of_method(parser: argparse.ArgumentParser) -> None:
@@ -118,18 +127,26 @@ def of_method(parser: argparse.ArgumentParser) -> None:
                         help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
 
 
-def of_network(parser: argparse.ArgumentParser, needs_images: bool = True) -> None:
-    """Add the arguments that define a network."""
+def of_network(parser: argparse.ArgumentParser, needs_images: bool = True, fits: bool = False) -> None:
+    """Add the arguments that define a network, and how pictures are prepared for it."""
     what = "folder of images, or with one subfolder per class" + " (default: noise)" * (not needs_images)
     parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=what)
     parser.add_argument("--backbone", required=True, metavar="NAME",
                         help="a torchvision model, timm:NAME, or module:function that returns your own")  # fmt: skip
     parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's weights, downloaded)")
-    parser.add_argument("--layer", required=True, metavar="NAME",
-                        help="layer whose activations become maps; auto: compare several on the images")  # fmt: skip
-    parser.add_argument("--features", metavar="NAME", help="layer that the features come from (default: --layer)")
+    layer = "layer that the features come from" if fits else "layer of the maps; auto: compare several on the images"
+    parser.add_argument("--layer", required=True, metavar="NAME", help=layer)
+    features = "the same as --layer" if fits else "layer that the features come from (default: --layer)"
+    parser.add_argument("--features", metavar="NAME", help=features)
     parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
+    parser.add_argument("--resize", choices=["stretch", "pad", "crop"],
+                        help="what the network sees: the whole picture, stretched to a square or in a frame, or only "
+                        "its middle (default: " + ("stretch" if fits else "as the head was fitted") + ")")  # fmt: skip
+    parser.add_argument("--white-level", type=float, metavar="NUMBER",
+                        help="white in pictures of 16 bits, such as 4095 (default: 65535)")  # fmt: skip
+    parser.add_argument("--no-cache", action="store_true", help="do not keep features, or use those that were kept")
     parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
+    parser.set_defaults(skip_bad_images=False, workers=0)
 
 
 def _of_reading(parser: argparse.ArgumentParser) -> None:

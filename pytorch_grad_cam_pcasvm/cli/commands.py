@@ -14,23 +14,22 @@ def atlas(options: Any) -> None:
     from pytorch_grad_cam_pcasvm import atlas
 
     classes_in(options.images, ("test", "testing"))
-    net, transform = network(options)
+    net, preparation = network(options)
     method = getattr(package, options.method)
-    layer = layer_of(options, net, transform)
+    layer = layer_of(options, net, preparation)
     store = atlas.build(
         net,
-        options.images,
+        preparation.folder(options.images),
         [layer],
         options.out,
         method=method,
-        transform=transform,
         batch_size=options.batch_size,
         workers=options.workers,
         engine=options.engine,
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
         verify=options.verify,
-        **options_of(options, [method], net, layer, transform)[method],
+        **options_of(options, [method], net, layer, preparation)[method],
     )
     print(store)
     if store.labels is not None and store.head.classes_ is not None:
@@ -50,20 +49,19 @@ def evaluate(options: Any) -> None:
         if getattr(options, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     classes_in(options.images, ("test", "testing"))
-    net, transform = network(options)
+    net, preparation = network(options)
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
     methods = {name: getattr(package, name) for name in names}
-    layer = layer_of(options, net, transform)
-    given = options_of(options, [*methods.values()], net, layer, transform)
+    layer = layer_of(options, net, preparation)
+    given = options_of(options, [*methods.values()], net, layer, preparation)
     study = evaluation.Study(
         net,
-        options.images,
+        preparation.folder(options.images),
         [layer],
         {name: (method, given[method]) for name, method in methods.items()},
         images=options.count,
         batch_size=options.batch_size,
         seed=options.seed,
-        transform=transform,
     )
     _tell_accuracy(study)
     print(f"open {study.report(options.out).resolve().as_uri()}")

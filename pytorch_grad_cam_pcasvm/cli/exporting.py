@@ -8,6 +8,7 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import network
+from pytorch_grad_cam_pcasvm.cli.preparation import steps_of
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _TRIED = 4  # images
@@ -28,11 +29,13 @@ def export(options: Any) -> None:
     if options.page:
         runtime_files(options.runtime)  # before anything takes long
         check_folder(options.page, "page.css", MARK, "page")
-    net, transform = network(options)
-    steps = _steps(transform)
+    net, preparation = network(options)
+    transform, steps = preparation.transform, preparation.steps or steps_of(preparation.transform)
+    if steps is None:
+        raise ValueError(_OTHER)
     method = getattr(package, options.method)
-    layer = layer_of(options, net, transform)
-    cam = method(net, [layer], **options_of(options, [method], net, layer, transform)[method])
+    layer = layer_of(options, net, preparation)
+    cam = method(net, [layer], **options_of(options, [method], net, layer, preparation)[method])
     targets = None
     if options.components is not None:
         targets = [*(package.PCATarget(b) for b in range(options.components)), package.SVMTarget()]
@@ -42,8 +45,8 @@ def export(options: Any) -> None:
             warnings.simplefilter("ignore", package.OutsideTrainingWarning)
             x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
         else:
-            x = Images(options.images, transform, thumbnails=0).read(range(_TRIED)).images
-        told = export.onnx(cam, x, options.out, targets, **steps)
+            x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
+        told = export.onnx(cam, x, options.out, targets, **steps, **preparation.whites)
     explainer = export.Explainer(options.out)
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
         options.out.unlink()
@@ -54,31 +57,24 @@ def export(options: Any) -> None:
         print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")
 
 
-def _steps(transform: Any) -> dict[str, Any]:
-    """Return what a torchvision or timm transform does, as arguments of ``export.onnx``."""
-    steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
-    if "Resize" not in steps and not hasattr(transform, "resize_size"):
-        raise ValueError(_OTHER)
-    resize, normalise = steps.get("Resize", transform), steps.get("Normalize", transform)
-    size, *square = getattr(resize, "resize_size", None) or _listed(resize.size)
-    return {
-        "mean": _listed(normalise.mean),
-        "std": _listed(normalise.std),
-        "resize": None if square else size,
-        "interpolation": resize.interpolation.value,
-    }
+def _some(images: Any, folder: Any) -> Any:
+    """Return a few images of a folder that can be read."""
+    import torch
 
-
-def _listed(numbers: Any) -> list[Any]:
-    found = getattr(numbers, "tolist", lambda: numbers)()
-    return [*found] if isinstance(found, list | tuple) else [found]
+    some: list[Any] = []
+    for row in range(len(images)):
+        some += images.read([row]).images.unbind()
+        if len(some) == _TRIED:
+            break
+    if not some:
+        raise ValueError(f"none of the {len(images)} images in {folder} can be read")
+    return torch.stack(some)
 
 
 def explain(options: Any) -> None:
     """Explain pictures with a file; torch is not imported."""
-    from PIL import Image
-
     from pytorch_grad_cam_pcasvm.export import Explainer
+    from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError
 
     folder, out = options.images, options.out
     if not folder.is_dir():
@@ -99,11 +95,10 @@ def explain(options: Any) -> None:
         for path in paths:
             name = path.relative_to(folder)
             try:
-                with Image.open(path) as picture:
-                    picture.load()
-            except (OSError, SyntaxError) as error:
+                picture = explainer.read(path)
+            except UnreadableImageError as error:
                 if not options.skip_bad_images:
-                    what = f"{name} cannot be read ({error}): mend or delete it, or add --skip-bad-images"
+                    what = f"{name} cannot be read ({error.reason}): mend or delete it, or add --skip-bad-images"
                     raise OSError(what) from error
                 bad.append(str(name))
                 continue

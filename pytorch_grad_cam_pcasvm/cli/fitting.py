@@ -1,39 +1,38 @@
 """The command that fits a head."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, pool, source
+from pytorch_grad_cam_pcasvm.cli.preparation import Preparation, preparation_of, tell_crop, with_whites
+from pytorch_grad_cam_pcasvm.cli.training import training_set
 
 _PICTURE = 64  # pixels, of the picture of a support vector
+_HARDLY = 1 / 3  # of the images of a class that is hardly found
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
 
 
 def fit(options: Any) -> None:
     """Fit scaler, PCA and SVM on a folder of images."""
     import numpy as np
-    from sklearn.base import clone
     from sklearn.decomposition import PCA
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
 
-    from pytorch_grad_cam_pcasvm.data import Images
-
-    if options.components < 1:
-        raise ValueError("--components must be positive")
-    if options.out.suffix != ".safetensors":
-        raise ValueError(f"--out must end in .safetensors, got {options.out}")
-    if not options.out.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {options.out.parent}")
+    _check(options)
     names = two_classes(options.images, classes_in(options.images, ("train", "training")))
-    backbone, transform = backbone_of(options)
-    images = Images(options.images, transform, thumbnails=0)
-    features, numbers, rows, bad = _features(options, backbone, images)
+    backbone, transform, own = backbone_of(options)
+    preparation = preparation_of(transform, own, options, None, fits=True)
+    paths = preparation.folder(options.images).paths
+    with_whites(preparation, paths, options.images)
+    tell_crop(preparation, paths)
+    training = training_set(options, options.images, backbone, preparation, source(options), pool(options))
+    features, numbers = training.features.numpy(), training.numbers.numpy()
     if len(set(numbers.tolist())) < 2:
         raise ValueError(f"only images of {names[numbers[0]]!r} can be read, but an SVM needs two classes")
     if options.components > min(features.shape):
@@ -42,67 +41,118 @@ def fit(options: Any) -> None:
             "--components"
         )
     labels = np.array(names)[numbers]
-    svm = SVC(kernel=options.kernel, class_weight=options.class_weight)
-    head = make_pipeline(StandardScaler(), PCA(options.components, random_state=0), svm)
-    fitted = package.Head.of(head.fit(features, labels))
-    if not options.no_pictures:
-        fitted.examples = _examples(options, transform, rows, svm.support_.tolist())
-    fitted.save(options.out)
     counts = Counter(labels.tolist())
     shares = ", ".join(f"{name} {count} ({count / len(labels):.0%})" for name, count in counts.items())
     print(f"{len(counts)} classes: {shares}")
     tell_empty(options.images, names)
-    tell_bad(bad)
-    folds = StratifiedKFold(min(5, *counts.values())) if min(counts.values()) > 1 else None
-    if folds is None:
-        print("no cross-validation: it needs two images of each class")
-    elif min(len(rest) for rest, _ in folds.split(features, labels)) < options.components:
-        print(f"no cross-validation: it trains on fewer than {options.components} images; lower --components")
-    else:
-        guessed = cross_val_predict(clone(head), features, labels, cv=folds)
-        print(f"{folds.n_splits}-fold cross-validation: {accuracy(labels.tolist(), labels == guessed)}")
-    training = head.score(features, labels)
-    print(f"{training:.0%} correct on the images it was fitted on: training accuracy, not a test score")
+    tell_bad(training.bad)
+    reduction = StandardScaler(), PCA(options.components, random_state=0)
+    svm = SVC(kernel=options.kernel, class_weight=options.class_weight, C=options.C, gamma=options.gamma)
+    folds = _folds(counts, features, labels, options.components)
+    if options.search:
+        if folds is None:
+            raise ValueError("--search compares by cross-validation, for which there are too few images")
+        # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
+        grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
+        svm = GridSearchCV(svm, grid, scoring="balanced_accuracy", cv=folds)
+    pipeline = make_pipeline(*reduction, svm).fit(features, labels)
+    if options.search:
+        best = " ".join(f"--{name} {value:.3g}" for name, value in svm.best_params_.items())
+        print(f"search: {best} is the best of {len(svm.cv_results_['params'])}")
+    if folds is not None:
+        _tell_validation(pipeline, features, labels, folds, options, preparation)
+    share = pipeline.score(features, labels)
+    print(f"{share:.0%} correct on the images it was fitted on: training accuracy, not a test score")
     ((largest, count),) = counts.most_common(1)
     if count > _IMBALANCED * len(labels) and options.class_weight is None:
         print(
             f"hint: calling every image {largest!r} would be {count / len(labels):.0%} correct, too. Look at the "
             "balanced accuracy, and try --class-weight balanced"
         )
+    fitted = package.Head.of(pipeline)
+    fitted.training_set.preparation, fitted.training_set.means = preparation.recorded, training.means
+    if not options.no_pictures:
+        svm = svm.best_estimator_ if options.search else svm
+        rows = {i: training.rows[i] for i in svm.support_.tolist()}
+        fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
+    fitted.save(options.out)
     kept = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
     print(f"wrote {options.out}: {options.components} components" + (f", {kept}" if fitted.examples else ""))
 
 
-def _examples(options: Any, transform: Any, rows: Sequence[int], support: Sequence[int]) -> dict[int, Any]:
+def _check(options: Any) -> None:
+    """Refuse options before anything takes long."""
+    if options.components < 1:
+        raise ValueError("--components must be positive")
+    if options.layer == "auto":
+        raise ValueError("--layer auto finds the layer of maps: name that of the features to fit on, such as layer4")
+    if options.C <= 0:
+        raise ValueError(f"--C must be positive, got {options.C:g}")
+    if options.out.suffix != ".safetensors":
+        raise ValueError(f"--out must end in .safetensors, got {options.out}")
+    if not options.out.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {options.out.parent}")
+
+
+def _grid(options: Any, components: Any) -> dict[str, list[float]]:
+    """Return what ``--search`` compares."""
+    grid = {"C": [0.1, 1.0, 10.0, 100.0]}
+    if options.kernel != "linear":
+        scale = 1 / (options.components * components.var())  # scikit-learn's gamma="scale"
+        grid["gamma"] = [factor * scale for factor in (0.1, 1.0, 10.0)]
+    return grid
+
+
+def _folds(counts: Counter[str], features: Any, labels: Any, components: int) -> Any:
+    """Return the folds of a cross-validation, or None, having said why there is none."""
+    from sklearn.model_selection import StratifiedKFold
+
+    if min(counts.values()) < 2:
+        print("no cross-validation: it needs two images of each class")
+        return None
+    folds = StratifiedKFold(min(5, *counts.values()))
+    if min(len(rest) for rest, _ in folds.split(features, labels)) < components:
+        print(f"no cross-validation: it trains on fewer than {components} images; lower --components")
+        return None
+    return folds
+
+
+def _tell_validation(
+    pipeline: Any, features: Any, labels: Any, folds: Any, options: Any, preparation: Preparation
+) -> None:
+    """Say how well images are classified that a head was not fitted on, and what to try if that is poor."""
+    import numpy as np
+    from sklearn.base import clone
+    from sklearn.model_selection import cross_val_predict
+
+    guessed = cross_val_predict(clone(pipeline), features, labels, cv=folds)
+    print(f"{folds.n_splits}-fold cross-validation: {accuracy(labels.tolist(), labels == guessed)}")
+    classes = np.unique(labels)
+    recalls = {str(label): float((guessed[labels == label] == label).mean()) for label in classes}
+    balanced, chance = float(np.mean([*recalls.values()])), 1 / len(classes)
+    missed = [label for label, recall in recalls.items() if recall < min(_HARDLY, chance)]
+    if balanced >= (1 + chance) / 2 and not missed:
+        return
+    why = f"{' and '.join(missed)} hardly found" if missed else "poor"
+    ways = []
+    if preparation.resize == "crop":
+        ways.append("--resize stretch")
+    elif preparation.resize is not None:
+        ways.append("another --resize")
+    ways += ["another --layer or --pool"]
+    if options.class_weight is None:
+        ways.append("--class-weight balanced")
+    if not options.search:
+        ways.append("--search (or --C and --gamma)")
+    if options.kernel != "linear":
+        ways.append("--kernel linear")
+    print(f"hint: {why}. Try {', '.join(ways)}. Features are kept, so only --resize, --layer and --pool take long")
+
+
+def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:
     """Return the names and small pictures of the support vectors, by their position in the training set."""
     from pytorch_grad_cam_pcasvm.data import Images
     from pytorch_grad_cam_pcasvm.head.storage import Example
 
-    images = Images(options.images, transform, thumbnails=_PICTURE)
-    return {i: Example(images.id(rows[i]), *images.read([rows[i]]).thumbnails) for i in support}
-
-
-def _features(options: Any, backbone: Any, images: Any) -> tuple[Any, Any, Sequence[int], list[str]]:
-    """Return features, class numbers, the rows they are of, and the names of images that cannot be read."""
-    from torch.utils.data import DataLoader, Subset
-
-    def extracted(data: Any) -> tuple[Any, Any]:
-        loader = DataLoader(data, batch_size=options.batch_size, num_workers=options.workers)
-        return package.extract_features(backbone, loader, source(options), pool=pool(options))
-
-    try:
-        return *extracted(images.data), range(len(images)), []
-    except (OSError, SyntaxError) as error:  # which image was it?
-        bad: dict[int, str] = {}
-        for row in range(len(images)):
-            bad |= images.read([row]).bad
-            if bad and not options.skip_bad_images:
-                ((row, why),) = bad.items()
-                what = f"{images.id(row)} cannot be read ({why}): mend or delete it, or add --skip-bad-images"
-                raise OSError(what) from error
-        if not bad:
-            raise
-    good = [row for row in range(len(images)) if row not in bad]
-    if not good:
-        raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
-    return *extracted(Subset(images.data, good)), good, [images.id(row) for row in bad]
+    images = Images(folder, thumbnails=_PICTURE)
+    return {i: Example(images.id(row), *images.read([row]).thumbnails) for i, row in rows.items()}

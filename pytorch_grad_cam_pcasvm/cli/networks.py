@@ -10,15 +10,17 @@ from pickle import UnpicklingError
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.preparation import Preparation, preparation_of
 
 RUN = "python -m pytorch_grad_cam_pcasvm"
 
 
-def network(options: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a backbone with its head, and the backbone's transform."""
+def network(options: Any) -> tuple[Any, Preparation]:
+    """Return a backbone with its head, and the preparation of pictures that the head was fitted with."""
     head = head_of(options.head)  # before weights are downloaded
-    backbone, transform = backbone_of(options)
-    return package.PCASVMNet(backbone, head, source(options), pool=pool(options)), transform
+    backbone, transform, own = backbone_of(options)
+    net = package.PCASVMNet(backbone, head, source(options), pool=pool(options))
+    return net, preparation_of(transform, own, options, net.head.training_set.preparation)
 
 
 def source(options: Any) -> str:
@@ -46,11 +48,12 @@ def head_of(path: Path) -> Any:
     return io.load(path)
 
 
-def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a network in evaluation mode, and the transform that its weights were trained with."""
+def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any], bool]:
+    """Return a network in evaluation mode, the transform of its weights, and whether that is the user's own."""
     library, _, name = options.backbone.rpartition(":")
     given = options.weights is not None
     transform: Any
+    own = False
     if library == "timm":
         try:
             import timm
@@ -76,7 +79,7 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any]]:
             raise OSError(f"the weights cannot be downloaded ({error}): give a file, --weights FILE") from error
         transform = weights.transforms()
     else:
-        net, transform = _own(library, name)
+        net, transform, own = _own(library, name)
     if given:
         state = _state(Path(options.weights))
         try:
@@ -89,10 +92,10 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any]]:
     import torch
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return net.eval().to(device), transform
+    return net.eval().to(device), transform, own
 
 
-def _own(module: str, name: str) -> tuple[Any, Any]:
+def _own(module: str, name: str) -> tuple[Any, Any, bool]:
     """Return the network that a function of the user's makes, and the transform that comes with it, or ImageNet's."""
     from torch import nn
 
@@ -125,11 +128,11 @@ def _own(module: str, name: str) -> tuple[Any, Any]:
             f"{given}: {name}() must return a torch.nn.Module, or a pair of it and its transform, but returned a {kind}"
         )
     if transform:
-        return net, transform[0]
+        return net, transform[0], True
     from torchvision.models import ResNet18_Weights
 
     print(f"images are prepared as for ImageNet (224 pixels): to change that, let {name}() return net, transform")
-    return net, ResNet18_Weights.DEFAULT.transforms()
+    return net, ResNet18_Weights.DEFAULT.transforms(), False
 
 
 def _state(path: Path) -> Any:

@@ -76,22 +76,29 @@ def layers(
             found = last_blocks(backbone, source, x)[-_AMONG:]
         candidates = [*found, *([found[-2:]] if len(found) > 1 else [])]
     named = _named(backbone, candidates)
-    loader = (subject.read(rows)[0] for rows in subject.parts(subject.rows.tolist(), "mean activations", "image"))
-    batches = list(loader) if len(subject.rows) * x[0].numel() < 1 << 27 else None
     means = {}
-    for name in dict.fromkeys(layer for each in named.values() for layer in each):
+    of_training = net.head.training_set.means  # where the head has them, the start does not depend on these images
+    elsewhere = [layers for layers in named.values() if not of_training.keys() >= set(layers)]
+    batches: Any = None
+    if elsewhere and len(subject.rows) * x[0].numel() < 1 << 27:
+        parts = subject.parts(subject.rows.tolist(), "mean activations", "image")
+        batches = [subject.read(rows)[0] for rows in parts]
+    for name in dict.fromkeys(layer for layers in elsewhere for layer in layers):
         of_layer = batches or (subject.read(rows)[0] for rows in subject.parts(subject.rows.tolist(), name, "image"))
         means[name] = mean_activations(net, of_layer, name, progress=False)
     methods: dict[str, Any] = {}
     for title, each in named.items():
-        options: dict[str, Any] = {"target_layers": each, "mean": [means[name] for name in each]}
-        options["reshape_transform"] = reshape_transform
+        options: dict[str, Any] = {"target_layers": each, "reshape_transform": reshape_transform}
+        options["mean"] = [means[name] for name in each] if each in elsewhere else None
         methods[title] = ContributionCAM, options
         if len(each) > 1:
             methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
     # A container ends with the last layer in it.
     places = [name for name, _ in backbone.named_modules()]
-    ends = {name: max(n for n, inner in enumerate(places) if f"{inner}.".startswith(f"{name}.")) for name in means}
+    ends = {
+        name: max(n for n, inner in enumerate(places) if f"{inner}.".startswith(f"{name}."))
+        for name in dict.fromkeys(layer for layers in named.values() for layer in layers)
+    }
     firsts: dict[Any, Any] = {}  # an image of each target
     for rows in subject.parts(subject.rows.tolist(), "targets", "image"):
         x = subject.read(rows)[0]

@@ -12,8 +12,128 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
-FORMAT = 1
+FORMAT = 2
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
+
+
+class UnreadableImageError(OSError):
+    """A picture cannot be read, or nobody can say which of its numbers is white; the message names the file.
+
+    Attributes:
+        reason: the message without the file's name.
+    """
+
+    def __init__(self, path: Any, reason: str = "") -> None:
+        super().__init__(f"{path} cannot be read: {reason}" if reason else str(path))
+        self.reason = reason
+
+
+def read_picture(path: str | Path, white_level: float | None = None, float_white: float | None = None) -> Image.Image:
+    """Return a picture as 8-bit grey, or RGB, whatever it was stored as.
+
+    Integers of more than 8 bits are scaled by the range of their type, or by ``white_level``; floating-point numbers by
+    ``float_white``. A picture is never scaled by its own largest value, so that pictures remain comparable.
+
+    Args:
+        path: the file.
+        white_level: the integer that is white, such as 4095 for 12 bits; None: the largest of the type.
+        float_white: the floating-point number that is white, 1 or 255; None: such pictures are refused.
+
+    Returns:
+        The picture, of mode ``"L"`` or ``"RGB"``.
+
+    Raises:
+        UnreadableImageError: the file is damaged, too large, or has numbers beyond white or below black.
+    """
+    try:
+        with Image.open(path) as picture:
+            numbers, white = deep_numbers(picture)
+            if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
+                return Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
+            if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
+                return Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
+            if numbers is None:
+                return picture.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
+    # Pillow has no common name for what it raises: also for pictures of too many pixels, or too long a comment.
+    except Exception as error:
+        raise UnreadableImageError(path, f"{type(error).__name__}: {error}") from error
+    if numbers.dtype.kind == "f":
+        if float_white is None:
+            raise UnreadableImageError(
+                path, "its numbers are floating-point, and nothing says which is white: save 8 or 16 bits"
+            )
+        white = float_white
+    elif white_level is not None:
+        white = white_level
+    low, high = float(numbers.min()), float(numbers.max())
+    if not (low >= 0 and high <= white):  # nor NaN
+        raise UnreadableImageError(
+            path, f"its numbers go from {low:.6g} to {high:.6g}, but 0 is black and {white:.6g} white"
+        )
+    return Image.fromarray(np.rint(numbers * (255 / white)).astype(np.uint8))
+
+
+def deep_numbers(picture: Image.Image) -> tuple[np.ndarray | None, float]:
+    """Return the numbers of a grey picture of more than 8 bits, as its file has them, and the largest of their type.
+
+    Args:
+        picture: an opened file.
+
+    Returns:
+        The numbers, int64 or float32, shape (H, W), or None for a picture of 8 bits; and the
+        largest number, 1 for floating-point ones.
+    """
+    if picture.mode == "F":
+        return np.asarray(picture, np.float32), 1.0
+    if not picture.mode.startswith("I") or picture.format == "PPM":
+        return None, 255.0
+    tags = getattr(picture, "tag_v2", {})  # of TIFF: bits per sample, and whether these have a sign
+    (bits, *_), (sign, *_) = (np.atleast_1d(tags.get(number, default)) for number, default in ((258, 16), (339, 1)))
+    return np.asarray(picture).astype(np.int64), float(2 ** (int(bits) - (sign == 2)) - 1)
+
+
+def framed(
+    picture: Image.Image, size: tuple[int, int], resize: int | str | None, interpolation: str, rim: Any = 0
+) -> Image.Image:
+    """Return a picture at the size that a network takes.
+
+    Args:
+        picture: of mode ``"L"`` or ``"RGB"``.
+        size: (height, width).
+        resize: None: the whole picture, stretched; ``"pad"``: the whole picture in its own shape, in the middle of a
+            frame; a number of pixels: its shorter side becomes as long, and the middle is cut out.
+        interpolation: ``"bilinear"`` or ``"bicubic"``.
+        rim: colour of the frame.
+
+    Returns:
+        The picture that the network sees.
+    """
+    how, (height, width) = Image.Resampling[interpolation.upper()], size
+    if resize is None:
+        return picture.resize((width, height), how)
+    if resize == "pad":
+        part = min(width / picture.width, height / picture.height)
+        inner = (max(1, round(part * picture.width)), max(1, round(part * picture.height)))
+        frame = Image.new(picture.mode, (width, height), rim)
+        frame.paste(picture.resize(inner, how), ((width - inner[0]) // 2, (height - inner[1]) // 2))
+        return frame
+    short = min(picture.size)
+    picture = picture.resize((int(resize) * picture.width // short, int(resize) * picture.height // short), how)
+    left, top = (round((a - b) / 2) for a, b in zip(picture.size, (width, height), strict=True))
+    return picture.crop((left, top, left + width, top + height))
+
+
+def normalised(picture: Image.Image, mean: Any, std: Any) -> np.ndarray:
+    """Return ``(pixels / 255 - mean) / std`` of a picture, float32 of shape (C, H, W); None: no mean, no std."""
+    pixels = np.atleast_3d(np.asarray(picture, np.float32)) / 255
+    mean, std = np.float32(0 if mean is None else mean), np.float32(1 if std is None else std)
+    return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
+
+
+def rim_of(mean: Any, channels: int) -> Any:
+    """Return the colour of a frame: the mean that is subtracted, so that it is 0 for the network; else black."""
+    colour = [0] * channels if mean is None else [round(255 * number) for number in mean]
+    return colour[0] if channels == 1 else tuple(colour)
 
 
 class Explainer:
@@ -77,19 +197,16 @@ class Explainer:
             raise ValueError(f"the network takes arrays of shape {given['shape']}, not pictures")
         channels, height, width = given["shape"]
         picture = picture.convert("RGB" if channels == 3 else "L")
-        how = Image.Resampling[given["interpolation"].upper()]
-        if given["resize"] is None:
-            return picture.resize((width, height), how)
-        short = min(picture.size)
-        picture = picture.resize(tuple(given["resize"] * side // short for side in picture.size), how)
-        left, top = (round((a - b) / 2) for a, b in zip(picture.size, (width, height), strict=True))
-        return picture.crop((left, top, left + width, top + height))
+        rim = rim_of(given["mean"], channels)
+        return framed(picture, (height, width), given["resize"], given["interpolation"], rim)
 
     def prepared(self, picture: Image.Image) -> np.ndarray:
         """Return a picture preprocessed for the network, shape (C, H, W)."""
-        pixels = np.atleast_3d(np.asarray(self.seen(picture), np.float32)) / 255
-        mean, std = (np.float32(self.about["input"][name] or default) for name, default in (("mean", 0), ("std", 1)))
-        return ((pixels - mean) / std).transpose(2, 0, 1)
+        return normalised(self.seen(picture), self.about["input"]["mean"], self.about["input"]["std"])
+
+    def read(self, path: str | Path) -> Image.Image:
+        """Return the picture in a file, as :func:`read_picture` with what the metadata say is white."""
+        return read_picture(path, *(self.about["input"].get(name) for name in ("white_level", "float_white")))
 
     def overlay(self, picture: Image.Image, values: np.ndarray) -> Image.Image:
         """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it."""
@@ -170,7 +287,8 @@ def main() -> None:
     parser.add_argument("photo", type=Path)
     parser.add_argument("--out", type=Path, default=Path("maps.png"))
     options = parser.parse_args()
-    explainer, picture = Explainer(options.model), Image.open(options.photo)
+    explainer = Explainer(options.model)
+    picture = explainer.read(options.photo)
     found = explainer(explainer.prepared(picture)[None])
     if (label := explainer.predicted(found)) is not None:
         print("predicted:", label)

@@ -46,8 +46,10 @@ def onnx(
     opset: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    resize: int | None = None,
+    resize: int | str | None = None,
     interpolation: str = "bilinear",
+    white_level: float | None = None,
+    float_white: float | None = None,
 ) -> dict[str, Any]:
     """Write the computation of ``cam.explain(images, targets)`` to one file for onnxruntime, for any number of images.
 
@@ -72,8 +74,10 @@ def onnx(
         mean: the values that preprocessing subtracts from the channels of a picture in [0, 1]; for users of the file.
         std: the values by which it then divides the channels.
         resize: the size of a picture's shorter side, before its middle is cut out; None: pictures are resized to the
-            size of the images, whatever their shape.
+            size of the images, whatever their shape; ``"pad"``: they keep their shape, in a frame of that size.
         interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased as in Pillow.
+        white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
+        float_white: the number that is white in floating-point pictures; None: these are refused.
 
     Returns:
         The metadata.
@@ -98,13 +102,16 @@ def onnx(
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
     program, made, given = traced_program(cam, images, targets, size)
-    if resize is not None and resize < max(images.shape[2:]):
+    if isinstance(resize, str) and resize != "pad":
+        raise ValueError(f"resize must be a number of pixels, 'pad' or None, got {resize!r}")
+    if isinstance(resize, int) and resize < max(images.shape[2:]):
         raise ValueError(f"resize={resize} is smaller than the images, {tuple(images.shape[2:])}, that are cut out")
     for name, numbers in (("mean", mean), ("std", std)):
         if numbers is not None and len(numbers) != images.shape[1]:
             raise ValueError(f"{name} needs {images.shape[1]} numbers, one for each channel, got {len(numbers)}")
     mean, std = (None if each is None else [float(x) for x in each] for each in (mean, std))
-    pictures = {"mean": mean, "std": std, "resize": resize, "interpolation": interpolation}
+    pictures = dict[str, Any](mean=mean, std=std, resize=resize, interpolation=interpolation)
+    pictures |= {"white_level": white_level, "float_white": float_white}
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
     names = [*outputs_of(made, size)]

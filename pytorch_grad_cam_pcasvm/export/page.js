@@ -84,8 +84,18 @@ const explainer = (() => {
     return new Blob([view], { type: file.type });
   }
 
+  /** Refuses a PNG of 16 bits whose white is not the largest number, as for the browser. */
+  async function checkDepth(file) {
+    const view = new DataView(await file.slice(0, 26).arrayBuffer());
+    const deep = view.byteLength > 24 && view.getUint32(0) === 0x89504e47 && view.getUint8(24) === 16;
+    if (deep && (about.input.white_level ?? null) !== null) {
+      throw new Error(`${file.name} has 16 bits, which this page cannot scale as the network expects: save it with 8 bits`);
+    }
+  }
+
   /** Returns the part of a photo that the network sees, (height x width x channels), 8 bits. */
   async function seenOf(file) {
+    await checkDepth(file);
     const as = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
     const bitmap = await createImageBitmap(await unturned(file), as).catch(() => {
       throw new Error(`${file.name} is not a picture this browser can read`);
@@ -102,15 +112,27 @@ const explainer = (() => {
       if (channels === 3) for (let c = 0; c < 3; c++) pixels[i++] = rgba[j + c];
       else pixels[i++] = (19595 * rgba[j] + 38470 * rgba[j + 1] + 7471 * rgba[j + 2] + 32768) >> 16;
     }
+    const even = (x) => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x)); // as Python rounds
     let [w, h] = [width, height];
-    if (resize !== null) {
+    if (resize === "pad") {
+      const part = Math.min(width / bitmap.width, height / bitmap.height);
+      [w, h] = [bitmap.width, bitmap.height].map((side) => Math.max(1, even(part * side)));
+    } else if (resize !== null) {
       const short = Math.min(bitmap.width, bitmap.height);
       [w, h] = [bitmap.width, bitmap.height].map((side) => Math.floor((resize * side) / short));
     }
     pixels = resized(pixels, bitmap.width, bitmap.height, channels, w, h, interpolation === "bicubic");
-    const even = (x) => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x)); // as Python rounds
-    const left = even((w - width) / 2), top = even((h - height) / 2);
     const cut = new Uint8ClampedArray(height * width * channels);
+    if (resize === "pad") { // in a frame of the colour that becomes 0
+      const rim = Array.from({ length: channels }, (_, c) => even(255 * (about.input.mean || [])[c] || 0));
+      for (let i = 0; i < cut.length; i++) cut[i] = rim[i % channels];
+      const left = Math.floor((width - w) / 2), top = Math.floor((height - h) / 2);
+      for (let y = 0; y < h; y++) {
+        cut.set(pixels.subarray(y * w * channels, (y + 1) * w * channels), ((top + y) * width + left) * channels);
+      }
+      return cut;
+    }
+    const left = even((w - width) / 2), top = even((h - height) / 2);
     for (let y = 0; y < height; y++) {
       const from = ((top + y) * w + left) * channels;
       cut.set(pixels.subarray(from, from + width * channels), y * width * channels);

@@ -63,8 +63,9 @@ class Head(Hookable):
             end.
 
     Attributes:
-        examples: training images that are stored with the head, by row: names and small pictures of the support
-            vectors, added by the command line's ``fit`` and shown on the page of an atlas.
+        training_set: what is stored of the training images with the head, added by the command line's ``fit``:
+            ``examples``, names and small pictures of the support vectors, shown on the page of an atlas;
+            ``preparation``, how pictures were prepared; ``means`` of layers, near which contributions start.
 
     Raises:
         ValueError: there are no stages, nothing to explain, or stages after a decision.
@@ -98,7 +99,7 @@ class Head(Hookable):
                 )
             width = stage.n_outputs if stage.n_outputs is not None else width
         self.stages: Any = nn.ModuleList(stages)
-        self.examples: dict[int, storage.Example] = {}
+        self.training_set = storage.TrainingSet()
         self.component_position = reductions[-1] if reductions else None
         self.decision_position = decisions[-1] if decisions else None
 
@@ -126,6 +127,15 @@ class Head(Hookable):
                 raise ValueError(f"two outputs are named {repeated[0]!r}: give each a name of its own")
             decision.classes = list(outputs)
         return head
+
+    @property
+    def examples(self) -> dict[int, storage.Example]:
+        """Training images that are stored with the head, by row: names and small pictures."""
+        return self.training_set.examples
+
+    @examples.setter
+    def examples(self, examples: dict[int, storage.Example]) -> None:
+        self.training_set.examples = examples
 
     @property
     def n_features(self) -> int | None:
@@ -368,7 +378,7 @@ class Head(Hookable):
             >>> net = PCASVMNet(backbone, Head.load("head.safetensors")).eval()
         """
         self.tell_of_fit(always=True)
-        storage.save(self.stages, path, self.examples)
+        storage.save(self.stages, path, self.training_set)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Head":
@@ -378,9 +388,9 @@ class Head(Hookable):
             ValueError: the file is truncated, was modified, or does not contain a head.
             FileNotFoundError: the file does not exist.
         """
-        stages, examples = storage.load(path)
+        stages, training_set = storage.load(path)
         head = cls(stages)
-        head.examples = examples
+        head.training_set = training_set
         return head
 
     def get_extra_state(self) -> Tensor:

@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,9 +35,10 @@ from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
+_PREPARED = "pytorch_grad_cam_pcasvm head 3"  # says how pictures are prepared, which earlier versions would not obey
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
-_EXAMPLES = "examples"  # other tensors have numbers
+_EXAMPLES, _PREPARATION, _MEANS = "examples", "preparation", "means/"  # other tensors have numbers
 
 
 class Example(NamedTuple):
@@ -112,15 +114,44 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
     return metadata, tensors
 
 
-def save(parts: list[Stage], path: str | PathLike[str], examples: Mapping[int, "Example"]) -> None:
+@dataclass
+class TrainingSet:
+    """What is known of the images that a head was fitted on, besides its stages.
+
+    Attributes:
+        examples: names and small pictures of training images, by row.
+        preparation: how pictures became images: ``resize`` (``"stretch"``, ``"pad"``, ``"crop"``, or None for a
+            transform of the user's), ``white_level`` and ``float_white``, as in ``export.onnx``. None: not known.
+        means: of layers, by name: the means over images and positions, shape (T, 1), or with those of other tokens,
+            (T, tokens before + 1 + tokens after). Contributions start near them.
+    """
+
+    examples: dict[int, Example] = field(default_factory=dict)
+    preparation: dict[str, Any] | None = None
+    means: dict[str, Tensor] = field(default_factory=dict)
+
+
+def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -> None:
     """Write the stages of a head, and what is known of its training images, to a file: see ``Head.save``."""
     tensors: dict[str, Tensor] = {}
     head = json.dumps(_encode(parts, tensors))
-    if examples:
+    if training.examples:
         # As a tensor: earlier versions read the head without it, and the checksum is of all tensors.
-        listed = [[row, name, base64.b64encode(picture).decode()] for row, (name, picture) in examples.items()]
-        tensors[_EXAMPLES] = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
-    write(path, tensors, {"format": FORMAT, "head": head})
+        tensors[_EXAMPLES] = _as_tensor([
+            [row, name, base64.b64encode(picture).decode()] for row, (name, picture) in training.examples.items()
+        ])
+    if training.preparation is not None:
+        tensors[_PREPARATION] = _as_tensor(training.preparation)
+    tensors |= {_MEANS + name: means for name, means in training.means.items()}
+    write(path, tensors, {"format": FORMAT if training.preparation is None else _PREPARED, "head": head})
+
+
+def _as_tensor(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_tensor(tensor: Tensor) -> Any:
+    return json.loads(tensor.numpy().tobytes())
 
 
 def digest_of(parts: list[Stage]) -> str:
@@ -129,21 +160,25 @@ def digest_of(parts: list[Stage]) -> str:
     return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
-def load(path: str | PathLike[str]) -> tuple[list[Stage], dict[int, "Example"]]:
+def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
     """Read the stages of a head, on the CPU, and its training images from a file: see ``Head.load``."""
     _refuse_pickles(Path(path))
-    metadata, tensors = read(path, "net.head.save(path)", [FORMAT])
+    metadata, tensors = read(path, "net.head.save(path)", [FORMAT, _PREPARED])
     try:
         parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
         if not all(isinstance(part, Stage) for part in parts):
             raise ValueError("its parts are not stages")
-        listed = json.loads(tensors[_EXAMPLES].numpy().tobytes()) if _EXAMPLES in tensors else []
-        examples = {int(row): Example(str(name), base64.b64decode(picture)) for row, name, picture in listed}
+        listed = _from_tensor(tensors[_EXAMPLES]) if _EXAMPLES in tensors else []
+        training = TrainingSet(
+            {int(row): Example(str(name), base64.b64decode(picture)) for row, name, picture in listed},
+            _from_tensor(tensors[_PREPARATION]) if _PREPARATION in tensors else None,
+            {name.removeprefix(_MEANS): means for name, means in tensors.items() if name.startswith(_MEANS)},
+        )
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
         ) from error
-    return parts, examples
+    return parts, training
 
 
 def _refuse_pickles(path: Path) -> None:

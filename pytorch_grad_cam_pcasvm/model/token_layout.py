@@ -51,6 +51,17 @@ class Layout:
         moved = output.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
         return moved.split([self.before, math.prod(self.grid), self.after], -1)  # type: ignore[return-value]
 
+    def filled(self, means: Tensor) -> Tensor:
+        """Return an output with the same numbers at all positions of the grid, for images with other tokens.
+
+        Args:
+            means: shape (N, T, before + 1 + after); the one between is that of the grid.
+        """
+        before, of_grid, after = means.split([self.before, 1, self.after], -1)
+        rows = torch.cat([before, of_grid.expand(-1, -1, math.prod(self.grid)), after], -1)
+        moved = rows if self.dims == 3 else rows.unflatten(-1, self.grid)
+        return moved.movedim((0, 1), (self.batch, self.channels))
+
     def __call__(self, output: Tensor) -> Tensor:
         """Return the numbers at the positions of the grid, shape ``(..., N, T, *grid)``; other dimensions may lead."""
         return self.parts(output)[1].unflatten(-1, self.grid)

@@ -12,10 +12,13 @@ import torchvision
 from atlases import folder
 from PIL import Image
 from torchvision.models import get_model_weights, list_models
+from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.exporting import _steps
+from pytorch_grad_cam_pcasvm.cli.preparation import steps_of
+
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +44,12 @@ def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
     assert "wrote maps of 6 images" in run.stdout
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()
     backbone.load_state_dict(torch.load(weights, weights_only=True))
-    transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
     net = PCASVMNet(backbone, Head.load(made.head), "features", pool="mean")
     with (tmp_path / "maps" / "values.csv").open() as file:
         head, *rows = csv.reader(file)
     assert head == ["image", "predicted", "component 1", "predicted class"]
-    x = torch.stack([transform(Image.open(made.photos / row[0])) for row in rows])
+    pictures = [Image.open(made.photos / row[0]).resize((224, 224), Image.Resampling.BILINEAR) for row in rows]
+    x = torch.stack([normalize(to_tensor(picture), *IMAGENET) for picture in pictures])
     with ContributionCAM(net, ["features"]) as cam:
         values = cam.explain(x, [PCATarget(0), SVMTarget()]).values.double().numpy()
     assert np.abs(np.array([row[2:] for row in rows], float) - values).max() <= 1e-4 * np.abs(values).max()
@@ -75,16 +78,19 @@ def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
     assert main([*written, "--page", str(tmp_path / "page"), "--runtime", str(tmp_path)]) == 2
     assert "npm install onnxruntime-web" in capsys.readouterr().err
     assert not (tmp_path / "a.onnx").exists()
-    assert main([*written[:-4], "--head", str(made.head), "--out", str(tmp_path / "b.onnx"), "--baseline", "mean",
-                 "--features", "features.3"]) == 2  # fmt: skip
-    assert "--images" in capsys.readouterr().err
+    inner = [*made.network[:-1], "features.3", "--features", "features", "--head", str(made.head)]
+    assert main(["export", *inner, "--out", str(tmp_path / "b.onnx")]) == 2
+    error = capsys.readouterr().err
+    assert "contributions at 'features.3' start near the mean of the training images there, which" in error
+    assert "does not hold (it has those at 'features" in error
+    assert "name the folder it was fitted on, --train FOLDER, or start elsewhere, --baseline zero" in error
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "swin_t", "efficientnet_v2_s"])
 def test_the_steps_of_torchvisions_transforms(name):
     assert name in list_models()
     transform = get_model_weights(name).DEFAULT.transforms()
-    steps = _steps(transform)
+    steps = steps_of(transform)
     assert (steps["resize"], steps["interpolation"]) == (transform.resize_size[0], transform.interpolation.value)
     assert (steps["mean"], steps["std"]) == ([*transform.mean], [*transform.std])
 
@@ -94,7 +100,7 @@ def test_the_steps_of_torchvisions_transforms(name):
 def test_the_steps_of_timms_transforms(name):
     timm = pytest.importorskip("timm")
     config = timm.data.resolve_model_data_config(timm.create_model(name, pretrained=False))
-    steps = _steps(timm.data.create_transform(**config))
+    steps = steps_of(timm.data.create_transform(**config))
     assert steps["resize"] == int(config["input_size"][-1] / config["crop_pct"])
     assert steps["interpolation"] == config["interpolation"]
     assert np.allclose(steps["mean"], config["mean"])

@@ -51,6 +51,7 @@ def dropped(browser, picture, name="photo.png"):
     [
         (("dense", "RBF", "ContributionCAM", "default"), {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4]}),
         (("pooled", "two classes", "ClosedFormLayerCAM", "default"), {"resize": 11, "interpolation": "bicubic"}),
+        (("pooled", "two classes", "ClosedFormGradCAM", "classes"), {"resize": "pad", "mean": [0.4, 0.5, 0.6]}),
         (("tokens", "RBF", "ClosedFormGradCAM", "classes"), {"interpolation": "bicubic"}),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

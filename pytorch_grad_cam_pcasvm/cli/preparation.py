@@ -1,0 +1,242 @@
+"""The preparation of pictures: which part of them a network sees, and which of their numbers is white."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+RESIZE = ("stretch", "pad", "crop")
+_OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
+_SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
+_SEEN = 0.97  # of a picture; what lacks is half a pixel at each end
+
+
+@dataclass
+class Preparation:
+    """How the pictures of a folder become images for a network.
+
+    Attributes:
+        transform: turns a PIL image into a tensor (C, H, W).
+        resize: ``"stretch"``, ``"pad"`` or ``"crop"``; None: the transform is the user's own.
+        steps: what the transform does, as arguments of ``export.onnx``; None: not known.
+        white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
+        float_white: the number that is white in floating-point pictures; None: there are none.
+    """
+
+    transform: Callable[[Any], Any]
+    resize: str | None
+    steps: dict[str, Any] | None
+    white_level: float | None = None
+    float_white: float | None = None
+
+    @property
+    def whites(self) -> dict[str, Any]:
+        """The levels of white, as arguments of ``read_picture``."""
+        return {"white_level": self.white_level, "float_white": self.float_white}
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What is stored with a head."""
+        return {"resize": self.resize} | self.whites
+
+    def folder(self, root: Path) -> Any:
+        """Return the images of a folder as a data set; see :func:`.image_folder`."""
+        from pytorch_grad_cam_pcasvm.data import image_folder, in_colour
+
+        return image_folder(root, self.transform, partial(in_colour, **self.whites))
+
+    def share_seen(self, width: int, height: int) -> float:
+        """Return the part of a picture of this size that the network sees, in [0, 1].
+
+        A picture that becomes brighter from one side to the other tells by its darkest and brightest ends what is left
+        of it.
+        """
+        import numpy as np
+        from PIL import Image
+
+        def largest(pixels: Any) -> float:
+            rows = np.broadcast_to(pixels, (height, width)).astype(np.uint8)
+            return float(self.transform(Image.fromarray(rows).convert("RGB"))[0].max())
+
+        black, white = largest(0), largest(255)
+        if not black < white:
+            return 1.0
+        share = 1.0
+        for ramp in (np.linspace(0, 255, width)[None], np.linspace(0, 255, height)[:, None]):
+            ends = [(largest(pixels) - black) / (white - black) for pixels in (ramp, 255 - ramp)]
+            share *= min(max(sum(ends) - 1, 0), 1)
+        return share
+
+
+def preparation_of(
+    transform: Any, own: bool, options: Any, recorded: Mapping[str, Any] | None, *, fits: bool = False
+) -> Preparation:
+    """Return the preparation that a head was fitted with, or is to be.
+
+    Args:
+        transform: that of the network's weights, or the user's own.
+        own: whether it is the user's.
+        options: of the command line.
+        recorded: what a head says; None: nothing.
+        fits: whether a head is to be fitted.
+
+    Raises:
+        ValueError: an option contradicts what the head was fitted with, or the user's transform.
+    """
+    whites = {}
+    for name in ("white_level", "float_white"):
+        typed, of_head = getattr(options, name, None), (recorded or {}).get(name)
+        if recorded is not None and typed not in (None, of_head):
+            raise ValueError(
+                f"--white-level {typed:g}, but the head was fitted with {_level(of_head)}: leave it out, or fit again"
+            )
+        whites[name] = of_head if typed is None else typed
+    steps = None if own else steps_of(transform)
+    if steps is None:
+        if options.resize is not None:
+            raise ValueError(
+                f"--resize {options.resize}, but the transform of {options.backbone} is your own and decides that: "
+                "leave it out, or let the function return the network alone"
+            )
+        return Preparation(transform, None, None, **whites)
+    of_head = "stretch" if fits else (_OF_03 if recorded is None else recorded).get("resize")
+    if recorded is not None and options.resize not in (None, of_head):
+        raise ValueError(
+            f"--resize {options.resize}, but the head was fitted on pictures prepared by "
+            f"{f'--resize {of_head}' if of_head else 'a transform of your own'}: leave it out, or fit again"
+        )
+    resize = options.resize or of_head
+    if resize is None:
+        raise ValueError(
+            f"the head was fitted with a transform of your own, which {options.backbone} does not come with: name the "
+            "function that returned both, --backbone module:function"
+        )
+    if resize != "crop":
+        steps |= {"resize": "pad" if resize == "pad" else None}
+        transform = Framed(_size_of(transform), **steps)
+    return Preparation(transform, resize, steps, **whites)
+
+
+def _level(white: float | None) -> str:
+    return "none" if white is None else f"{white:g}"
+
+
+@dataclass(frozen=True)
+class Framed:
+    """Turns a picture into a tensor, with the whole picture in it, as a file from ``export.onnx`` does."""
+
+    size: tuple[int, int]
+    resize: str | None
+    interpolation: str
+    mean: list[float]
+    std: list[float]
+
+    def __call__(self, picture: Any) -> Any:
+        """Return the tensor, shape (C, H, W)."""
+        import torch
+
+        from pytorch_grad_cam_pcasvm.export.explainer import framed, normalised, rim_of
+
+        picture = picture.convert("L" if len(self.mean) == 1 else "RGB")
+        rim = rim_of(self.mean, len(self.mean))
+        seen = framed(picture, self.size, self.resize, self.interpolation, rim)
+        return torch.from_numpy(normalised(seen, self.mean, self.std))
+
+
+def steps_of(transform: Any) -> dict[str, Any] | None:
+    """Return what a torchvision or timm transform does, as arguments of ``export.onnx``; None if it does more."""
+    steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
+    if "Resize" not in steps and not hasattr(transform, "resize_size"):
+        return None
+    resize, normalise = steps.get("Resize", transform), steps.get("Normalize", transform)
+    size, *square = getattr(resize, "resize_size", None) or _listed(resize.size)
+    return {
+        "mean": _listed(normalise.mean),
+        "std": _listed(normalise.std),
+        "resize": None if square else size,
+        "interpolation": resize.interpolation.value,
+    }
+
+
+def _listed(numbers: Any) -> list[Any]:
+    listed = getattr(numbers, "tolist", lambda: numbers)()
+    return [*listed] if isinstance(listed, list | tuple) else [listed]
+
+
+def _size_of(transform: Any) -> tuple[int, int]:
+    """Return the size of the images that a transform makes."""
+    from PIL import Image
+
+    height, width = transform(Image.new("RGB", (256, 256))).shape[-2:]
+    return int(height), int(width)
+
+
+def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> None:
+    """Decide what is white in the deep pictures of a training set, once for all of them, and say so.
+
+    Args:
+        preparation: takes the decision.
+        paths: of all pictures.
+        root: their folder.
+
+    Raises:
+        ValueError: some floating-point pictures go to 1, and others to 255.
+    """
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers
+
+    largest: dict[str, dict[Path, float]] = {"integer": {}, "float": {}}
+    full = 0.0
+    for path in paths:
+        try:
+            with Image.open(path) as picture:
+                numbers, white = deep_numbers(picture)
+        except Exception:  # who reads it says so
+            continue
+        if numbers is not None:
+            of_floats = numbers.dtype.kind == "f"
+            largest["float" if of_floats else "integer"][path] = float(numbers.max())
+            full = full if of_floats else max(full, white)
+    if integers := largest["integer"]:
+        top = max(integers.values())
+        bits = max(1, math.ceil(math.log2(top + 1)))
+        print(f"{len(integers)} of {len(paths)} pictures have more than 8 bits: "
+              f"{_level(preparation.white_level or full)} is white")  # fmt: skip
+        if preparation.white_level is None and bits <= _SHALLOW:
+            print(f"hint: their largest number is {top:g}, so all are dark: try --white-level {2**bits - 1}")
+    if floats := {path: top for path, top in largest["float"].items() if 0 <= top <= 255}:
+        low, high = min(floats, key=floats.__getitem__), max(floats, key=floats.__getitem__)
+        if 0 < floats[low] <= 1 < floats[high]:
+            names = " and ".join(path.relative_to(root).as_posix() for path in (low, high))
+            raise ValueError(
+                f"floating-point pictures must all go to 1, or all to 255, but the largest numbers of {names} are "
+                f"{floats[low]:.4g} and {floats[high]:.4g}: scale them"
+            )
+        preparation.float_white = 1.0 if floats[high] <= 1 else 255.0
+        print(f"{len(floats)} of {len(paths)} pictures have floating-point numbers, to {floats[high]:.4g}: "
+              f"{preparation.float_white:g} is white")  # fmt: skip
+
+
+def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
+    """Say what share of the pictures the network sees, if it does not see them whole."""
+    from PIL import Image
+
+    if preparation.resize in ("stretch", "pad"):
+        return
+    sizes = []
+    for path in paths[:: max(1, len(paths) // 20)]:
+        try:
+            with Image.open(path) as picture:
+                sizes.append(picture.size)
+        except Exception:  # who reads it says so
+            continue
+    shares = [preparation.share_seen(*size) for size in dict.fromkeys(sizes)]
+    if shares and min(shares) < _SEEN:
+        share = f"{min(shares):.0%}" + (
+            f" to {max(shares):.0%}" if f"{min(shares):.0%}" != f"{max(shares):.0%}" else ""
+        )
+        whole = "; to let it see all, add --resize stretch" if preparation.resize else ""
+        print(f"the transform cuts off the rim: the network sees {share} of each picture{whole}")

@@ -1,0 +1,224 @@
+"""Training sets: the features of a folder and the means of layers, extracted once and kept for the next command."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
+
+_AMONG = 4  # layers that are compared, the coarsest
+_FORMAT = "pytorch_grad_cam_pcasvm features 1"
+
+
+@dataclass
+class TrainingSet:
+    """What a network makes of a folder of pictures.
+
+    Attributes:
+        features: shape (R, D), a tensor.
+        numbers: of the class of each row, shape (R,), a tensor; -1 without classes.
+        rows: the number of each row's picture in the folder.
+        bad: names of the pictures that cannot be read.
+        means: of layers, by name, as :class:`.ChannelMeans` has them.
+    """
+
+    features: Any
+    numbers: Any
+    rows: list[int]
+    bad: list[str]
+    means: dict[str, Any]
+
+
+def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
+    """Return the layers that ``--layer auto`` compares, from the finest to the coarsest; none where there are none."""
+    from pytorch_grad_cam_pcasvm.model.modules import evaluating
+    from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
+
+    with evaluating(backbone):
+        return last_blocks(backbone, source, x)[-_AMONG:]
+
+
+def training_set(
+    options: Any, root: Path, backbone: Any, preparation: Preparation, layer: Any, pool: Any, also: Sequence[str] = ()
+) -> TrainingSet:
+    """Return the features of the pictures in a folder, and the means of the layers that maps may be of.
+
+    Args:
+        options: ``batch_size``, ``workers``, ``skip_bad_images`` and ``no_cache`` of the command line.
+        root: the folder.
+        backbone: the network.
+        preparation: of the pictures.
+        layer: where the features come from.
+        pool: of the features.
+        also: further layers whose means are wanted.
+
+    Raises:
+        OSError: a picture cannot be read, and is not to be skipped.
+        ValueError: none can be read.
+    """
+    from pytorch_grad_cam_pcasvm.data import Images
+    from pytorch_grad_cam_pcasvm.model.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.model.modules import device_of
+
+    images = Images(preparation.folder(root), thumbnails=0)
+    first = None
+    for row in range(len(images)):
+        batch = images.read([row])
+        if not options.skip_bad_images:
+            _refuse_bad(batch, images)
+        if batch.rows:
+            first = batch.images
+            break
+    if first is None:
+        raise ValueError(f"none of the {len(images)} images in {root} can be read")
+    source = FeatureSource.of(backbone, layer, pool)
+    x = first.to(device_of(backbone))
+    try:
+        wanted = layers_for_maps(backbone, source.at(backbone, x), x)
+    except ValueError:  # the features may be all that is wanted
+        wanted = []
+    wanted = list(dict.fromkeys([*wanted, *([source.layer] if source.layer else []), *also]))
+    file = _file_for(backbone, source, pool, preparation, images, first, wanted)
+    if not options.no_cache and (kept := _kept(file)) is not None:
+        if kept.bad and not options.skip_bad_images:
+            _refuse_bad(images.read(sorted(set(range(len(images))) - set(kept.rows))[:1]), images)
+        print(f"features: taken from {file} (extract them anew with --no-cache)")
+        return kept
+    extracted = _extracted(options, images, backbone, layer, pool, wanted, first)
+    if not options.no_cache:
+        _keep(file, extracted)
+    return extracted
+
+
+def _extracted(
+    options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], first: Any
+) -> TrainingSet:
+    import torch
+
+    from pytorch_grad_cam_pcasvm import extract_features
+    from pytorch_grad_cam_pcasvm.model.channel_means import ChannelMeans
+    from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating
+
+    blocks = _Blocks(images, options)
+    with evaluating(backbone), torch.no_grad():
+        means = ChannelMeans(backbone, wanted, first.to(device_of(backbone)))
+    with means.counting():
+        features, numbers = extract_features(backbone, blocks, layer, pool=pool, as_numpy=False)
+    if numbers is None:
+        numbers = torch.full((len(features),), -1)
+    return TrainingSet(features.cpu(), numbers.cpu(), blocks.rows, blocks.bad, means.means)
+
+
+class _Blocks:
+    """A loader of images with their labels, without those that cannot be read."""
+
+    def __init__(self, images: Any, options: Any) -> None:
+        self._images, self._options = images, options
+        self._parts = _Parts(images, options.batch_size)
+        self.rows: list[int] = []
+        self.bad: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch
+        from torch.utils.data import DataLoader
+
+        for batch in DataLoader(self._parts, batch_size=None, num_workers=self._options.workers):  # type: ignore[arg-type]
+            if not self._options.skip_bad_images:
+                _refuse_bad(batch, self._images)
+            self.bad += [self._images.id(row) for row in batch.bad]
+            self.rows += batch.rows
+            if batch.rows:
+                labels = None if batch.labels[0] is None else torch.tensor(batch.labels)
+                yield batch.images if labels is None else (batch.images, labels)
+
+
+class _Parts:
+    """Blocks of a folder's images, as many as the network sees at a time; a data set for workers."""
+
+    def __init__(self, images: Any, size: int) -> None:
+        self._images, self._size = images, size
+
+    def __len__(self) -> int:
+        return -(-len(self._images) // self._size)
+
+    def __getitem__(self, part: int) -> Any:
+        return self._images.read(range(len(self._images))[part * self._size : (part + 1) * self._size])
+
+
+def _refuse_bad(batch: Any, images: Any) -> None:
+    for row, why in batch.bad.items():
+        raise OSError(f"{images.id(row)} cannot be read ({why}): mend or delete it, or add --skip-bad-images")
+
+
+def cache_folder() -> Path:
+    """Return the folder in which features are kept, beside the weights that torch downloads."""
+    import torch
+
+    return Path(torch.hub.get_dir()).parent / "pytorch_grad_cam_pcasvm"
+
+
+def _file_for(
+    backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, first: Any, wanted: Sequence[str]
+) -> Path:
+    """Return the file that is named by everything that decides what the features are."""
+    import torch
+
+    from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module, digest_of_tensor
+
+    paths = images.data.paths
+    stats = [path.stat() for path in paths]
+    classes = {type(module) for module in backbone.modules()}
+    sources = sorted({
+        file for cls in classes if (file := getattr(sys.modules.get(cls.__module__), "__file__", None)) is not None
+    })
+    decisive = [
+        _FORMAT,
+        torch.__version__,
+        digest_of_module(backbone),
+        [(file, Path(file).stat().st_mtime_ns) for file in sources],  # the code of a network of one's own
+        repr(source),
+        described(pool),
+        preparation.recorded,
+        digest_of_tensor(first),  # what a transform of one's own makes of a picture
+        list(wanted),
+        str(Path(images.data.root).resolve()),
+        [(images.id(row), stat.st_size, stat.st_mtime_ns) for row, stat in enumerate(stats)],
+    ]
+    return cache_folder() / f"{hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:32]}.safetensors"
+
+
+def _keep(file: Path, extracted: TrainingSet) -> None:
+    """Write a training set; where that is not possible, the next command extracts it again."""
+    import torch
+
+    from pytorch_grad_cam_pcasvm.head.storage import write
+
+    tensors = {"features": extracted.features, "numbers": extracted.numbers, "rows": torch.tensor(extracted.rows)}
+    tensors |= {f"means/{name}": means for name, means in extracted.means.items()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file, tensors, {"format": _FORMAT, "bad": json.dumps(extracted.bad)})
+    except OSError as error:
+        print(f"features are not kept for the next command: {error}", file=sys.stderr)
+
+
+def _kept(file: Path) -> TrainingSet | None:
+    """Return the training set in a file, or None."""
+    from pytorch_grad_cam_pcasvm.head.storage import read
+
+    if not file.is_file():
+        return None
+    try:
+        metadata, tensors = read(file, "fit", [_FORMAT])
+    except ValueError:  # damaged: it is written again
+        return None
+    means = {name.removeprefix("means/"): value for name, value in tensors.items() if name.startswith("means/")}
+    rows = tensors["rows"].tolist()
+    return TrainingSet(tensors["features"], tensors["numbers"], rows, json.loads(metadata["bad"]), means)

@@ -1,0 +1,441 @@
+"""What the network sees of the pictures in a folder, what is kept of a training set, and what is said of both."""
+
+import re
+import shutil
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torchvision import transforms
+from torchvision.transforms.functional import normalize, resize, to_tensor
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
+from pytorch_grad_cam_pcasvm.cli import main, training
+from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
+
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def noise(number, size=(20, 32), channels=3):
+    return np.random.default_rng(number).integers(0, 256, (*size, *([channels] if channels > 1 else [])), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def long_photos(tmp_path_factory):
+    """Photos whose classes differ at the left and right rim alone, which a crop of the middle does not see."""
+    root = tmp_path_factory.mktemp("long")
+    for number in range(12):
+        pixels = noise(number, (20, 40)) // 4
+        pixels[:, :8] += np.uint8(150 * (number % 2))
+        save(root / ["good", "hole"][number % 2] / f"{number}.png", pixels)
+    return root
+
+
+@pytest.fixture
+def run(weights, tmp_path, monkeypatch, capsys):
+    """Runs a command with a small network; returns its exit status, what it printed, and its error."""
+    monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
+    options = {"--backbone": "squeezenet1_1", "--weights": str(weights), "--layer": "features"}
+
+    def command(name, photos, *others, **changes):
+        network = options | {f"--{key}": str(value) for key, value in changes.items()}
+        words = [word for pair in network.items() for word in pair]
+        code = main([name, "--images", str(photos), *words, *map(str, others)])
+        printed = capsys.readouterr()
+        return SimpleNamespace(code=code, out=printed.out, err=printed.err)
+
+    return command
+
+
+@pytest.fixture
+def fitted(run, long_photos, tmp_path):
+    """Fits a head on photos; returns it, and what was printed."""
+
+    def fit(*options, photos=long_photos, name="head.safetensors", **changes):
+        done = run("fit", photos, "--components", "3", "--out", tmp_path / name, *options, **changes)
+        assert done.code == 0, done.err
+        return tmp_path / name, done.out
+
+    return fit
+
+
+def expected_features(weights, photos, prepared):
+    backbone = torchvision.models.squeezenet1_1(weights=None).eval()
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    x = torch.stack([prepared(Image.open(path).convert("RGB")) for path in sorted(photos.rglob("*.png"))])
+    return extract_features(backbone, [x], "features", pool="mean", progress=False)[0]
+
+
+def stretch(picture):
+    return normalize(to_tensor(picture.resize((224, 224), Image.Resampling.BILINEAR)), *IMAGENET)
+
+
+def pad(picture):
+    frame = Image.new("RGB", (224, 224), (124, 116, 104))
+    frame.paste(picture.resize((224, 112), Image.Resampling.BILINEAR), (0, 56))
+    return normalize(to_tensor(frame), *IMAGENET)
+
+
+def crop(picture):
+    return torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()(picture)
+
+
+# --- which part of a picture the network sees ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "prepared"), [
+    ([], stretch), (["--resize", "stretch"], stretch), (["--resize", "pad"], pad), (["--resize", "crop"], crop),
+])  # fmt: skip
+def test_a_head_is_fitted_on_what_is_said(fitted, weights, long_photos, options, prepared):
+    path, printed = fitted(*options)
+    head = Head.load(path)
+    features = expected_features(weights, long_photos, prepared)
+    assert np.allclose(head.feature_mean.numpy(), features.mean(0), rtol=1e-5, atol=1e-6 * features.max())
+    assert head.training_set.preparation["resize"] == (options[-1] if options else "stretch")
+    seen = (
+        "the transform cuts off the rim: the network sees 40% of each picture; to let it see all, add --resize stretch"
+    )
+    assert (seen in printed) == (prepared is crop)
+
+
+def test_the_network_sees_a_defect_at_the_rim(fitted):
+    for resized, share in (("stretch", 100), ("pad", 100), ("crop", None)):
+        found = re.search(r"balanced accuracy (\d+)%", fitted("--resize", resized)[1])
+        assert (int(found[1]) == share) if share else int(found[1]) < 90
+
+
+def test_every_command_does_what_the_head_says(fitted, run, long_photos, tmp_path, weights):
+    stretched, _ = fitted("--resize", "stretch")
+    padded, _ = fitted("--resize", "pad", name="padded.safetensors")
+    for head, prepared in ((stretched, stretch), (padded, pad)):
+        done = run("atlas", long_photos, "--head", head, "--out", tmp_path / prepared.__name__)
+        assert done.code == 0, done.err
+        store = atlas.load(tmp_path / prepared.__name__)
+        features = expected_features(weights, long_photos, prepared)
+        head = Head.load(head)
+        trace = head(torch.from_numpy(features))
+        assert np.allclose(store.components, trace.values[head.component_position], rtol=1e-3, atol=1e-3)
+        assert store.manifest["preparation"]["resize"] == prepared.__name__
+        assert Head.load(tmp_path / prepared.__name__ / "head.safetensors").training_set.preparation["resize"]
+    for command in ("atlas", "evaluate", "export"):
+        done = run(command, long_photos, "--head", stretched, "--out", tmp_path / "no", "--resize", "crop")
+        assert done.code == 2
+        assert (
+            "--resize crop, but the head was fitted on pictures prepared by --resize stretch: leave it out" in done.err
+        )
+
+
+def test_a_head_that_says_nothing_means_the_crop(fitted, run, long_photos, tmp_path, weights):
+    head = Head.load(fitted("--resize", "crop")[0])
+    head.training_set.preparation = None
+    head.save(tmp_path / "old.safetensors")
+    assert b"pytorch_grad_cam_pcasvm head 2" in (tmp_path / "old.safetensors").read_bytes()
+    done = run("atlas", long_photos, "--head", tmp_path / "old.safetensors", "--out", tmp_path / "atlas")
+    assert done.code == 0, done.err
+    store = atlas.load(tmp_path / "atlas")
+    trace = head(torch.from_numpy(expected_features(weights, long_photos, crop)))
+    assert np.allclose(store.components, trace.values[head.component_position], rtol=1e-3, atol=1e-3)
+    assert store.manifest["preparation"] is None
+    # Version 0.3 would crop what such a head was not fitted on, and refuses to read it.
+    assert b"pytorch_grad_cam_pcasvm head 3" in fitted()[0].read_bytes()
+
+
+OWN = """
+import torchvision
+from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
+
+def network(*steps):
+    return torchvision.models.squeezenet1_1(weights=None), Compose([*steps, ToTensor(), Normalize([0.5] * 3, [1] * 3)])
+
+def cropping():
+    return network(CenterCrop((20, 20)), Resize((64, 64)))
+
+def whole():
+    return network(Resize((64, 64)))
+
+def alone():
+    return network()[0]
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module with networks of one's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    (tmp_path / "rims.py").write_text(OWN)
+    yield
+    sys.modules.pop("rims", None)
+
+
+def test_a_transform_of_ones_own_is_kept_and_said_to_crop(own, fitted, run, long_photos, tmp_path):
+    head, printed = fitted(backbone="rims:cropping")
+    assert "the transform cuts off the rim: the network sees 48% of each picture\n" in printed
+    assert Head.load(head).training_set.preparation["resize"] is None
+    assert "cuts off" not in fitted(backbone="rims:whole", name="whole.safetensors")[1]
+    done = run("fit", long_photos, "--out", tmp_path / "a.safetensors", "--resize", "pad", backbone="rims:whole")
+    assert "--resize pad, but the transform of rims:whole is your own and decides that: leave it out" in done.err
+    done = run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", backbone="rims:alone")
+    assert "the head was fitted with a transform of your own, which rims:alone does not come with: name" in done.err
+    assert run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", backbone="rims:cropping").code == 0
+
+
+@pytest.mark.parametrize(("steps", "share"), [
+    ([transforms.CenterCrop((100, 160))], 0.25), ([transforms.Resize((64, 64))], 1.0), ([transforms.Pad(4)], 1.0),
+    ([transforms.CenterCrop((200, 160)), transforms.Resize((64, 64))], 0.5),
+])  # fmt: skip
+@pytest.mark.parametrize("standardised", [False, True])
+def test_the_share_that_is_seen(steps, share, standardised):
+    last = [transforms.Normalize(*IMAGENET)] if standardised else []
+    transform = transforms.Compose([*steps, transforms.ToTensor(), *last])
+    assert Preparation(transform, None, None).share_seen(320, 200) == pytest.approx(share, abs=0.04)
+
+
+# --- which number is white -------------------------------------------------------------------------------------------
+
+
+def deep(root, of_cats, of_dogs, whole=True):
+    """Write the same pictures of two classes, with other numbers for each."""
+    for number in range(8):
+        grey = noise(number // 2, channels=1)
+        for name, scaled in (("cat", of_cats), ("dog", of_dogs)):
+            path = root / name / f"{number}.tif"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(scaled(grey)).save(path)
+    return root
+
+
+def test_8_and_16_bits_are_the_same_pictures(fitted, tmp_path):
+    photos = deep(tmp_path / "p", lambda grey: grey, lambda grey: (grey * 257.0).astype(np.uint16))
+    printed = fitted(photos=photos)[1]
+    assert "8 of 16 pictures have more than 8 bits: 65535 is white\n" in printed
+    assert "hint: their largest" not in printed
+    correct = int(re.search(r"cross-validation: (\d+)% correct", printed)[1])
+    assert correct <= 50  # there is nothing to tell them apart by
+
+
+def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
+    photos = deep(tmp_path / "p", lambda grey: (grey * 16.0).astype(np.uint16), lambda grey: grey)
+    printed = fitted(photos=photos)[1]
+    assert "hint: their largest number is 4080, so all are dark: try --white-level 4095\n" in printed
+    head, printed = fitted("--white-level", "4080", photos=photos)
+    assert "hint: their largest" not in printed
+    assert Head.load(head).training_set.preparation["white_level"] == 4080
+    assert int(re.search(r"cross-validation: (\d+)% correct", printed)[1]) <= 50
+    done = run("atlas", photos, "--head", head, "--out", tmp_path / "atlas", "--white-level", "65535")
+    assert "--white-level 65535, but the head was fitted with 4080: leave it out, or fit again" in done.err
+    done = run("fit", photos, "--white-level", "4000", "--out", tmp_path / "no.safetensors")
+    assert re.search(r"cat/\d.tif cannot be read \(its numbers go from .* and 4000 white\): mend or delete", done.err)
+
+
+@pytest.mark.parametrize("white", [1.0, 255.0])
+def test_what_is_white_in_floats_is_decided_once(fitted, run, tmp_path, white):
+    photos = deep(tmp_path / "p", lambda grey: (grey * (white / 255)).astype(np.float32), lambda grey: grey)
+    head, printed = fitted(photos=photos)
+    assert f"8 of 16 pictures have floating-point numbers, to {white:g}: {white:g} is white\n" in printed
+    assert Head.load(head).training_set.preparation["float_white"] == white
+    assert int(re.search(r"cross-validation: (\d+)% correct", printed)[1]) <= 50
+    dark = deep(tmp_path / "dark", lambda grey: (grey * (0.5 / 255)).astype(np.float32), lambda grey: grey)
+    assert run("atlas", dark, "--head", head, "--out", tmp_path / "atlas").code == 0  # as dark as they are
+    values = atlas.load(tmp_path / "atlas").components
+    cats, dogs = values[:8], values[8:]
+    assert np.abs(cats - dogs).max() > 0.1 * np.abs(values).max()
+
+
+def test_floats_of_two_kinds_and_others_are_refused(run, tmp_path):
+    photos = deep(tmp_path / "p", lambda grey: (grey / 255).astype(np.float32), lambda grey: grey.astype(np.float32))
+    options = ["--out", tmp_path / "head.safetensors", "--components", "3"]
+    done = run("fit", photos, *options)
+    assert "floating-point pictures must all go to 1, or all to 255, but the largest numbers of cat/" in done.err
+    shutil.rmtree(photos)
+    photos = deep(tmp_path / "p", lambda grey: grey * np.float32(100), lambda grey: grey)
+    done = run("fit", photos, *options)
+    assert "cat/0.tif cannot be read (its numbers are floating-point, and nothing says which is white" in done.err
+    done = run("fit", photos, *options, "--skip-bad-images")
+    assert "only images of 'dog' can be read, but an SVM needs two classes" in done.err
+
+
+def test_bad_pictures_are_named_and_skipped_whatever_is_wrong_with_them(fitted, run, tmp_path):
+    photos = deep(tmp_path / "p", lambda grey: grey, lambda grey: 255 - grey)
+    Image.new("1", (20000, 10000)).save(photos / "cat" / "3.png")
+    (photos / "dog" / "9.jpg").write_bytes(b"no picture")
+    done = run("fit", photos, "--out", tmp_path / "head.safetensors")
+    assert "cat/3.png cannot be read (DecompressionBombError: Image size (200000000 pixels)" in done.err
+    assert "or add --skip-bad-images" in done.err
+    _, printed = fitted("--skip-bad-images", photos=photos)
+    assert "skipped 2 images that cannot be read: cat/3.png, dog/9.jpg\n" in printed
+    _, printed = fitted("--skip-bad-images", photos=photos)  # from the cache
+    assert "skipped 2 images that cannot be read: cat/3.png, dog/9.jpg\n" in printed
+    done = run("fit", photos, "--out", tmp_path / "head.safetensors")
+    assert "cat/3.png cannot be read" in done.err
+
+
+# --- means of layers -------------------------------------------------------------------------------------------------
+
+
+def test_contributions_at_inner_layers_do_not_depend_on_the_pictures_at_hand(
+    fitted, run, long_photos, tmp_path, weights, monkeypatch
+):
+    head, _ = fitted()
+    means = Head.load(head).training_set.means
+    assert "features" in means
+    inner = next(name for name in means if name != "features")
+    backbone = torchvision.models.squeezenet1_1(weights=None).eval()
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    x = torch.stack([stretch(Image.open(path).convert("RGB")) for path in sorted(long_photos.rglob("*.png"))])
+    expected = package.mean_activations(backbone, [x], inner, progress=False).mean((1, 2))
+    assert torch.allclose(means[inner][:, 0], expected, rtol=1e-4, atol=1e-6)
+    few = tmp_path / "few" / "good"
+    few.mkdir(parents=True)
+    shutil.copy(sorted((long_photos / "good").iterdir())[0], few / "0.png")
+    options = ["--head", head, "--features", "features"]
+    for photos, out in ((long_photos, "all"), (tmp_path / "few", "one")):
+        assert run("atlas", photos, *options, "--out", tmp_path / out, layer=inner).code == 0
+    every, one = atlas.load(tmp_path / "all"), atlas.load(tmp_path / "one")
+    assert np.abs(one.maps([0]).maps - every.maps([0]).maps).max() < 2e-3 * every.maps([0]).maps.abs().max()
+    net = PCASVMNet(backbone, Head.load(head), "features", pool="mean").eval()
+    by_hand = ContributionCAM(net, [inner], mean=means[inner][:, 0]).explain(x[:2])
+    assert torch.equal(ContributionCAM(net, [inner]).explain(x[:2]).maps, by_hand.maps)
+    done = run("atlas", long_photos, *options, "--out", tmp_path / "no", layer="features.1")
+    told = f"contributions at 'features.1' start near the mean of the training images there, which {head} does not hold"
+    assert told in done.err
+    for photos, out in ((long_photos, "many"), (tmp_path / "few", "yes")):
+        done = run("atlas", photos, *options, "--out", tmp_path / out, "--train", long_photos, layer="features.1")
+        assert done.code == 0, done.err
+    every, one = atlas.load(tmp_path / "many"), atlas.load(tmp_path / "yes")
+    assert np.abs(one.maps([0]).maps - every.maps([0]).maps).max() < 2e-3 * every.maps([0]).maps.abs().max()
+    elsewhere = package.mean_activations(backbone, [x], "features.1", progress=False).mean((1, 2))
+    wanted = ContributionCAM(net, ["features.1"], mean=elsewhere).explain(x[:1])
+    near = float((one.maps([0]).maps - wanted.maps[:, :3]).abs().max() / wanted.maps.abs().max())
+    assert near < 0.05  # its own means differ in the last bits, and lead to other activations at which components are 0
+
+
+def test_means_of_another_network_are_refused(fitted, long_photos):
+    head = Head.load(fitted()[0])
+    inner = next(name for name in head.training_set.means if name != "features")
+    head.training_set.means[inner] = torch.zeros(5, 1)
+    net = PCASVMNet(torchvision.models.squeezenet1_1(weights=None), head, "features", pool="mean").eval()
+    with pytest.raises(
+        ValueError, match=r"the head holds means of shape \(5, 1\), but the layer has \d+ channels and 0 "
+    ):
+        ContributionCAM(net, [inner]).explain(torch.randn(1, 3, 224, 224), [SVMTarget()])
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_head_does_not_run_the_network(fitted, long_photos, tmp_path, monkeypatch):
+    first, printed = fitted()
+    assert "features: taken from" not in printed
+    monkeypatch.setattr(package, "extract_features", lambda *_, **__: pytest.fail("ran"))
+    second, printed = fitted("--kernel", "linear", name="linear.safetensors")
+    assert "features: taken from" in printed
+    assert Head.load(second).digest() != Head.load(first).digest()
+    again, _ = fitted(name="again.safetensors")
+    assert again.read_bytes() == first.read_bytes()
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("change", ["--no-cache", "--resize", "--pool", "a file", "another", "damage", "weights"])
+def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos, tmp_path, change, weights):
+    photos = shutil.copytree(long_photos, tmp_path / "photos")
+    fitted(photos=photos)
+    options, changes = [], {}
+    match change:
+        case "--no-cache":
+            options = ["--no-cache"]
+        case "--resize":
+            options = ["--resize", "pad"]
+        case "--pool":
+            options = ["--pool", "max"]
+        case "a file":
+            save(photos / "good" / "0.png", noise(77))
+        case "another":
+            save(photos / "good" / "99.png", noise(78))
+        case "damage":
+            (file,) = (tmp_path / "cache").iterdir()
+            file.write_bytes(file.read_bytes()[:-9])
+        case "weights":
+            state = torch.load(weights, weights_only=True)
+            torch.save({name: tensor + 1e-3 for name, tensor in state.items()}, tmp_path / "other.pth")
+            changes = {"weights": tmp_path / "other.pth"}
+    assert "features: taken from" not in fitted(*options, photos=photos, **changes)[1]
+    if change != "--no-cache":
+        assert "features: taken from" in fitted(*options, photos=photos, **changes)[1]
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    assert fitted()[1].endswith("(leave out with --no-pictures)\n")
+
+
+def test_workers_read_the_same(fitted):
+    one, two = fitted("--no-cache")[0], fitted("--no-cache", "--workers", "2", name="two.safetensors")[0]
+    assert one.read_bytes() == two.read_bytes()
+
+
+# --- what is said of a head ------------------------------------------------------------------------------------------
+
+
+def test_after_a_poor_score_it_is_said_what_to_try(fitted, tmp_path):
+    for number in range(12):
+        save(tmp_path / "p" / "ab"[number % 2] / f"{number}.png", noise(number))
+    _, printed = fitted("--resize", "crop", photos=tmp_path / "p")
+    (hint,) = [line for line in printed.splitlines() if line.startswith("hint: ")]
+    for way in ("--resize stretch", "--layer or --pool", "--class-weight balanced", "--search", "--kernel linear"):
+        assert way in hint
+    printed = fitted("--class-weight", "balanced", "--kernel", "linear", "--search", photos=tmp_path / "p")[1]
+    (hint,) = [line for line in printed.splitlines() if line.startswith("hint: ")]
+    assert not any(way in hint for way in ("--resize stretch", "--class-weight", "--search", "--kernel"))
+    assert "another --resize" in hint
+
+
+def test_a_good_score_needs_no_hint(fitted):
+    assert "hint" not in fitted("--resize", "stretch")[1]
+
+
+def test_cost_and_gamma(fitted, run, long_photos, tmp_path):
+    svm = Head.load(fitted("--C", "0.01", "--gamma", "0.5")[0]).stages[-1]
+    assert svm.kernel.gamma == pytest.approx(0.5)
+    assert float(svm.dual_coef.abs().max()) <= 0.01
+    done = run("fit", long_photos, "--C", "0", "--out", tmp_path / "a.safetensors")
+    assert "--C must be positive, got 0" in done.err
+    done = run("fit", long_photos, "--out", tmp_path / "a.safetensors", layer="auto")
+    assert "--layer auto finds the layer of maps: name that of the features to fit on" in done.err
+
+
+def test_a_search_is_scikit_learns(fitted, weights, long_photos):
+    from sklearn.decomposition import PCA
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVC
+
+    head, printed = fitted("--search")
+    features = expected_features(weights, long_photos, stretch)
+    labels = np.repeat(["good", "hole"], 6)
+    components = make_pipeline(StandardScaler(), PCA(3, random_state=0)).fit_transform(features)
+    gammas = [factor / (3 * components.var()) for factor in (0.1, 1, 10)]
+    grid = {"C": [0.1, 1.0, 10.0, 100.0], "gamma": gammas}
+    search = GridSearchCV(SVC(), grid, scoring="balanced_accuracy", cv=StratifiedKFold(5)).fit(components, labels)
+    chosen = re.search(r"search: --C (\S+) --gamma (\S+) is the best of 12", printed)
+    assert float(chosen[1]) == pytest.approx(search.best_params_["C"], rel=1e-2)
+    assert float(chosen[2]) == pytest.approx(search.best_params_["gamma"], rel=1e-2)
+    assert Head.load(head).stages[-1].kernel.gamma == pytest.approx(search.best_params_["gamma"], rel=1e-3)
+
+
+def test_the_resized_picture_is_the_one_of_pillow():
+    assert torch.equal(
+        stretch(Image.fromarray(noise(0))),
+        normalize(to_tensor(resize(Image.fromarray(noise(0)), [224, 224])), *IMAGENET),
+    )
