@@ -623,7 +623,7 @@ class ClosedFormCAM(Named, BaseCAM):
             )
 
     def _checked_images(self, x: Any) -> Any:
-        x = checked_images(x)
+        x = checked_images(x, self.model)
         return x.to(device_of(self.model))
 
     @contextmanager

@@ -94,7 +94,7 @@ def traced_program(
             f"{name} runs each image on its own, again and again, which is no program",
             "export ContributionCAM, or a gradient method",
         )
-    x = one_input(checked_images(images), "a program").to(device_of(cam.model))
+    x = one_input(checked_images(images, cam.model), "a program").to(device_of(cam.model))
     kinds = {x.dtype, *(value.dtype for value in cam.model.parameters() if value.is_floating_point())}
     if kinds != {torch.float32} or torch.is_autocast_enabled(x.device.type):
         raise ValueError(
