@@ -62,10 +62,14 @@ class Run:
                 Way("pass reshape_transform='tokens' (for transformers) or a function", "reshape_transform"),
             )
         if not is_traced() and len(activations) != len(self.images):
-            raise ValueError(
+            several = len(activations) // max(len(self.images), 1)
+            refuse(
+                ValueError,
                 f"{self.layers[layer]!r} has activations of {len(activations)} rows for {len(self.images)} images "
-                "(crops, or both of a pair, in one batch?): pass a reshape_transform that returns (N, T, H, W), or let "
-                "the layer run once for each"
+                "(crops, or both of a pair, in one batch?)",
+                "pass a reshape_transform that returns (N, T, H, W), as lambda t: "
+                f"t.unflatten(0, (-1, {several})).transpose(1, 2).flatten(2, 3) for {several} crops of each image",
+                "let the layer run once for each",
             )
         return activations
 
