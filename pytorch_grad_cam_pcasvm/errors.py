@@ -53,7 +53,7 @@ class NoClosedFormError(_RefusedError):
         ...     net = PCASVMNet(backbone, DecisionTreeClassifier().fit(features, labels))
         ... except NoClosedFormError as error:
         ...     print(error.reason)
-        DecisionTreeClassifier has no closed-form Jacobian: its output is piecewise constant, its gradient 0. ...
+        DecisionTreeClassifier has no closed-form Jacobian, since its output is piecewise constant, its gradient 0
     """
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.backward import advice
 from pytorch_grad_cam_pcasvm.autodiff.call import Call
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
@@ -106,7 +105,8 @@ def _pairs(argument: Any, part: Any) -> list[tuple[int, Any]]:
 
 def _no_rule(step: Step) -> NoClosedFormError:
     return NoClosedFormError(
-        *advice(
-            f"{step.name} has no rule of relevance", "use ContributionCAM or LIFTCAM", "choose a later target layer"
-        )
+        # Not jacobian="auto": autograd knows no relevance either.
+        f"{step.name} has no rule of relevance",
+        "use ContributionCAM or LIFTCAM",
+        "choose a later target layer",
     )

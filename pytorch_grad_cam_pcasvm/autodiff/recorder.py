@@ -162,7 +162,7 @@ class Recorder(Mode):
         if self._entered and torch.overrides._get_current_function_mode() is not self:
             raise NoClosedFormError(
                 "the network leaves a TorchFunctionMode between the target layer and the features",
-                "enter it around the whole network",
+                "enter it before the network runs, as in with mode: cam.explain(images)",
             )
         if self._entered:
             self.__exit__(None, None, None)

@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm.maps import (
     largest,
     warn_of_blanks,
 )
-from pytorch_grad_cam_pcasvm.model.features import FeatureSource, checked_images, flatten, one_input
+from pytorch_grad_cam_pcasvm.model.features import FeatureSource, check_rows, checked_images, flatten, one_input
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.model.modules import (
     device_of,
@@ -506,6 +506,8 @@ class ClosedFormCAM(Named, BaseCAM):
         if isinstance(self.model, PCASVMNet) and self._checked_head is not self.model.head:
             self.model.head.check(flatten(passed.output)[:2])
             self._checked_head = self.model.head
+        if isinstance(self.model, PCASVMNet):
+            check_rows(flatten(passed.output), x)
         run.output = run.output_of(passed.output)
         return run
 
@@ -623,7 +625,7 @@ class ClosedFormCAM(Named, BaseCAM):
             )
 
     def _checked_images(self, x: Any) -> Any:
-        x = checked_images(x)
+        x = checked_images(x, self.model)
         return x.to(device_of(self.model))
 
     @contextmanager

@@ -400,7 +400,7 @@ def mean_activations(
     count = 0
     with evaluating(net), torch.no_grad():
         for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
-            images = checked_images(image_and_label(batch)[0])
+            images = checked_images(image_and_label(batch)[0], backbone)
             activations = output_of(backbone, name, images.to(device_of(net)))
             if not isinstance(activations, Tensor):
                 raise TypeError(

@@ -1,5 +1,6 @@
 """One run of a network, and what methods can get from it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,10 +64,14 @@ class Run:
                 Way("pass reshape_transform='tokens' (for transformers) or a function", "reshape_transform"),
             )
         if not is_traced() and len(activations) != len(self.images):
-            raise ValueError(
+            several = len(activations) // max(len(self.images), 1)
+            refuse(
+                ValueError,
                 f"{self.layers[layer]!r} has activations of {len(activations)} rows for {len(self.images)} images "
-                "(crops, or both of a pair, in one batch?): pass a reshape_transform that returns (N, T, H, W), or let "
-                "the layer run once for each"
+                "(crops, or both of a pair, in one batch?)",
+                "pass a reshape_transform that returns (N, T, H, W), as lambda t: "
+                f"t.unflatten(0, (-1, {several})).transpose(1, 2).flatten(2, 3) for {several} crops of each image",
+                "let the layer run once for each",
             )
         return activations
 
@@ -203,11 +208,25 @@ class Run:
         """Return the sums over everything else of numbers as the network has them, shape (N,)."""
         transform = self.transforms[layer]
         if not isinstance(transform, Layout) and numbers.shape[0] != self.count:
-            raise ValueError(
-                f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does not "
-                "count images, so what reshape_transform leaves out is unknown: pass reshape_transform='tokens'"
-            )
+            if not self._keeps_all(numbers.shape, layer):
+                refuse(
+                    ValueError,
+                    f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does "
+                    "not count images, so what reshape_transform leaves out is unknown",
+                    Way("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
+                    "pass one that leaves nothing out, as crops side by side in (N, T, P H, W)",
+                    "use a gradient method such as ClosedFormGradCAM",
+                )
+            return self.shaped(numbers, layer).flatten(1).sum(1)
         return numbers.movedim(transform.batch if isinstance(transform, Layout) else 0, 0).flatten(1).sum(1)
+
+    def _keeps_all(self, shape: Sequence[int], layer: int) -> bool:
+        """Return whether a transform only moves numbers, each to one place: then it leaves nothing out."""
+        if is_traced():
+            return False
+        places = torch.arange(math.prod(shape), dtype=torch.float64, device=self.images.device)
+        moved = self.shaped(places.reshape(tuple(shape)), layer)
+        return len(moved) == self.count and torch.equal(moved.flatten().sort().values, places)
 
     def _grads(self, seeds: Seeds) -> list[Tensor | None]:
         """Return the seeds in the shapes of what the pass gave."""

@@ -146,8 +146,21 @@ def _state(path: Path) -> Any:
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
+    except OSError:
+        raise
+    # Torch advises weights_only=False, which is not for a command that may read anyone's file.
+    except Exception as error:
+        if "TorchScript" in str(error):
+            raise ValueError(
+                f"{path} is a TorchScript archive: write its weights to another file, torch.save("
+                f"torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
+            ) from error
+        if not isinstance(error, UnpicklingError):
+            raise ValueError(f"{path} is no file of torch.save, or is damaged: write it again") from error
         state = error
     if not isinstance(state, Mapping):
-        raise ValueError(f"{path} has no state dict: write it with torch.save(net.state_dict(), {path.name!r})")
+        raise ValueError(
+            f"{path} has no state dict: write it with torch.save(net.state_dict(), {path.name!r}), if you trust the "
+            f"file with net = torch.load({str(path)!r}, weights_only=False), or joblib.load for one of joblib's"
+        )
     return state

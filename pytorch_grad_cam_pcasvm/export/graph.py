@@ -94,7 +94,7 @@ def traced_program(
             f"{name} runs each image on its own, again and again, which is no program",
             "export ContributionCAM, or a gradient method",
         )
-    x = one_input(checked_images(images), "a program").to(device_of(cam.model))
+    x = one_input(checked_images(images, cam.model), "a program").to(device_of(cam.model))
     kinds = {x.dtype, *(value.dtype for value in cam.model.parameters() if value.is_floating_point())}
     if kinds != {torch.float32} or torch.is_autocast_enabled(x.device.type):
         raise ValueError(
@@ -176,14 +176,15 @@ def _graph(
         raise NoProgramError(
             f"{_place(error)} decides by the value of a number, so another image may take other steps than a program",
             "take the decision out of the network",
-            "choose a later target layer, if it is behind this one",
+            "explain images in Python, cam.explain(images), which runs the network itself",
         ) from error
     except _REFUSED:
         raise
     except Exception as error:  # whatever torch's tracer cannot do
         raise NoProgramError(
             f"{type(cam).__name__} cannot be traced through {network} ({str(error).splitlines()[0]})",
-            "choose a later target layer",
+            "if the network does that, write it with torch's functions of tensors",
+            "if its derivative does, choose a later target layer",
             "export a gradient method such as ClosedFormGradCAM",
         ) from error
     if shapes.replacements:
@@ -191,7 +192,7 @@ def _graph(
             f"something in {network}, as len(x), int(x.shape[0]) or a loop over images, or a second derivative of "
             f"{type(cam).__name__}, is traced for {_BATCH} images only",
             "use x.shape[0], which is a symbol then",
-            "export ContributionCAM or ClosedFormGradCAM",
+            "where it is a second derivative, export ContributionCAM or ClosedFormGradCAM",
         )
     known = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
     weights = {}

@@ -111,9 +111,9 @@ def check_maps(title: str, group: SignedMaps, images: int) -> None:
     shape, named = tuple(group.maps.shape), f" ({title})" if title else ""
     if len(shape) == 5:
         raise ValueError(
-            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, but only pictures are drawn: choose "
-            f"one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, :, d]), and give that slice of "
-            "the images, shape (N, H, W)"
+            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, but only pictures are drawn: use "
+            f"figures.plot_volume, or choose one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, "
+            ":, d]), and give that slice of the images, shape (N, H, W)"
         )
     if len(shape) != 4 or shape[0] != images:
         raise ValueError(

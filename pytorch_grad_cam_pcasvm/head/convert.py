@@ -2,22 +2,31 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn import __version__ as running_version
 from sklearn import preprocessing
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, is_classifier, is_regressor
+from sklearn.base import (
+    BaseEstimator,
+    ClusterMixin,
+    OneToOneFeatureMixin,
+    OutlierMixin,
+    is_classifier,
+    is_regressor,
+)
 from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 
@@ -30,6 +39,7 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
     Raises:
         NoClosedFormError: an estimator is not supported.
         TypeError: something is not a fitted estimator, or the function registered for one returns no stage.
+        ValueError: an estimator was fitted by another version of scikit-learn, and lacks what is read here.
     """
     _register()
     estimators = list(_estimators(fitted))
@@ -43,7 +53,8 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
             check_is_fitted(estimator.estimator if prefit else estimator)
             _refuse_own_methods(estimator)
         last = position == len(estimators) - 1 and not transform
-        stage = stage_for(estimator) if last else transformer_for(estimator)
+        with _other_versions_named():
+            stage = stage_for(estimator) if last else transformer_for(estimator)
         if not isinstance(stage, Stage):
             kind = type(estimator).__name__
             raise TypeError(f"what is registered for {kind} returns a {type(stage).__name__}, not a Stage")
@@ -55,6 +66,8 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
 
 # scikit-learn-intelex: subclasses whose methods compute the same elsewhere.
 _ACCELERATED = ("sklearnex.", "daal4py.")
+# imbalanced-learn: its methods pass over samplers, and are scikit-learn's otherwise.
+_RESAMPLED = "imblearn.pipeline"
 
 
 def _compare(estimator: Any, stages: list[Stage]) -> None:
@@ -84,20 +97,46 @@ def _compare(estimator: Any, stages: list[Stage]) -> None:
         )
 
 
-def _refuse_own_methods(estimator: BaseEstimator, way_out: str = "") -> None:
+@contextmanager
+def _other_versions_named() -> Iterator[None]:
+    """Name the versions where a part of scikit-learn was fitted by one that had not all of today's attributes."""
+    try:
+        yield
+    except AttributeError as error:
+        part, missing = error.obj, error.name
+        if type(part).__module__.partition(".")[0] != "sklearn":
+            raise
+        # Unpickling takes the version out of the state, and only warns of it.
+        version = vars(part).get("_sklearn_version")
+        fitted_with = (
+            "perhaps with another version, which the InconsistentVersionWarning names when it is unpickled"
+            if version is None
+            else f"with scikit-learn {version}"
+        )
+        refuse(
+            ValueError,
+            f"{type(part).__name__} has no {missing!r}, which it has in scikit-learn {running_version}; it was fitted "
+            f"{fitted_with}",
+            "fit it again",
+            f"install that version, pip install scikit-learn=={version or '...'}",
+        )
+
+
+def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
     """Raise an error for a subclass that computes something else than the supported estimator."""
     own = []
     for kind in type(estimator).__mro__:
         if kind in stage_for.registry or kind.__module__.startswith("sklearn."):
             break
-        if kind.__module__.startswith(_ACCELERATED):
+        if kind.__module__.startswith((*_ACCELERATED, _RESAMPLED)):
             continue
         own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(kind)]
     if own and kind is not BaseEstimator:
         name = type(estimator).__name__
         raise NoClosedFormError(
-            f"{name} is a {kind.__name__} with a {own[0]} of its own, which would not be explained. "
-            f"Add it with stage_for.register({name}){way_out}."
+            f"{name} is a {kind.__name__} with a {own[0]} of its own, which would not be explained",
+            f"add it with stage_for.register({name})",
+            *ways_out,
         )
 
 
@@ -110,15 +149,17 @@ def _estimators(fitted: Any) -> Iterator[Any]:
         yield from _estimators(_from_gpu(fitted))
     elif fitted is None or (isinstance(fitted, str) and fitted == "passthrough"):
         return
+    elif hasattr(fitted, "fit_resample") and not hasattr(fitted, "transform") and not hasattr(fitted, "predict"):
+        return  # a sampler, as imbalanced-learn's: it changes the training set, and nothing of what is predicted
     elif isinstance(fitted, preprocessing.FunctionTransformer) and fitted.func is None:
         return  # it need not be fitted
     elif stage_for.dispatch(type(fitted)) is not stage_for.dispatch(object):
         yield fitted
     elif isinstance(fitted, Pipeline):
-        _refuse_own_methods(fitted, ", or pass its fitted steps as a list")
+        _refuse_own_methods(fitted, "pass its fitted steps as a list")
         yield from _estimators([step for _, step in fitted.steps])
     elif isinstance(fitted, BaseSearchCV):
-        _refuse_own_methods(fitted, ", or pass its best_estimator_")
+        _refuse_own_methods(fitted, "pass its best_estimator_")
         check_is_fitted(fitted)
         if not hasattr(fitted, "best_estimator_"):
             raise ValueError(f"{type(fitted).__name__} has no best estimator: fit it with refit=True")
@@ -129,14 +170,37 @@ def _estimators(fitted: Any) -> Iterator[Any]:
         yield fitted
 
 
-# Parts of the names of estimators that have no maps, and why.
+# Parts of the names of estimators that have no maps, and why; the first that fits counts.
 _REFUSED = {
+    "NearestNeighbors NeighborsTransformer": "it searches for training images, and decides nothing",
+    "LabelBinarizer LabelEncoder": "it takes labels, not features",
+    "Vectorizer FeatureHasher": "it takes texts, not features",
+    "PatchExtractor": "it takes images, not features",
+    "Imputer MissingIndicator": "it is for missing values, and features have none",
     "Tree Forest Boost Isolation Neighbors Binarizer Discretizer": "its output is piecewise constant, its gradient 0",
     "Chain": "each of its members takes the labels of those before it, a step whose gradient is 0",
     "NMF Dirichlet Dictionary SparseCoder": "it is an iteration that stops at a tolerance",
-    "Isomap LocallyLinear Spectral LocalOutlier TSNE MDS": "it needs the graph of the training set's neighbours",
+    "TSNE MDS SpectralEmbedding": "it places its training images, and no others",
+    "DBSCAN OPTICS Agglomerative Spectral": "it groups its training images, and no others",
+    "Isomap LocallyLinear LocalOutlier": "it needs the graph of the training set's neighbours",
     "Categorical Ordinal OneHot Target": "it takes categories, not numbers",
+    "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "it estimates a covariance, and decides nothing",
+    "KernelDensity": "it estimates a density, and decides nothing",
     "Dummy": "it does not look at the features",
+}
+# Parts of the names of estimators, and what has maps in their place; all others have the usual one of their role.
+_INSTEAD = {
+    "NearestNeighbors NeighborsTransformer": "fit KNeighborsClassifier",
+    "CategoricalNB": "fit GaussianNB",
+    "LabelBinarizer LabelEncoder Vectorizer FeatureHasher PatchExtractor Imputer MissingIndicator": "leave it out",
+    "OneHotEncoder OrdinalEncoder TargetEncoder": "leave it out",
+    "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "fit EllipticEnvelope",
+    "KernelDensity": "fit OneClassSVM",
+    "KernelCenterer": "fit KernelPCA, which centres its kernel itself",
+    "PolynomialFeatures PolynomialCountSketch Spline Chi2Sampler": "fit Nystroem",
+    "QuantileTransformer": "fit PowerTransformer",
+    "TfidfTransformer": "fit Normalizer",
+    "BernoulliRBM": "fit PCA",
 }
 
 
@@ -182,14 +246,34 @@ def stage_for(estimator: Any) -> Stage:
             "the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
             f"got {name}: {estimator!r:.80}"
         )
+    why = _by_name(_REFUSED, name)
+    reason = f"{name} has no closed-form Jacobian{f', since {why}' if why else ' here'}"
+    own = [] if why else [f"add yours with stage_for.register({name})"]
+    raise NoClosedFormError(reason, _by_name(_INSTEAD, name) or _usual(estimator), *own)
+
+
+def _by_name(table: Mapping[str, str], name: str) -> str | None:
+    """Return the entry of the first parts of names that an estimator's name has, or None."""
+    return next((entry for parts, entry in table.items() if any(part in name for part in parts.split())), None)
+
+
+def _usual(estimator: BaseEstimator) -> str:
+    """Return what to fit in place of an estimator of this role."""
     # FunctionTransformer is near to many names, and to none in what it does.
     known = [kind.__name__ for kind in stage_for.registry if kind not in (object, preprocessing.FunctionTransformer)]
-    one_to_one = "StandardScaler" if isinstance(estimator, OneToOneFeatureMixin) else "PCA"
-    usual = "SVC" if is_classifier(estimator) else "SVR" if is_regressor(estimator) else one_to_one
-    nearest = [*get_close_matches(name, known, n=1, cutoff=0.8), usual][0]
-    why = next((why for parts, why in _REFUSED.items() if any(part in name for part in parts.split())), None)
-    why, own = (f": {why}", "") if why else (" here", f"; or add yours with stage_for.register({name})")
-    raise NoClosedFormError(f"{name} has no closed-form Jacobian{why}. The nearest that has one is {nearest}{own}.")
+    nearest = get_close_matches(type(estimator).__name__, known, n=1, cutoff=0.8)
+    if nearest:
+        return f"fit {nearest[0]}"
+    if isinstance(estimator, OutlierMixin):
+        return "fit OneClassSVM or EllipticEnvelope, or fit PCA and explain ResidualTarget() or HotellingTarget()"
+    if isinstance(estimator, ClusterMixin):
+        between = ", or to reduce features PCA" if hasattr(estimator, "transform") else ""
+        return f"fit GaussianMixture, whose components are clusters{between}"
+    if is_classifier(estimator):
+        return "fit SVC"
+    if is_regressor(estimator):
+        return "fit SVR"
+    return f"fit {'StandardScaler' if isinstance(estimator, OneToOneFeatureMixin) else 'PCA'}"
 
 
 @singledispatch

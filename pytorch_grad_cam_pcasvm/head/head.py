@@ -189,6 +189,9 @@ class Head(Hookable):
     def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
         """Return the trace of features (N, D), of any floating-point dtype, in the head's precision; and None."""
         if self.n_features not in (None, features.shape[-1]):
+            several, rest = divmod(features.shape[-1], self.n_features)
+            crops = f"(N, {several}, {self.n_features}), pass pool=lambda t: t.mean(1)"
+            crops = f"if it gives {several} crops or patches of each image, {crops}"
             refuse(
                 ValueError,
                 f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}",
@@ -197,6 +200,7 @@ class Head(Hookable):
                     "pool=...)",
                     "layer",
                 ),
+                *([] if rest or several < 2 else [crops]),
             )
         trace = self.resume(0, features)
         if features.dtype == torch.float64:

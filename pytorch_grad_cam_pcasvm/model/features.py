@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.data import image_and_label
+from pytorch_grad_cam_pcasvm.errors import refuse
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs, inputs_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, uncompiled
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
@@ -22,7 +23,7 @@ from pytorch_grad_cam_pcasvm.model.streaming import Streamed
 from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
 
 Layer = str | nn.Module
 
@@ -127,6 +128,8 @@ def _run_over(
                 )
             images = images.to(device)
             output = features_of(backbone, source.at(backbone, images), images)
+            if label is not None:
+                check_rows(output, images)
             keep(output.to(torch.promote_types(output.dtype, torch.float32)))
             count += 1
     if not count:
@@ -309,7 +312,7 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
             fix = {torch.float32: "float()", torch.float64: "double()"}.get(dtype, f"to({dtype})")
             has = f"the backbone's parameters are {dtype}, but the images {x.dtype}"
             raise TypeError(f"{has}: use images.{fix}") from error
-        convolution = next((m for m in backbone.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+        convolution = _first_convolution(backbone)
         channels = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
         if convolution and channels and x.dim() > 2:
             expected, found = map(int, channels.groups())
@@ -319,6 +322,25 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
                     f"takes {expected}: {_fix_of_channels(x, expected)}"
                 ) from error
         raise
+
+
+def _first_convolution(network: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:
+    return next((m for m in network.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+
+
+def check_rows(features: Tensor, x: Tensor) -> None:
+    """Raise a ValueError for features of several rows, (N P, D), for each of N images."""
+    if torch.compiler.is_compiling() or is_traced() or len(features) <= len(x) or len(features) % len(x):
+        return
+    several = len(features) // len(x)
+    mean = f"unflatten(0, (-1, {several})).mean(1)"
+    refuse(
+        ValueError,
+        f"the features have {len(features)} rows for {len(x)} images ({several} crops or patches of each?), but a head "
+        "takes one row for each image",
+        f"average them in the network, features.{mean}",
+        f"pass pool=lambda t: t.{mean} to extract_features and PCASVMNet",
+    )
 
 
 def _fix_of_channels(x: Tensor, expected: int) -> str:
@@ -348,14 +370,30 @@ def flatten(output: Any) -> Tensor:
     return output.flatten(1)
 
 
-def checked_images(x: Any) -> Any:
-    """Return the input if it is a batch of images: finite floating-point values, (N, ...); several as Inputs."""
+def checked_images(x: Any, network: nn.Module | None = None) -> Any:
+    """Return the input if it is a batch of images: finite floating-point values, (N, ...); several as Inputs.
+
+    The network, if it is known, tells 1-D signals (N, C, L) from one image (C, H, W).
+
+    Raises:
+        TypeError: the input is not a floating-point tensor.
+        ValueError: it is no batch of images, or has NaN or infinite values.
+    """
     x = inputs_of(x)
     check_tensor(x, "input_tensor")
     floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
     if not floats or not floats[0].is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
     if not isinstance(x, Inputs) and x.dim() == 3:
+        if network is not None and isinstance(_first_convolution(network), nn.Conv1d):
+            refuse(
+                ValueError,
+                f"input_tensor must be a batch of images (N, C, H, W), but 1-D signals, {tuple(x.shape)}, are not "
+                "supported",
+                "pass x.unsqueeze(2), (N, C, 1, L), to a network of Conv2d with kernels of height 1",
+                "pass x.unsqueeze(2) to nn.Sequential(nn.Flatten(2), backbone), and with it reshape_transform=lambda "
+                "t: t.unsqueeze(2)",
+            )
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
     if floats[0].dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")

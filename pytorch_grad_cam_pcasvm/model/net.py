@@ -13,7 +13,14 @@ from torch.utils._pytree import tree_map_only
 from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.head import HeadTrace
-from pytorch_grad_cam_pcasvm.model.features import FeatureSource, Layer, check_tensor, checked_images, features_of
+from pytorch_grad_cam_pcasvm.model.features import (
+    FeatureSource,
+    Layer,
+    check_rows,
+    check_tensor,
+    checked_images,
+    features_of,
+)
 from pytorch_grad_cam_pcasvm.model.inputs import inputs_of
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
@@ -227,12 +234,15 @@ class PCASVMNet(Named, nn.Module):
 
         Raises:
             TypeError: the input is not a tensor.
+            ValueError: the backbone gives several rows of features, or too many, for each image.
         """
         x = inputs_of(x)
         check_tensor(x, "images")
         self._warn_of_training()
         backbone, source = self.feature_source(x)
-        return self.of_features(features_of(backbone, source, x))
+        features = features_of(backbone, source, x)
+        check_rows(features, x)
+        return self.of_features(features)
 
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
         """Return the current backbone and the source of its features, with a pool for images like x."""
@@ -263,7 +273,7 @@ class PCASVMNet(Named, nn.Module):
             TypeError: the input is not a floating-point tensor.
             ValueError: the input is not a batch, or has NaN or infinite values.
         """
-        x = checked_images(x)
+        x = checked_images(x, self.backbone)
         with evaluating(self), torch.no_grad():
             return self(x).labels()
 

@@ -110,12 +110,12 @@ REFUSED = [
     (KNeighborsClassifier(3, metric="manhattan"), "metric 'manhattan': fit it with 'euclidean' or 'cosine'"),
     (KNeighborsClassifier(4), "lets 4 neighbours vote, which often tie: fit it with an odd n_neighbors"),
     (KNeighborsClassifier(3, weights="distance"), "fit it with weights='uniform'"),
-    (BernoulliNB(binarize=0.2), "cuts its features at a threshold: a step, whose gradient is 0"),
+    (BernoulliNB(binarize=0.2), "cuts its features at a threshold, a step whose gradient is 0"),
     (CalibratedClassifierCV(GaussianNB()), "fit it with a classifier that has one decision value for two classes"),
     (BaggingClassifier(SVC(), 3), "a classifier that has probabilities, or it counts votes"),
     (NearestCentroid(metric="manhattan"), "fit it with 'euclidean'"),
     (GaussianProcessRegressor(Matern()), r"sums and multiples of RBF, DotProduct and WhiteKernel"),
-    (KernelRidge(kernel="laplacian"), "fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'|Fit it with kernel="),
+    (KernelRidge(kernel="laplacian"), "fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'"),
 ]
 
 

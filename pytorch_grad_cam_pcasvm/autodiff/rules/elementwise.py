@@ -161,7 +161,11 @@ def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | No
     """``n x^(n-1)`` and ``x^n log(x)``; 0 where the exponent is."""
     input0, exponent0 = (input, exponent) if base is None else base.args[:2]
     if input is not input0 and exponent is not exponent0:
-        raise NoClosedFormError("a power with both the base and the exponent computed has no secant")
+        raise NoClosedFormError(
+            "a power with both the base and the exponent computed has no secant",
+            "write it as torch.exp(exponent * torch.log(base))",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
 
     def of_base() -> Tensor:
         slope = exponent * input ** (exponent - 1)

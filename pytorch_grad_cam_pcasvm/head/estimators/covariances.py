@@ -32,8 +32,8 @@ def kernel_of(estimator: Any, gamma: float | None, n_features: int) -> kernels.K
     }
     if estimator.kernel not in known:
         raise NoClosedFormError(
-            f"{type(estimator).__name__} has the kernel {estimator.kernel!r}, whose gradient is unknown here. "
-            "Fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'."
+            f"{type(estimator).__name__} has the kernel {estimator.kernel!r}, whose gradient is unknown here",
+            "fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'",
         )
     return known[estimator.kernel]
 
@@ -51,7 +51,9 @@ def process(kernel: Any, points: Any, weights: Any) -> Chain:
         stages: list[Stage] = [] if bool((scale == 1).all()) else [Scale(zeros, scale, zeros)]
         members.append(Chain([*stages, KernelMap(each, points / scale, factor * weights, none, reduces=False)]))
     if not members:
-        raise NoClosedFormError(f"the kernel {kernel} is constant, so there is nothing to explain")
+        raise NoClosedFormError(
+            f"the kernel {kernel} is constant, so there is nothing to explain", "fit it with a kernel such as RBF()"
+        )
     sums: list[Stage] = list(members[0].stages) if len(members) == 1 else [Union(members)]
     identity: Tensor = torch.eye(weights.shape[1]).double()
     return Chain([*sums, Affine(identity.repeat(1, len(members)), constant)])
@@ -75,6 +77,6 @@ def _terms(kernel: Any) -> list[Term]:
         case processes.DotProduct():
             return [(1.0, 1.0, kernels.Polynomial(1.0, 1, float(kernel.sigma_0) ** 2))]
     raise NoClosedFormError(
-        f"a Gaussian process has the kernel {kernel}, whose gradient is unknown here. "
-        "Fit it with sums and multiples of RBF, DotProduct and WhiteKernel."
+        f"a Gaussian process has the kernel {kernel}, whose gradient is unknown here",
+        "fit it with sums and multiples of RBF, DotProduct and WhiteKernel",
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import is_classifier
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import (
@@ -82,11 +83,13 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
     for fold in folds:
         # Temperature scaling fits on the classes' numbers.
         if list(fold.estimator.classes_) not in (list(estimator.classes_), list(range(len(estimator.classes_)))):
-            raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes: fit it with fewer folds.")
+            raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes", "fit it with fewer folds")
     members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
     votings = [decision.voting for decision in decisions]
     if folds[0].method == "temperature" and any(isinstance(each, multiclass.Calibrated) for each in votings):
-        raise NoClosedFormError("temperature scaling of these probabilities is not supported.")
+        raise NoClosedFormError(
+            "temperature scaling of these probabilities is not supported", "fit it with method='sigmoid'"
+        )
     sizes = [decision.n_outputs for decision in decisions]
     votes = multiclass.Calibrated(votings, sizes, [_calibration(fold) for fold in folds])
     return Ensemble(members, 1.0, votes, estimator.classes_)
@@ -99,7 +102,7 @@ def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple
     for each, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
         plain = isinstance(decision, Decision) and (not binary or type(decision.voting) is multiclass.Binary)
-        if plain and not hasattr(each, "decision_function"):
+        if plain and not hasattr(each, "decision_function") and not isinstance(estimator, MultiOutputClassifier):
             # It decides by probabilities: these must rank as the values do, or be what is taken.
             sigmoid = isinstance(estimator, OneVsRestClassifier) and decision.voting.calibration == softmax(2)
             plain = sigmoid or isinstance(decision.voting, multiclass.Calibrated)
@@ -111,7 +114,7 @@ def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple
 
 def _not_of(estimator: Any, member: Any, instead: str) -> NoClosedFormError:
     return NoClosedFormError(
-        f"{type(estimator).__name__} of {type(member).__name__} is not supported: fit it with {instead}."
+        f"{type(estimator).__name__} of {type(member).__name__} is not supported", f"fit it with {instead}"
     )
 
 
@@ -121,7 +124,7 @@ def _not_of(estimator: Any, member: Any, instead: str) -> NoClosedFormError:
 @stage_for.register(VotingClassifier)
 def _soft_vote(estimator: VotingClassifier) -> Stage:
     if estimator.voting != "soft":
-        raise NoClosedFormError("VotingClassifier(voting='hard') counts votes, a step: use voting='soft'.")
+        raise NoClosedFormError("VotingClassifier(voting='hard') counts votes, a step", "use voting='soft'")
     weights = np.ones(len(estimator.estimators_)) if estimator.weights is None else estimator._weights_not_none
     return _mean_probability(estimator, [Chain(stages_of(each)) for each in estimator.estimators_], weights)
 
@@ -149,7 +152,10 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
                 estimator, fitted, "members whose probabilities are known, e.g. CalibratedClassifierCV(SVC())"
             )
         if voting.n_classes != len(estimator.classes_):
-            raise NoClosedFormError(f"a member of {type(estimator).__name__} saw only some classes: stratify.")
+            raise NoClosedFormError(
+                f"a member of {type(estimator).__name__} saw only some classes",
+                "fit it on more images of the rare classes, or with a larger max_samples",
+            )
     shares = np.asarray(weights, dtype=float) / np.sum(weights)
     members = [member for member, share in zip(members, shares, strict=True) if share]
     votings, sizes = [each.stages[-1].voting for each in members], [int(each.n_outputs or 0) for each in members]
@@ -211,12 +217,14 @@ def _stack(estimator: Any) -> Stage:
                 voting.of_sklearn and not isinstance(voting, multiclass.BinaryVote)
             ):
                 pass
+            case "decision_function", multiclass.OneVsOne(pairwise_scores=True):
+                pass
             case "predict", multiclass.Regression(inverse=None) if not isinstance(voting, multiclass.OneClass):
                 pass
             case "predict_proba", multiclass.Binary() if voting.calibration == softmax(2):
                 stages.append(Elementwise("logistic"))
             case _:
-                raise _not_of(estimator, fitted, f"stack_method='decision_function' (now {method!r}), or other members")
+                raise _not_of(estimator, fitted, _stackable(fitted, method, voting))
         members.append(Chain(stages))
     if estimator.passthrough:
         n = estimator.n_features_in_
@@ -227,6 +235,23 @@ def _stack(estimator: Any) -> Stage:
     if decision.classes is not None:
         decision.classes = estimator.classes_  # it was fitted on their numbers
     return Chain([Union(members), *stages, decision])
+
+
+def _stackable(fitted: Any, method: str, voting: Any) -> str:
+    """Return what a stack could take in place of a member."""
+    if voting is not None and not is_classifier(fitted):
+        return "regressors that predict their decision value, e.g. SVR"
+    if isinstance(voting, multiclass.OneVsOne):  # its decision_function counts votes, which are steps
+        now = "" if method == "decision_function" else f" and stack_method='decision_function' (now {method!r})"
+        return (
+            "LinearSVC(), OneVsRestClassifier(SVC()) or SVC(decision_function_shape='ovo') as members, since those of "
+            f"one-vs-one are votes{now}"
+        )
+    plain = isinstance(voting, multiclass.Binary | multiclass.OneVsRest) and voting.of_sklearn
+    plain = plain and not isinstance(voting, multiclass.BinaryVote) and hasattr(fitted, "decision_function")
+    if plain and method != "decision_function":
+        return f"stack_method='decision_function' (now {method!r})"
+    return "members that decide by their decision_function, as LinearSVC(), and stack_method='decision_function'"
 
 
 @stage_for.register(FixedThresholdClassifier)

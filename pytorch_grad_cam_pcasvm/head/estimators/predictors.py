@@ -211,7 +211,7 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
 @stage_for.register(NearestCentroid)
 def _nearest_centroid(estimator: NearestCentroid) -> Stage:
     if estimator.metric != "euclidean":
-        raise NoClosedFormError(f"NearestCentroid has the metric {estimator.metric!r}: fit it with 'euclidean'.")
+        raise NoClosedFormError(f"NearestCentroid has the metric {estimator.metric!r}", "fit it with 'euclidean'")
     centres, priors = tensor(estimator.centroids_), getattr(estimator, "class_prior_", None)
     spread, offsets = torch.ones(centres.shape[1]).double(), torch.zeros(len(centres)).double()
     # With equal priors scikit-learn predicts by the plain distances, which its decision_function does not show.
@@ -231,7 +231,11 @@ def _of_counts(estimator: Any) -> Stage:
     weight, bias = tensor(estimator.feature_log_prob_), tensor(estimator.class_log_prior_)
     if isinstance(estimator, BernoulliNB):
         if estimator.binarize is not None:
-            raise NoClosedFormError("BernoulliNB cuts its features at a threshold: a step, whose gradient is 0.")
+            raise NoClosedFormError(
+                "BernoulliNB cuts its features at a threshold, a step whose gradient is 0",
+                "fit GaussianNB, which takes numbers",
+                "fit it with binarize=None on features of 0 and 1",
+            )
         absent = torch.log1p(-weight.exp())
         weight, bias = weight - absent, bias + absent.sum(1)
     elif isinstance(estimator, ComplementNB) and len(estimator.classes_) > 1:
@@ -245,20 +249,20 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
     points, labels = tensor(estimator._fit_X), torch.as_tensor(estimator._y).long()
     cosine = metric == "cosine"
     if not cosine and metric not in ("euclidean", "sqeuclidean"):
-        raise NoClosedFormError(f"{name} has the metric {metric!r}: fit it with 'euclidean' or 'cosine'.")
+        raise NoClosedFormError(f"{name} has the metric {metric!r}", "fit it with 'euclidean' or 'cosine'")
     if estimator.weights not in ("uniform", None):
-        raise NoClosedFormError(f"{name} weighs votes by {estimator.weights!r}: fit it with weights='uniform'.")
+        raise NoClosedFormError(f"{name} weighs votes by {estimator.weights!r}", "fit it with weights='uniform'")
     if estimator.outputs_2d_:
-        raise NoClosedFormError(f"{name} was fitted on several outputs: fit one for each.")
+        raise NoClosedFormError(f"{name} was fitted on several outputs", "fit a head for each output")
     counts = torch.bincount(labels, minlength=len(estimator.classes_)).tolist()
     ranks = [k // 2 + (k % 2 or number > 0) for number in range(len(counts))]  # of equal votes the first class wins
     if k % 2 == 0 and len(counts) > 2:
-        raise NoClosedFormError(f"{name} lets {k} neighbours vote, which often tie: fit it with an odd n_neighbors.")
+        raise NoClosedFormError(f"{name} lets {k} neighbours vote, which often tie", "fit it with an odd n_neighbors")
     for label, count, rank in zip(estimator.classes_, counts, ranks, strict=True):
         if count < rank:
             raise NoClosedFormError(
-                f"{name}: class {label!r} has {count} training images, too few for most of {k} votes. "
-                f"Fit it with a smaller n_neighbors."
+                f"class {label!r} of {name} has {count} training images, too few for most of {k} votes",
+                "fit it with a smaller n_neighbors",
             )
     before: list[Stage] = [Normalise("l2")] if cosine else []
     points = before[0](points) if cosine else points
@@ -309,8 +313,9 @@ def _process_of_classes(estimator: GaussianProcessClassifier) -> Stage:
     binary = estimator.base_estimator_
     if len(estimator.classes_) > 2:
         raise NoClosedFormError(
-            "GaussianProcessClassifier decides between several classes by integrals: "
-            "put it into one of two classes each, or fit an SVC."
+            f"GaussianProcessClassifier decides between {len(estimator.classes_)} classes by integrals",
+            "fit SVC",
+            "fit MultiOutputClassifier(GaussianProcessClassifier()) on one column of 0 and 1 for each class",
         )
     sums = process(binary.kernel_, binary.X_train_, binary.y_train_ - binary.pi_)
     one, zero = torch.ones(1, 1).double(), torch.zeros(1).double()
@@ -320,7 +325,7 @@ def _process_of_classes(estimator: GaussianProcessClassifier) -> Stage:
 @stage_for.register(BaseLabelPropagation)
 def _label_propagation(estimator: Any) -> Stage:
     if estimator.kernel != "rbf":
-        raise NoClosedFormError(f"{type(estimator).__name__} has the kernel {estimator.kernel!r}: fit it with 'rbf'.")
+        raise NoClosedFormError(f"{type(estimator).__name__} has the kernel {estimator.kernel!r}", "fit it with 'rbf'")
     points, shares = tensor(estimator.X_), tensor(estimator.label_distributions_)
     zeros = torch.zeros(shares.shape[1]).double()
     kernel = kernel_of(estimator, estimator.gamma, points.shape[1])

@@ -61,8 +61,8 @@ def _selector(estimator: Any) -> Stage:
 @stage_for.register(RFE)
 def _recursive_elimination(estimator: RFE) -> Stage:
     raise NoClosedFormError(
-        f"{type(estimator).__name__} at the end predicts with an estimator of its own: "
-        "put that after it, [..., rfe, rfe.estimator_]."
+        f"{type(estimator).__name__} at the end predicts with an estimator of its own",
+        "put that after it, [..., rfe, rfe.estimator_]",
     )
 
 
@@ -73,8 +73,9 @@ def _function_transformer(estimator: Any) -> Stage:
         return Elementwise(name)
     raise NoClosedFormError(
         f"FunctionTransformer({estimator.func!r}) has no closed-form Jacobian: only numpy's "
-        f"{', '.join(sorted(name for name in FUNCTIONS if hasattr(np, name)))} have, and the identity (func=None). "
-        "Move the function into the backbone, or register a transformer of your own with stage_for.register(...)."
+        f"{', '.join(sorted(name for name in FUNCTIONS if hasattr(np, name)))} have, and the identity (func=None)",
+        "move the function into the backbone",
+        "register a transformer of your own with stage_for.register(...)",
     )
 
 
@@ -142,7 +143,7 @@ def _pls_svd(estimator: PLSSVD) -> Stage:
 @stage_for.register(FeatureAgglomeration)
 def _agglomeration(estimator: FeatureAgglomeration) -> Stage:
     if estimator.pooling_func is not np.mean:
-        raise NoClosedFormError("FeatureAgglomeration(pooling_func=...) is not supported: fit it with numpy.mean.")
+        raise NoClosedFormError("FeatureAgglomeration(pooling_func=...) is not supported", "fit it with numpy.mean")
     member = estimator.labels_ == np.unique(estimator.labels_)[:, None]
     return _projection(member / member.sum(1, keepdims=True))
 
@@ -150,7 +151,7 @@ def _agglomeration(estimator: FeatureAgglomeration) -> Stage:
 @transformer_for.register(LinearDiscriminantAnalysis)
 def _discriminants(estimator: LinearDiscriminantAnalysis) -> Stage:
     if estimator.solver == "lsqr":
-        raise NoClosedFormError("LinearDiscriminantAnalysis(solver='lsqr') transforms nothing: use 'svd' or 'eigen'.")
+        raise NoClosedFormError("LinearDiscriminantAnalysis(solver='lsqr') transforms nothing", "use 'svd' or 'eigen'")
     mean = estimator.xbar_ if estimator.solver == "svd" else None
     components = tensor(estimator.scalings_).T[: estimator._max_components]
     return _projection(components, mean, weighted=estimator.priors is not None)
@@ -172,7 +173,7 @@ def _kernel_pca(estimator: Any) -> Stage:
 @stage_for.register(Nystroem)
 def _nystroem(estimator: Nystroem) -> Stage:
     if not callable(estimator.kernel) and estimator.kernel_params:
-        raise NoClosedFormError("Nystroem(kernel_params=...) is not supported: pass gamma, degree and coef0 directly.")
+        raise NoClosedFormError("Nystroem(kernel_params=...) is not supported", "pass gamma, degree and coef0 directly")
     points, coefficients = tensor(estimator.components_), tensor(estimator.normalization_).T
     kernel = kernel_of(estimator, estimator.gamma, points.shape[1])
     return KernelMap(kernel, points, coefficients, torch.zeros(coefficients.shape[1]).double(), reduces=False)

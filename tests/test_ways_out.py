@@ -1,0 +1,2438 @@
+"""Every message that names a way out: it is refused here, and whoever follows the advice gets a map, or what it names.
+
+A message without a row fails: ``test_every_message_has_a_row`` reads the package's source for them.
+"""
+
+import ast
+import atexit
+import copy
+import dataclasses
+import json
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import sklearn
+import torch
+from atlases import Pictures
+from atlases import layer as atlas_layer
+from atlases import problem as atlas_problem
+from packaging.version import Version
+from PIL import Image
+from problems import explained
+from pyarrow import parquet
+from sklearn import cluster, covariance, ensemble, gaussian_process, impute, naive_bayes, neighbors, preprocessing
+from sklearn.base import BaseEstimator
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.cluster import FeatureAgglomeration
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.decomposition import NMF, PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.feature_selection import RFE
+from sklearn.gaussian_process import kernels
+from sklearn.kernel_approximation import Nystroem
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import GammaRegressor, LogisticRegression, Ridge
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import FixedThresholdClassifier, GridSearchCV
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.semi_supervised import LabelPropagation
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.utils.data import TensorDataset
+from torchvision.transforms import ToTensor
+from towers import Attention, Tower
+
+import pytorch_grad_cam_pcasvm
+from pytorch_grad_cam_pcasvm import (
+    LIFTCAM,
+    ClosedFormGradCAM,
+    ClosedFormHiResCAM,
+    ClosedFormLayerCAM,
+    ClosedFormShapleyCAM,
+    ClosedFormXGradCAM,
+    ContributionCAM,
+    Head,
+    HotellingTarget,
+    LogRatioTarget,
+    NoClosedFormError,
+    PCASVMNet,
+    PCATarget,
+    RelevanceCAM,
+    ResidualTarget,
+    ShapCAM,
+    SignedMaps,
+    SVMTarget,
+    atlas,
+    evaluation,
+    export,
+    extract_features,
+    figures,
+    mean_activations,
+    recombined,
+    register_jacobian,
+    stage_for,
+)
+from pytorch_grad_cam_pcasvm.autodiff import Path as Recorded
+from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.cli.networks import _state
+from pytorch_grad_cam_pcasvm.export import graph, onnx_file
+from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
+from pytorch_grad_cam_pcasvm.head.stage import Stage
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("rules")]
+PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message and its ways out.
+
+    Attributes:
+        place: a file of the package and a part of the source of the call there that refuses.
+        refused: what is refused.
+        message: a part of the message.
+        ways: for a part of each way out, a function that follows it and returns maps, or what it names; or a reason why
+            it cannot be followed here.
+    """
+
+    place: str
+    refused: Callable[[], Any]
+    message: str
+    ways: dict[str, Callable[[], Any] | str] = field(default_factory=dict)
+
+
+# --- the messages in the source ---------------------------------------------------------------------------------------
+
+# What raises an error with ways out; _not_of is called with the advice.
+REFUSING = ("refuse", "NoClosedFormError", "NoProgramError", "_not_of")
+# Messages that have no row, and why.
+WITHOUT = {
+    "autodiff/backward.py: sums over the tokens of": "a bug of the package, which no test can make",
+    "autodiff/backward.py: {_at(step)}{error.reason}": "passes the message of a rule on, each of which has a row",
+    "autodiff/check.py: autograd cannot follow the path": "says what torch cannot do, and names no way out",
+    "autodiff/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
+    "head/head.py: the pullback of": "says that a pullback is wrong, and names no way out",
+    "head/estimators/ensembles.py: {type(estimator).__name__} of {type(member).__name__}": "has a row for each call",
+    "atlas/engines.py: refuse(_ERRORS[kind], *wrong)": "passes on what another process has refused",
+    "export/web_page.py: {runtime} has no {name}": "needs npm and a connection",
+    "cams/undecided.py: there are no activations of": "as cams/boundary.py, which has a row of the same way out",
+    "evaluation/subject.py: the network must be a PCASVMNet": "as atlas/build.py, which has a row",
+    "export/explainer.py: is a model, but not an explanation": "as the rows of export.onnx, which it names",
+    "export/onnx_file.py: does not fit into one ONNX file": "needs a network of 2 GB",
+}
+
+
+# Other errors and warnings need a row where they advise a name of the package's interface.
+INTERFACE = [
+    *sorted(pytorch_grad_cam_pcasvm.__all__, key=len, reverse=True), "explain", "mean_activations", "pool",
+    "reshape_transform", "baseline", "jacobian", r"figures\.\w+", r"atlas\.\w+", r"export\.\w+",
+]  # fmt: skip
+ADVICE = re.compile(
+    r"\b(use|pass|call|fit|put|make|give|take|choose|start at|leave|name|write)\b[^:]*\b("
+    + "|".join(INTERFACE)
+    + r")\b"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    file: str
+    line: int
+    source: str
+    needs_row: bool
+
+    def is_at(self, place: str) -> bool:
+        file, _, part = place.partition(": ")
+        return self.file == file and part in self.source
+
+
+@cache
+def calls() -> list[Call]:
+    """Return every call in the package that makes an error or a warning, with its source on one line."""
+    collected = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.name != "errors.py" else ():
+            if isinstance(node, ast.Call):
+                name, source = ast.unparse(node.func).rpartition(".")[2], ast.unparse(node)
+                refuses, other = name in REFUSING, name == "warn" or name.endswith(("Error", "Warning"))
+                if refuses or other:
+                    needed = refuses or ADVICE.search(source.partition("(")[2]) is not None
+                    collected.append(Call(path.relative_to(PACKAGE).as_posix(), node.lineno, source, needed))
+    return collected
+
+
+def test_every_message_has_a_row() -> None:
+    places = [*(row.place for row in ROWS), *WITHOUT]
+    needed = [call for call in calls() if call.needs_row and not any(map(call.is_at, places))]
+    missing = [f"{call.file}:{call.line}: {call.source}" for call in needed]
+    assert not missing, "add a Row that follows the advice of:\n" + "\n".join(missing)
+
+
+def test_every_row_is_of_a_message() -> None:
+    assert [
+        place for place in [*(row.place for row in ROWS), *WITHOUT] if not any(c.is_at(place) for c in calls())
+    ] == []
+
+
+# --- networks and heads -----------------------------------------------------------------------------------------------
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Step(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Stepped(nn.Module):
+    """A step behind ``stem``, (N, 4, 6, 6), and ``later`` behind it, if it leaves that shape."""
+
+    def __init__(self, step: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.step, self.later = nn.Conv2d(3, 4, 3, padding=1), step, nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.step(self.stem(x).tanh())
+        return self.later(y).tanh().flatten(1) if y.shape[1:] == (4, 6, 6) else y.flatten(1)
+
+
+IMAGES = random(40, 3, 6, 6) + (torch.arange(40) % 2).reshape(-1, 1, 1, 1)
+
+
+def head_for(backbone: nn.Module, images: Any = IMAGES, **options: Any) -> Any:
+    labels = torch.arange(len(images)) % 2
+    features, y = extract_features(backbone, [(images, labels)], progress=False, **options)
+    return make_pipeline(StandardScaler(), PCA(2), SVC()).fit(features, y)
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make().double().eval()
+
+
+def stepped(
+    step: Callable[[Tensor], Tensor] | nn.Module,
+    method: Any = ClosedFormGradCAM,
+    layer: Any = "stem",
+    targets: Any = None,
+    calling: dict[str, Any] | None = None,
+    **options: Any,
+) -> SignedMaps:
+    """Return the maps of a network with such a step, behind which the head was fitted."""
+    backbone = seeded(lambda: Stepped(step if isinstance(step, nn.Module) else Step(step)))
+    net = PCASVMNet(backbone, head_for(backbone)).eval()
+    return method(net, layer if isinstance(layer, list) else [layer], **options).explain(
+        IMAGES[:3], targets, **(calling or {})
+    )
+
+
+def path(place: str, message: str, step: Any, ways: dict[str, Any] | None = None) -> Row:
+    """Return the row of a step that Grad-CAM refuses: jacobian="auto" is a way out of all of them."""
+    by_autograd = {"pass jacobian='auto'": partial(stepped, step, jacobian="auto")}
+    return Row(place, partial(stepped, step), message, by_autograd | (ways or {}))
+
+
+def secant(place: str, message: str, step: Any, ways: dict[str, Any]) -> Row:
+    """Return the row of a step that contributions refuse."""
+    return Row(place, contributions(step), message, ways)
+
+
+def contributions(step: Any) -> Callable[[], SignedMaps]:
+    return partial(stepped, step, ContributionCAM, baseline="zero")
+
+
+BACKBONE = seeded(
+    lambda: nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+)
+PICTURES = random(120, 3, 6, 6) + torch.eye(3).repeat(40, 1)[..., None, None]
+with torch.no_grad():
+    FEATURES = StandardScaler().fit_transform(BACKBONE(PICTURES).numpy())
+FEATURES = FEATURES + 0.3 * np.random.default_rng(0).normal(size=FEATURES.shape)
+THREE = np.arange(120) % 3
+TWO = (THREE == 0).astype(int)
+NUMBERS = 1 + FEATURES[:, 0] ** 2
+COLUMNS = np.eye(3, dtype=int)[THREE]  # one for each class
+
+
+def head_of(estimator: Any, y: Any = THREE) -> Head:
+    return Head.of(estimator.fit(FEATURES, y))
+
+
+def maps_of(estimator: Any, y: Any = THREE, targets: Any = None, method: Any = ClosedFormGradCAM) -> SignedMaps:
+    """Return the maps of a head that is fitted here, or of a list of fitted estimators."""
+    fitted = estimator if isinstance(estimator, list | Head) else estimator.fit(FEATURES, y)
+    net = PCASVMNet(BACKBONE, fitted).eval()
+    usual = PCATarget(0) if net.head.decision_position is None else None
+    usual = SVMTarget(0) if y is COLUMNS else usual
+    return method(net, ["0"]).explain(PICTURES[:4], targets or usual)
+
+
+def head(place: str, message: str, estimator: Any, ways: dict[str, Any], y: Any = THREE) -> Row:
+    """Return the row of an estimator that is refused; for each way out, another one, or a function, or a reason."""
+    follow = {
+        way: other if callable(other) or isinstance(other, str) else partial(maps_of, other, y)
+        for way, other in ways.items()
+    }
+    return Row(place, partial(head_of, estimator, y), message, follow)
+
+
+def shows(result: Any) -> bool:
+    """Return whether something came of it: maps that are not blank, or numbers, or an object."""
+    if isinstance(result, SignedMaps):
+        return bool(result.maps.isfinite().all()) and bool((result.maps != 0).any())
+    if isinstance(result, Tensor | np.ndarray):
+        return bool(torch.as_tensor(result).detach().isfinite().all())
+    return result is not None
+
+
+# --- crops and signals ------------------------------------------------------------------------------------------------
+
+
+class Crops(nn.Module):
+    """Four crops of each image in one batch: features (N, 4, 5), or with ``rows``, (4 N, 5)."""
+
+    def __init__(self, *, rows: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.rows = rows
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x.flatten(0, 1))
+        return features if self.rows else features.unflatten(0, (len(x), -1))
+
+
+class MeanOfCrops(Crops):
+    """The mean of the crops' features, (N, 5)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mean(1)
+
+
+CROPS = random(40, 4, 3, 6, 6) + (torch.arange(40) % 2).reshape(-1, 1, 1, 1, 1)
+
+
+def beside(t: Tensor) -> Tensor:
+    return t.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2, 3)
+
+
+def crops(how: str, method: Any = ClosedFormGradCAM, transform: Any = beside) -> SignedMaps:
+    """Return maps of four crops of each image, whose mean is taken by a pool or in the network."""
+    backbone = MeanOfCrops() if how == "in the network" else Crops(rows=how == "rows")
+    pool = {
+        "rows": lambda t: t.unflatten(0, (-1, 4)).mean(1),
+        "pooled": lambda t: t.mean(1),
+        "in the network": None,
+    }[how]
+    net = PCASVMNet(backbone, head_for(backbone, CROPS, pool=pool), pool=pool).eval()
+    return method(net, ["body.1"], transform).explain(CROPS[:3])
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+CONVERT, ENSEMBLES = "head/convert.py: ", "head/estimators/ensembles.py: "
+PREDICTORS, TRANSFORMERS = "head/estimators/predictors.py: ", "head/estimators/transformers.py: "
+UNSUPPORTED = CONVERT + "reason, _by_name(_INSTEAD, name)"
+
+
+class Patched(SVC):
+    """A function that is not scikit-learn's, from a library that should compute the same."""
+
+    __module__ = "sklearnex.svm"
+
+    def decision_function(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return super().decision_function(X) * 1.01
+
+
+class Own(SVC):
+    """A subclass with a function of its own."""
+
+    def predict(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return 1 - super().predict(X)
+
+
+class OwnPipeline(Pipeline):
+    """A pipeline with a function of its own."""
+
+    def predict(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return super().predict(X)
+
+
+class OwnSearch(GridSearchCV):
+    """A search with a function of its own."""
+
+    def predict(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return super().predict(X)
+
+
+class Doubled(BaseEstimator):
+    """A transformer that nothing is registered for."""
+
+    def fit(self, X: Any, y: Any = None) -> "Doubled":  # noqa: N803 - scikit-learn's name
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def transform(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return 2 * X
+
+
+class Square(Stage):
+    """A stage without a secant."""
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x**2, x
+
+    def pullback(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        return 2 * grad * saved.unsqueeze(1), None
+
+
+class SquareWithSecant(Square):
+    """The same with a secant."""
+
+    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * (saved + saved0).unsqueeze(1), None
+
+
+class Halved(Stage):
+    """An affine stage that says so."""
+
+    linear = True
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
+        return x / 2, None
+
+    def pullback(self, saved: None, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / 2, None
+
+
+def registered(estimator: Any, stage: Callable[[], Stage], y: Any = THREE) -> SignedMaps:
+    """Return the maps of an estimator whose class is registered, before an SVC."""
+    registered_class = type("Registered", (type(estimator),), {})
+    fitted = registered_class(**estimator.get_params()).fit(FEATURES, y)
+    stage_for.register(registered_class)(lambda estimator: stage())
+    return maps_of([fitted, SVC().fit(FEATURES, y)], y)
+
+
+def registered_machine(estimator: Any, y: Any = THREE) -> SignedMaps:
+    """Return the maps of a classifier whose class is registered, as an SVM."""
+    registered_class = type("Registered", (type(estimator),), {})
+    stage_for.register(registered_class)(lambda estimator: stage_for(SVC().fit(FEATURES, y)))
+    return maps_of(registered_class(**estimator.get_params(deep=False)), y)
+
+
+def behind(stage: Stage) -> Head:
+    """Return a head that begins with a stage."""
+    return Head([stage, *head_of(LinearSVC()).stages])
+
+
+def outliers(targets: Any) -> Callable[[], SignedMaps]:
+    return partial(maps_of, make_pipeline(StandardScaler(), PCA(3)), targets=targets)
+
+
+def stacked(member: Any, **options: Any) -> Any:
+    return ensemble.StackingClassifier([("member", member)], cv=3, **options)
+
+
+def bagged(member: Any, **options: Any) -> Any:
+    return ensemble.BaggingClassifier(member, 4, random_state=0, **options)
+
+
+def voted(member: Any, **options: Any) -> Any:
+    return ensemble.VotingClassifier([("member", member)], **({"voting": "soft"} | options))
+
+
+class FewClasses(LogisticRegression):
+    """As a fold without one of the classes fits it."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:  # noqa: N803 - scikit-learn's name
+        return super().fit(X[y < 2], y[y < 2])
+
+
+def calibrated_on_some() -> Any:
+    fitted = CalibratedClassifierCV(LinearSVC(), cv=3).fit(FEATURES, THREE)
+    fitted.calibrated_classifiers_[0].estimator = LinearSVC().fit(FEATURES[THREE < 2], THREE[THREE < 2])
+    return Head.of(fitted)
+
+
+def calibrated_by_temperature() -> Head:
+    if Version(sklearn.__version__) < Version("1.8"):
+        pytest.skip("this scikit-learn has no temperature scaling")
+    return head_of(CalibratedClassifierCV(bagged(LogisticRegression()), method="temperature", cv=2))
+
+
+def bagged_on_some() -> Any:
+    fitted = bagged(LogisticRegression()).fit(FEATURES, THREE)
+    fitted.estimators_[0] = LogisticRegression().fit(FEATURES[THREE < 2], THREE[THREE < 2])
+    return Head.of(fitted)
+
+
+def final_that_decides_nothing() -> Head:
+    registered_class = type("Registered", (LogisticRegression,), {})
+    stage_for.register(registered_class)(lambda estimator: Elementwise("tanh"))
+    return head_of(stacked(LinearSVC(), final_estimator=registered_class()))
+
+
+def lacking(attribute: str, version: str | None) -> Head:
+    """Return the head of an SVM as an earlier version would have left it."""
+    machine = SVC().fit(FEATURES, THREE)
+    delattr(machine, attribute)
+    if version:
+        machine._sklearn_version = version
+    return Head.of(machine)
+
+
+def hooked(*, remove: bool) -> SignedMaps:
+    """Return the maps of a head with a hook that changes something, or after removing it."""
+    net = PCASVMNet(BACKBONE, make_pipeline(PCA(2), SVC()).fit(FEATURES, THREE)).eval()
+    handle = net.head.stages[0].register_forward_hook(lambda module, args, output: 2 * output)
+    if remove:
+        handle.remove()
+    return ClosedFormGradCAM(net, ["0"]).explain(PICTURES[:3])
+
+
+def doubled_backbone() -> SignedMaps:
+    backbone = nn.Sequential(*BACKBONE, Step(lambda x: 2 * x)).eval()
+    net = PCASVMNet(backbone, make_pipeline(PCA(2), SVC()).fit(FEATURES, THREE)).eval()
+    return ClosedFormGradCAM(net, ["0"]).explain(PICTURES[:3])
+
+
+def many_classes(estimator: Any, y: Any = COLUMNS) -> Callable[[], SignedMaps]:
+    return partial(maps_of, estimator, y)
+
+
+PIECEWISE = "its output is piecewise constant, its gradient 0"
+REFUSED_MEMBER = "is not supported: fit it with "
+HEADS = [
+    # What _INSTEAD and _usual say.
+    head(UNSUPPORTED, PIECEWISE + ": fit SVC", ensemble.RandomForestClassifier(3), {"fit SVC": SVC()}),
+    head(UNSUPPORTED, PIECEWISE + ": fit SVR", ensemble.RandomForestRegressor(3), {"fit SVR": SVR()}, NUMBERS),
+    head(
+        UNSUPPORTED,
+        "RadiusNeighborsClassifier has no closed-form Jacobian",
+        neighbors.RadiusNeighborsClassifier(9),
+        {"fit KNeighborsClassifier": neighbors.KNeighborsClassifier()},
+    ),
+    *(
+        Row(
+            UNSUPPORTED,
+            partial(head_of, estimator),
+            "fit OneClassSVM or EllipticEnvelope, or fit PCA and explain ResidualTarget() or HotellingTarget()",
+            {
+                "fit OneClassSVM": partial(maps_of, OneClassSVM(), targets=SVMTarget()),
+                "EllipticEnvelope": partial(maps_of, covariance.EllipticEnvelope(), targets=SVMTarget()),
+                "ResidualTarget()": outliers(ResidualTarget()),
+                "HotellingTarget()": outliers(HotellingTarget()),
+            },
+        )
+        for estimator in (ensemble.IsolationForest(n_estimators=3), neighbors.LocalOutlierFactor(novelty=True))
+    ),
+    *(
+        head(
+            UNSUPPORTED,
+            "since it searches for training images, and decides nothing: fit KNeighborsClassifier",
+            estimator,
+            {"fit KNeighborsClassifier": neighbors.KNeighborsClassifier()},
+        )
+        for estimator in (neighbors.NearestNeighbors(), neighbors.KNeighborsTransformer())
+    ),
+    head(
+        UNSUPPORTED,
+        "KMeans has no closed-form Jacobian here",
+        cluster.KMeans(3),
+        {
+            "fit GaussianMixture, whose components are clusters": GaussianMixture(3, random_state=0),
+            "to reduce features PCA": make_pipeline(PCA(2), SVC()),
+            "add yours with stage_for.register(KMeans)": partial(
+                registered, cluster.KMeans(6), partial(Elementwise, "tanh")
+            ),
+        },
+    ),
+    head(
+        UNSUPPORTED,
+        "since it groups its training images, and no others",
+        cluster.DBSCAN(),
+        {"fit GaussianMixture": GaussianMixture(3, random_state=0)},
+    ),
+    head(
+        UNSUPPORTED,
+        "stops at a tolerance: fit PCA",
+        make_pipeline(preprocessing.MinMaxScaler(), NMF(2)),
+        {
+            "fit PCA": make_pipeline(preprocessing.MinMaxScaler(), PCA(2)),
+        },
+    ),
+    head(
+        UNSUPPORTED,
+        PIECEWISE,
+        make_pipeline(preprocessing.Binarizer(), SVC()),
+        {
+            "fit StandardScaler": make_pipeline(StandardScaler(), SVC()),
+        },
+    ),
+    head(
+        UNSUPPORTED,
+        "estimates a covariance, and decides nothing",
+        covariance.LedoitWolf(),
+        {"fit EllipticEnvelope": partial(maps_of, covariance.EllipticEnvelope(), targets=SVMTarget())},
+    ),
+    head(
+        UNSUPPORTED,
+        "estimates a density, and decides nothing",
+        neighbors.KernelDensity(),
+        {"fit OneClassSVM": partial(maps_of, OneClassSVM(), targets=SVMTarget())},
+    ),
+    Row(
+        UNSUPPORTED,
+        lambda: Head.of(naive_bayes.CategoricalNB().fit(abs(FEATURES).astype(int), THREE)),
+        "takes categories, not numbers",
+        {"fit GaussianNB": partial(maps_of, naive_bayes.GaussianNB())},
+    ),
+    head(
+        UNSUPPORTED,
+        "features have none: leave it out",
+        make_pipeline(impute.SimpleImputer(), SVC()),
+        {"leave it out": SVC()},
+    ),
+    head(
+        UNSUPPORTED,
+        "PolynomialFeatures has no closed-form Jacobian here",
+        make_pipeline(preprocessing.PolynomialFeatures(), LinearSVC()),
+        {
+            "fit Nystroem": make_pipeline(Nystroem(kernel="poly", n_components=20, random_state=0), LinearSVC()),
+            "add yours with stage_for.register(PolynomialFeatures)": partial(
+                registered, preprocessing.PolynomialFeatures(), partial(Elementwise, "tanh")
+            ),
+        },
+    ),
+    head(
+        UNSUPPORTED,
+        "QuantileTransformer has no",
+        make_pipeline(preprocessing.QuantileTransformer(n_quantiles=9), SVC()),
+        {
+            "fit PowerTransformer": make_pipeline(preprocessing.PowerTransformer(), SVC()),
+            "add yours with stage_for.register(QuantileTransformer)": partial(
+                registered, preprocessing.QuantileTransformer(n_quantiles=9), partial(Elementwise, "tanh")
+            ),
+        },
+    ),
+    # What is refused for other reasons.
+    head(
+        CONVERT + "computes other values than scikit-learn's",
+        "Patched of sklearnex computes other values",
+        Patched(),
+        {"fit scikit-learn's own": SVC()},
+    ),
+    head(
+        CONVERT + "of its own, which would not be explained",
+        "Own is a SVC with a predict of its own",
+        Own(),
+        {"add it with stage_for.register(Own)": partial(registered_machine, Own(), TWO)},
+        TWO,
+    ),
+    head(
+        CONVERT + "of its own, which would not be explained",
+        "OwnPipeline is a Pipeline with a predict",
+        OwnPipeline([("scaler", StandardScaler()), ("machine", SVC())]),
+        {
+            "add it with stage_for.register(OwnPipeline)": partial(
+                registered_machine, OwnPipeline([("scaler", StandardScaler()), ("machine", SVC())])
+            ),
+            "pass its fitted steps as a list": lambda: maps_of([
+                step for _, step in OwnPipeline([("s", StandardScaler()), ("m", SVC())]).fit(FEATURES, THREE).steps
+            ]),
+        },
+    ),
+    head(
+        CONVERT + "of its own, which would not be explained",
+        "OwnSearch is a GridSearchCV with a predict",
+        OwnSearch(SVC(), {"C": [1.0]}),
+        {
+            "add it with stage_for.register(OwnSearch)": partial(registered_machine, OwnSearch(SVC(), {"C": [1.0]})),
+            "pass its best_estimator_": lambda: maps_of([
+                OwnSearch(SVC(), {"C": [1.0]}).fit(FEATURES, THREE).best_estimator_
+            ]),
+        },
+    ),
+    *(
+        Row(
+            CONVERT + "which it has in scikit-learn",
+            partial(lacking, attribute, version),
+            message,
+            {"fit it again": partial(maps_of, SVC()), "install that version": "one version is installed here"},
+        )
+        for attribute, version, message in (
+            ("_gamma", "1.2.2", f"in scikit-learn {sklearn.__version__}; it was fitted with scikit-learn 1.2.2: fit"),
+            ("support_vectors_", None, "which the InconsistentVersionWarning names when it is unpickled"),
+        )
+    ),
+    head(
+        "head/estimators/covariances.py: {type(estimator).__name__} has the kernel",
+        "KernelRidge has the kernel 'laplacian'",
+        KernelRidge(kernel="laplacian"),
+        {
+            f"'{name}'": partial(maps_of, KernelRidge(kernel=name), NUMBERS, SVMTarget())
+            for name in ("linear", "rbf", "poly", "sigmoid")
+        },
+        NUMBERS,
+    ),
+    head(
+        "head/estimators/covariances.py: is constant",
+        "is constant, so there is nothing to explain",
+        gaussian_process.GaussianProcessRegressor(kernels.ConstantKernel(), optimizer=None),
+        {
+            "such as RBF()": partial(
+                maps_of, gaussian_process.GaussianProcessRegressor(kernels.RBF()), NUMBERS, SVMTarget()
+            )
+        },
+        NUMBERS,
+    ),
+    head(
+        "head/estimators/covariances.py: a Gaussian process has the kernel",
+        "a Gaussian process has the kernel Matern",
+        gaussian_process.GaussianProcessRegressor(kernels.Matern(), optimizer=None),
+        {
+            "sums and multiples of RBF, DotProduct and WhiteKernel": partial(
+                maps_of,
+                gaussian_process.GaussianProcessRegressor(
+                    2.0 * kernels.RBF() + kernels.DotProduct() + kernels.WhiteKernel(), optimizer=None
+                ),
+                NUMBERS,
+                SVMTarget(),
+            )
+        },
+        NUMBERS,
+    ),
+    Row(
+        ENSEMBLES + "a fold of CalibratedClassifierCV saw only",
+        calibrated_on_some,
+        "a fold of CalibratedClassifierCV saw only some classes",
+        {"fit it with fewer folds": partial(maps_of, CalibratedClassifierCV(LinearSVC(), cv=2))},
+    ),
+    Row(
+        ENSEMBLES + "a member of {type(estimator).__name__} saw only",
+        bagged_on_some,
+        "a member of BaggingClassifier saw only some classes",
+        {
+            "more images of the rare classes": partial(maps_of, bagged(LogisticRegression())),
+            "with a larger max_samples": partial(maps_of, bagged(LogisticRegression(), max_samples=1.0)),
+        },
+    ),
+    head(
+        ENSEMBLES + "a classifier that has one decision value",
+        "OneVsRestClassifier of KNeighborsClassifier " + REFUSED_MEMBER,
+        OneVsRestClassifier(neighbors.KNeighborsClassifier()),
+        {"e.g. SVC": OneVsRestClassifier(SVC())},
+    ),
+    head(
+        ENSEMBLES + "voting='hard'",
+        "counts votes, a step",
+        voted(LogisticRegression(), voting="hard"),
+        {"use voting='soft'": voted(LogisticRegression())},
+    ),
+    head(
+        ENSEMBLES + "or it counts votes",
+        "BaggingClassifier of SVC " + REFUSED_MEMBER,
+        bagged(SVC()),
+        {"a classifier that has probabilities": bagged(LogisticRegression())},
+    ),
+    head(
+        ENSEMBLES + "members whose probabilities are known",
+        "VotingClassifier of KNeighborsClassifier " + REFUSED_MEMBER,
+        voted(neighbors.KNeighborsClassifier()),
+        {"e.g. CalibratedClassifierCV(SVC())": voted(CalibratedClassifierCV(SVC()))},
+    ),
+    head(
+        ENSEMBLES + "regressors that predict their decision value",
+        "VotingRegressor of GammaRegressor " + REFUSED_MEMBER,
+        ensemble.VotingRegressor([("member", GammaRegressor())]),
+        {"e.g. SVR": ensemble.VotingRegressor([("member", SVR())])},
+        NUMBERS,
+    ),
+    Row(
+        ENSEMBLES + "MultiOutputClassifier has an output of the classes",
+        partial(head_of, MultiOutputClassifier(SVC()), np.stack([THREE, TWO], 1)),
+        "MultiOutputClassifier has an output of the classes [0, 1, 2]",
+        {"fit a head for each output": partial(maps_of, SVC(), THREE)},
+    ),
+    # Stacks.
+    head(
+        ENSEMBLES + "_stackable(",
+        "StackingClassifier of SVC " + REFUSED_MEMBER,
+        stacked(SVC()),
+        {
+            "LinearSVC()": stacked(LinearSVC()),
+            "OneVsRestClassifier(SVC())": stacked(OneVsRestClassifier(SVC())),
+            "SVC(decision_function_shape='ovo')": stacked(SVC(decision_function_shape="ovo")),
+        },
+    ),
+    head(
+        ENSEMBLES + "_stackable(",
+        "StackingClassifier of OneVsOneClassifier " + REFUSED_MEMBER,
+        stacked(OneVsOneClassifier(SVC())),
+        {"OneVsRestClassifier(SVC())": stacked(OneVsRestClassifier(SVC()))},
+    ),
+    head(
+        ENSEMBLES + "_stackable(",
+        "StackingClassifier of LogisticRegression " + REFUSED_MEMBER,
+        stacked(LogisticRegression()),
+        {
+            "stack_method='decision_function' (now 'predict_proba')": stacked(
+                LogisticRegression(), stack_method="decision_function"
+            )
+        },
+    ),
+    head(
+        ENSEMBLES + "_stackable(",
+        "StackingClassifier of KNeighborsClassifier " + REFUSED_MEMBER,
+        stacked(neighbors.KNeighborsClassifier()),
+        {
+            "as LinearSVC(), and stack_method='decision_function'": stacked(
+                LinearSVC(), stack_method="decision_function"
+            )
+        },
+    ),
+    head(
+        ENSEMBLES + "_stackable(",
+        "StackingRegressor of GammaRegressor " + REFUSED_MEMBER,
+        ensemble.StackingRegressor([("member", GammaRegressor())]),
+        {"e.g. SVR": ensemble.StackingRegressor([("member", SVR())])},
+        NUMBERS,
+    ),
+    Row(
+        ENSEMBLES + "a final estimator that decides",
+        final_that_decides_nothing,
+        "fit it with a final estimator that decides",
+        {"e.g. LogisticRegression": partial(maps_of, stacked(LinearSVC(), final_estimator=LogisticRegression()))},
+    ),
+    Row(
+        ENSEMBLES + "temperature scaling of these probabilities",
+        calibrated_by_temperature,
+        "temperature scaling of these probabilities is not supported",
+        {
+            "fit it with method='sigmoid'": partial(
+                maps_of, CalibratedClassifierCV(bagged(LogisticRegression()), method="sigmoid", cv=2)
+            )
+        },
+    ),
+    head(
+        ENSEMBLES + "a threshold within (0, 1)",
+        "FixedThresholdClassifier of SVC " + REFUSED_MEMBER,
+        FixedThresholdClassifier(SVC(probability=True), threshold=0.3, response_method="predict_proba"),
+        {
+            "within (0, 1) of a sigmoid probability": FixedThresholdClassifier(LogisticRegression(), threshold=0.3),
+            "one of decision values": FixedThresholdClassifier(
+                SVC(), threshold=0.3, response_method="decision_function"
+            ),
+        },
+        TWO,
+    ),
+    head(
+        ENSEMBLES + "the inverse function exp or expm1",
+        "TransformedTargetRegressor of FunctionTransformer " + REFUSED_MEMBER,
+        TransformedTargetRegressor(Ridge(), func=np.sqrt, inverse_func=np.square),
+        {
+            "exp or expm1": TransformedTargetRegressor(Ridge(), func=np.log1p, inverse_func=np.expm1),
+            "a scaler": TransformedTargetRegressor(Ridge(), transformer=StandardScaler()),
+        },
+        NUMBERS,
+    ),
+    head(
+        ENSEMBLES + "a scaler of the target",
+        "TransformedTargetRegressor of PowerTransformer " + REFUSED_MEMBER,
+        TransformedTargetRegressor(Ridge(), transformer=preprocessing.PowerTransformer()),
+        {
+            "StandardScaler": TransformedTargetRegressor(Ridge(), transformer=StandardScaler()),
+            "the function exp or expm1": TransformedTargetRegressor(Ridge(), func=np.log, inverse_func=np.exp),
+        },
+        NUMBERS,
+    ),
+    head(
+        PREDICTORS + "NearestCentroid has the metric",
+        "NearestCentroid has the metric 'manhattan'",
+        neighbors.NearestCentroid(metric="manhattan"),
+        {"fit it with 'euclidean'": neighbors.NearestCentroid()},
+    ),
+    head(
+        PREDICTORS + "BernoulliNB cuts its features",
+        "BernoulliNB cuts its features",
+        naive_bayes.BernoulliNB(),
+        {
+            "fit GaussianNB": naive_bayes.GaussianNB(),
+            "fit it with binarize=None": lambda: maps_of([
+                naive_bayes.BernoulliNB(binarize=None).fit((FEATURES > 0).astype(int), THREE)
+            ]),
+        },
+    ),
+    *(
+        head(PREDICTORS + place, message, neighbors.KNeighborsClassifier(**options), ways)
+        for place, message, options, ways in (
+            (
+                "{name} has the metric",
+                "has the metric 'manhattan'",
+                {"metric": "manhattan"},
+                {
+                    "'euclidean'": neighbors.KNeighborsClassifier(metric="euclidean"),
+                    "'cosine'": neighbors.KNeighborsClassifier(metric="cosine"),
+                },
+            ),
+            (
+                "{name} weighs votes",
+                "weighs votes by 'distance'",
+                {"weights": "distance"},
+                {"weights='uniform'": neighbors.KNeighborsClassifier(weights="uniform")},
+            ),
+            (
+                "which often tie",
+                "lets 4 neighbours vote",
+                {"n_neighbors": 4},
+                {"an odd n_neighbors": neighbors.KNeighborsClassifier(3)},
+            ),
+            (
+                "too few for most of",
+                "too few for most of 99 votes",
+                {"n_neighbors": 99},
+                {"a smaller n_neighbors": neighbors.KNeighborsClassifier(3)},
+            ),
+        )
+    ),
+    Row(
+        PREDICTORS + "{name} was fitted on several outputs",
+        partial(head_of, neighbors.KNeighborsClassifier(), COLUMNS),
+        "was fitted on several outputs",
+        {"fit a head for each output": partial(maps_of, neighbors.KNeighborsClassifier(), TWO)},
+    ),
+    head(
+        PREDICTORS + "GaussianProcessClassifier decides between",
+        "GaussianProcessClassifier decides between 3 classes by integrals",
+        gaussian_process.GaussianProcessClassifier(),
+        {
+            "fit SVC": SVC(),
+            "MultiOutputClassifier(GaussianProcessClassifier()) on one column of 0 and 1 for each class": partial(
+                maps_of, MultiOutputClassifier(gaussian_process.GaussianProcessClassifier()), COLUMNS
+            ),
+        },
+    ),
+    head(
+        PREDICTORS + "{type(estimator).__name__} has the kernel",
+        "LabelPropagation has the kernel 'knn'",
+        LabelPropagation(kernel="knn"),
+        {"fit it with 'rbf'": LabelPropagation(kernel="rbf", gamma=0.1)},
+    ),
+    head(
+        TRANSFORMERS + "at the end predicts",
+        "RFE at the end predicts with an estimator of its own",
+        RFE(LinearSVC(), n_features_to_select=3),
+        {
+            "[..., rfe, rfe.estimator_]": lambda: maps_of(
+                (lambda rfe: [rfe, rfe.estimator_])(RFE(LinearSVC(), n_features_to_select=3).fit(FEATURES, THREE))
+            )
+        },
+    ),
+    head(
+        TRANSFORMERS + "FunctionTransformer(",
+        "has no closed-form Jacobian: only numpy's",
+        make_pipeline(FunctionTransformer(np.cbrt), SVC()),
+        {
+            "move the function into the backbone": doubled_backbone,
+            "register a transformer of your own": partial(registered, Doubled(), partial(Elementwise, "tanh")),
+        },
+    ),
+    head(
+        TRANSFORMERS + "FeatureAgglomeration(",
+        "FeatureAgglomeration(pooling_func=...) is not supported",
+        make_pipeline(FeatureAgglomeration(3, pooling_func=np.max), SVC()),
+        {"fit it with numpy.mean": make_pipeline(FeatureAgglomeration(3, pooling_func=np.mean), SVC())},
+    ),
+    Row(
+        TRANSFORMERS + "solver='lsqr'",
+        lambda: Head.of([LinearDiscriminantAnalysis(solver="lsqr").fit(FEATURES, THREE), SVC()]),
+        "solver='lsqr') transforms nothing",
+        {
+            f"'{solver}'": partial(maps_of, make_pipeline(LinearDiscriminantAnalysis(solver=solver), SVC()))
+            for solver in ("svd", "eigen")
+        },
+    ),
+    head(
+        TRANSFORMERS + "Nystroem(",
+        "Nystroem(kernel_params=...) is not supported",
+        make_pipeline(Nystroem(kernel="rbf", kernel_params={"gamma": 0.1}, n_components=9), SVC()),
+        {"pass gamma, degree and coef0 directly": make_pipeline(Nystroem(gamma=0.1, n_components=9), SVC())},
+    ),
+    Row(
+        "head/guarded.py: a hook on",
+        partial(hooked, remove=False),
+        "a hook on Projection, a part of the head, changes",
+        {
+            "remove it": partial(hooked, remove=True),
+            "move what it does into the backbone": doubled_backbone,
+            "register a stage that does it": partial(registered, Doubled(), partial(Elementwise, "tanh")),
+        },
+    ),
+    Row(
+        "head/stage.py: has no secant",
+        lambda: maps_of(behind(Square()), method=partial(ContributionCAM, baseline="zero")),
+        "Square has no secant",
+        {
+            "define secant(saved, saved0, grad)": lambda: maps_of(
+                behind(SquareWithSecant()), method=partial(ContributionCAM, baseline="zero")
+            ),
+            "set linear = True": lambda: maps_of(behind(Halved()), method=partial(ContributionCAM, baseline="zero")),
+            "use a method that needs only the gradient": lambda: maps_of(behind(Square())),
+        },
+    ),
+    Row(
+        "head/head.py: the head was fitted on",
+        lambda: PCASVMNet(Crops(), SVC().fit(FEATURES[:, :5], THREE)).eval()(CROPS[:3]),
+        "the head was fitted on 5 features, but the backbone gives 20",
+        {
+            "name the layer that the features came from": partial(crops, "rows"),
+            "if it gives 4 crops or patches of each image, (N, 4, 5), pass pool=lambda t: t.mean(1)": partial(
+                crops, "pooled"
+            ),
+        },
+    ),
+]
+
+# --- the path from the target layer to the features -------------------------------------------------------------------
+
+BACKWARD, CHECK, RECORDER = "autodiff/backward.py: ", "autodiff/check.py: ", "autodiff/recorder.py: "
+RULES, CONTEXT, PROGRAM = "autodiff/rules/", "cams/context.py: ", "export/graph.py: "
+
+
+def bessel(*, secant: Any = "elementwise", rule: Any = None) -> None:
+    """Register a rule of torch.special.i0, which has none in the package."""
+
+    def slope(input: Tensor, *, y: Tensor, grad: Tensor) -> Tensor:
+        return grad * torch.special.i1(input)
+
+    register_jacobian(torch.special.i0, secant=secant)(rule or slope)
+
+
+def with_bessel(
+    method: Any = ClosedFormGradCAM, layer: str = "stem", jacobian: str = "closed_form", **rule: Any
+) -> Any:
+    bessel(**rule)
+    options = {"baseline": "zero"} if method is ContributionCAM else {}
+    return stepped(torch.special.i0, method, layer, jacobian=jacobian, **options)
+
+
+def not_understood(input: Tensor, *, y: Tensor, grad: Tensor) -> Tensor:
+    raise TypeError("it is of no use")
+
+
+class Growing(nn.Module):
+    """More steps at every call, which no copy of the network forgets."""
+
+    calls = count(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(next(Growing.calls)):
+            x = x * 1
+        return x
+
+
+class Inner(nn.Module):
+    """A layer in a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.inner(x)
+
+
+def inside_a_layer(*layers: str) -> SignedMaps:
+    @register_jacobian(Inner, secant="linear")
+    def rule(module: Any, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+        return 2 * torch.einsum("kndhw,dc->knchw", grad, module.inner.weight[:, :, 0, 0])
+
+    return stepped(Inner(), ContributionCAM, [*layers], baseline="zero")
+
+
+class Moded(nn.Module):
+    """A mode that ends behind the target layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.later = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.device("cpu"):
+            y = self.stem(x).tanh()
+        return self.later(y).tanh().flatten(1)
+
+
+def moded() -> SignedMaps:
+    backbone = seeded(Moded)
+    net = PCASVMNet(backbone, head_for(backbone)).eval()
+    return ClosedFormGradCAM(net, ["stem"]).explain(IMAGES[:3])
+
+
+def moded_outside() -> SignedMaps:
+    with torch.device("cpu"):
+        return stepped(torch.tanh)
+
+
+def written_over(x: Tensor) -> Tensor:
+    y = x.flatten(2)
+    y.mul_(3)
+    return x
+
+
+def not_written_over(x: Tensor) -> Tensor:
+    return 3 * x
+
+
+def constant_written_over(x: Tensor) -> Tensor:
+    y = torch.ones_like(x)
+    z = x * y
+    y += x
+    return z + y
+
+
+def record_of_constant() -> Tensor:
+    """Pull back through what is written over; the comparison with autograd would refuse it before."""
+    backbone = seeded(lambda: Stepped(Step(constant_written_over)))
+    with torch.no_grad():
+        recorded = Recorded(backbone, None, ["stem"]).record(IMAGES[:3])
+        return recorded.pullback([torch.ones(1, *recorded.output.shape, dtype=torch.float64)], 0).dense()
+
+
+class Attending(nn.Module):
+    """A MultiheadAttention over positions, and what is taken of it."""
+
+    def __init__(self, take: Callable[[Any, Tensor], Tensor], **options: Any) -> None:
+        super().__init__()
+        self.attention, self.take = nn.MultiheadAttention(4, 2, batch_first=True, **options), take
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.take(self.attention, x.flatten(2).mT)
+
+
+def of_values(attention: Any, x: Tensor) -> Tensor:
+    return attention(x, x, x, need_weights=False)[0]
+
+
+def of_weights(attention: Any, x: Tensor) -> Tensor:
+    return attention(x, x, x)[1]
+
+
+class Folded(Attention):
+    """Attention whose heads are in the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+
+
+def tokens(
+    layer: str,
+    pool: str = "cls",
+    *,
+    heads: bool = False,
+    folded: bool = False,
+    transform: Any = "tokens",
+    method: Any = ClosedFormGradCAM,
+    **options: Any,
+) -> SignedMaps:
+    """Return the maps of a small transformer."""
+    backbone = seeded(lambda: Tower(**options))
+    if folded:
+        backbone.blocks[1].attn.__class__ = Folded
+    images = random(20, 3, 12, 16) + (torch.arange(20) % 2).reshape(-1, 1, 1, 1)
+    net = PCASVMNet(backbone, head_for(backbone, images, pool=pool), pool=pool).eval()
+    return method(net, [layer], transform).explain(images[:2], heads=heads)
+
+
+def without_class_token(t: Tensor) -> Tensor:
+    return t.transpose(0, 1)[:, 1:].mT.unflatten(2, (3, 4))
+
+
+def another_baseline(step: Any) -> Callable[[], SignedMaps]:
+    """Return a function for the maps from the mean of the activations."""
+
+    def follow() -> SignedMaps:
+        mean = seeded(lambda: Stepped(Step(step))).stem(IMAGES).mean(0).detach()
+        return stepped(step, ContributionCAM, baseline="mean", mean=mean)
+
+    return follow
+
+
+def fails_at_zero(x: Tensor) -> Tensor:
+    if not x.any():
+        raise RuntimeError("nothing to see")
+    return 2 * x
+
+
+def other_at_zero(x: Tensor) -> Tensor:
+    return x.exp() if x.any() else 2 * x.exp()
+
+
+def tanh(x: Tensor) -> Tensor:
+    return x.tanh()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # newer versions of torch call it deprecated
+    scripted_tanh, ScriptedTanh = torch.jit.script(tanh), torch.jit.script(nn.Tanh())
+
+
+def under_autocast(*, inside: bool) -> SignedMaps:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+        return stepped(torch.tanh, ClosedFormShapleyCAM)
+
+
+class ChannelsLast(nn.Module):
+    """Activations (N, H, W, C) behind ``stem``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Conv2d(3, 9, 3, 2, padding=1), Step(lambda x: x.permute(0, 2, 3, 1).tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.stem(x)).mean((1, 2))
+
+
+def channels_last(transform: Any) -> SignedMaps:
+    backbone = seeded(ChannelsLast)
+    net = PCASVMNet(backbone, head_for(backbone)).eval()
+    return ClosedFormGradCAM(net, ["last"], transform).explain(IMAGES[:3])
+
+
+class CropByCrop(Crops):
+    """The mean over crops, one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.body(crop) for crop in x.unbind(1)]).mean(0)
+
+
+def crop_by_crop() -> SignedMaps:
+    backbone = CropByCrop()
+    net = PCASVMNet(backbone, head_for(backbone, CROPS)).eval()
+    return ClosedFormGradCAM(net, ["body.1#2"]).explain(CROPS[:3])
+
+
+SIGNALS = random(40, 2, 16) + (torch.arange(40) % 2).reshape(-1, 1, 1)
+
+
+def signals(*, flat: bool = False, planes: bool = False, method: Any = ClosedFormGradCAM) -> SignedMaps:
+    """Return maps of 1-D signals: of (N, C, L) as they are, or of (N, C, 1, L)."""
+
+    def make() -> nn.Module:
+        if planes:
+            layers = nn.Conv2d(2, 5, (1, 3), padding=(0, 1)), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        else:
+            layers = nn.Conv1d(2, 5, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten()
+        return nn.Sequential(nn.Flatten(2), nn.Sequential(*layers)) if flat else nn.Sequential(*layers)
+
+    x = SIGNALS.unsqueeze(2) if flat or planes else SIGNALS
+    backbone = seeded(make)
+    net = PCASVMNet(backbone, head_for(backbone, x)).eval()
+    options = {"reshape_transform": lambda t: t.unsqueeze(2)} if flat else {}
+    return method(net, ["1.1" if flat else "1"], **options).explain(x[:3])
+
+
+WRONG = Step(torch.special.i0)  # which has no rule until one is registered
+LATER, BY_GRADIENT = "choose a later target layer", "use a gradient method such as ClosedFormGradCAM"
+PATHS = [
+    Row(
+        BACKWARD + "heads can be separated",
+        partial(tokens, "blocks.1.norm1", heads=True),
+        "and there is none after the target layer",
+        {
+            "attn_implementation='sdpa'": partial(tokens, "blocks.1.norm1", heads=True, fused=True),
+            "leave heads=False": partial(tokens, "blocks.1.norm1"),
+        },
+    ),
+    Row(
+        BACKWARD + "heads can be separated",
+        partial(tokens, "blocks.1.norm2", "mean", heads=True, fused=True),
+        "and there is none after the target layer",
+        {
+            "choose the norm before an attention": partial(tokens, "blocks.1.norm1", "mean", heads=True, fused=True),
+            "leave heads=False": partial(tokens, "blocks.1.norm2", "mean", fused=True),
+        },
+    ),
+    Row(
+        BACKWARD + "not everything after the target layer goes through one attention",
+        partial(tokens, "blocks.0", "mean", heads=True, fused=True),
+        "not everything after the target layer goes through one attention",
+        {
+            "the norm before the attention of the last block": partial(
+                tokens, "blocks.1.norm1", "mean", heads=True, fused=True
+            )
+        },
+    ),
+    Row(
+        BACKWARD + "heads and images cannot be told apart",
+        partial(tokens, "blocks.1.norm1", heads=True, folded=True, fused=True),
+        "heads and images cannot be told apart",
+        {"leave heads=False": partial(tokens, "blocks.1.norm1", folded=True, fused=True)},
+    ),
+    Row(
+        BACKWARD + "is not understood",
+        partial(with_bessel, rule=not_understood),
+        "the call of special_i0 is not understood",
+        {"pass jacobian='auto'": partial(with_bessel, rule=not_understood, jacobian="auto")},
+    ),
+    Row(
+        BACKWARD + "the rule of {step.name} returns",
+        partial(with_bessel, rule=lambda input, *, y, grad: grad.sum(1)),
+        "the rule of special_i0 returns",
+        {"pass jacobian='auto'": partial(with_bessel, rule=lambda input, *, y, grad: grad.sum(1), jacobian="auto")},
+    ),
+    path(
+        BACKWARD + "depends on the target layer, and its rule has no gradient",
+        "prelu depends on the target layer, and its rule has no gradient",
+        lambda x: F.prelu(x, x[0, :, 0, 0]),
+        {LATER: partial(stepped, lambda x: F.prelu(x, x[0, :, 0, 0]), layer="later")},
+    ),
+    path(
+        BACKWARD + "closed-form rule",
+        "which has no closed-form rule",
+        torch.special.i0,
+        {LATER: partial(stepped, torch.special.i0, layer="later"), "register its Jacobian": with_bessel},
+    ),
+    path(CHECK + "{hooked} has a backward hook", "takes different steps in every run", Growing()),
+    Row(
+        CHECK + "the network cannot be run from the baseline",
+        contributions(fails_at_zero),
+        "cannot be run from the baseline of 'stem' (nothing to see)",
+        {"choose another baseline": another_baseline(fails_at_zero)},
+    ),
+    *(
+        Row(
+            CHECK + "is another function at the baseline",
+            contributions(step),
+            message,
+            {
+                "choose another baseline": another_baseline(step),
+                LATER: partial(stepped, step, ContributionCAM, "later", baseline="zero"),
+                BY_GRADIENT: partial(stepped, step),
+            },
+        )
+        for step, message in (
+            (other_at_zero, "is another function at the baseline"),
+            (lambda x: x.abs().log(), "does not return finite numbers at the baseline of 'stem'"),
+        )
+    ),
+    path(
+        CHECK + "is a step that cannot be seen",
+        "between 'stem' and the features is a step that cannot be seen",
+        Step(scripted_tanh),
+        {LATER: partial(stepped, Step(scripted_tanh), layer="later")},
+    ),
+    path(
+        CHECK + "differs from autograd",
+        "the Jacobian of the path from 'stem' differs from autograd's",
+        lambda x: x + scripted_tanh(x),
+    ),
+    Row(
+        "autodiff/closed_form.py: do not add up",
+        partial(with_bessel, ContributionCAM, secant="linear"),
+        "do not add up: the secant of special_i0 is wrong",
+        {"correct secant=": partial(with_bessel, ContributionCAM), BY_GRADIENT: partial(with_bessel, secant="linear")},
+    ),
+    Row(
+        "autodiff/forward_pass.py: an autograd path has no",
+        partial(stepped, torch.special.i0, ContributionCAM, jacobian="auto", baseline="zero"),
+        "an autograd path has no",
+        {
+            "pass jacobian='closed_form' to see which step has none": "names the step, whose way out leads back here",
+            BY_GRADIENT: partial(stepped, torch.special.i0, jacobian="auto"),
+        },
+    ),
+    Row(
+        "autodiff/lrp.py: has no rule of relevance",
+        partial(stepped, lambda x: x / (1 + x.abs()), RelevanceCAM),
+        "has no rule of relevance",
+        {
+            "use ContributionCAM": contributions(lambda x: x / (1 + x.abs())),
+            "LIFTCAM": partial(stepped, lambda x: x / (1 + x.abs()), LIFTCAM),
+            LATER: partial(stepped, lambda x: x / (1 + x.abs()), RelevanceCAM, "later"),
+        },
+    ),
+    Row(
+        RECORDER + "is inside a layer with a registered rule",
+        partial(inside_a_layer, "stem", "step.inner"),
+        "the target layer 'step.inner' is inside a layer with a registered rule",
+        {"choose that layer itself": partial(inside_a_layer, "step")},
+    ),
+    Row(
+        RECORDER + "leaves a TorchFunctionMode",
+        moded,
+        "the network leaves a TorchFunctionMode",
+        {"enter it before the network runs, as in with mode: cam.explain(images)": moded_outside},
+    ),
+    path(
+        RECORDER + "is a scripted module",
+        "is a scripted module, Tanh, whose steps cannot be seen",
+        ScriptedTanh,
+        {"use the module that was scripted": partial(stepped, nn.Tanh())},
+    ),
+    Row(
+        RECORDER + "works in place on a tensor",
+        partial(stepped, written_over),
+        "works in place on a tensor that the path uses again",
+        {"use the out-of-place version": partial(stepped, not_written_over)},
+    ),
+    Row(
+        RECORDER + "writes into a tensor given as out=",
+        partial(stepped, lambda x: torch.tanh(x, out=torch.empty_like(x))),
+        "tanh writes into a tensor given as out=",
+        {"without out=": partial(stepped, torch.tanh)},
+    ),
+    Row(
+        "autodiff/tape.py: was written into after the path had used it",
+        record_of_constant,
+        "was written into after the path had used it",
+        {"use the out-of-place version": partial(stepped, lambda x: x * torch.ones_like(x) + (x + 1))},
+    ),
+    Row(
+        "autodiff/tape.py: sizes after the target layer depend on the activations",
+        contributions(lambda x: x + x[x > 0].sum()),
+        "sizes after the target layer depend on the activations",
+        {LATER: partial(stepped, lambda x: x + x[x > 0].sum(), ContributionCAM, "later", baseline="zero")},
+    ),
+    # Rules.
+    secant(
+        RULES + "arithmetic.py: a division that rounds",
+        "a division that rounds is a step function",
+        lambda x: torch.div(x, 0.3, rounding_mode="floor") + x,
+        {"divide without rounding_mode": contributions(lambda x: torch.div(x, 0.3) + x)},
+    ),
+    path(
+        RULES + "attention.py: dropout in attention",
+        "dropout in attention has no rule",
+        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1),
+    ),
+    path(
+        RULES + "attention.py: with added keys",
+        "a MultiheadAttention with added keys",
+        Attending(of_values, add_bias_kv=True),
+    ),
+    path(
+        RULES + "attention.py: the attention weights that",
+        "the attention weights that a MultiheadAttention returns",
+        Attending(of_weights),
+    ),
+    path(
+        RULES + "convolutions.py: 'same' padding",
+        "a convolution with uneven 'same' padding has no rule",
+        nn.Conv2d(4, 4, 2, padding="same"),
+    ),
+    path(
+        RULES + "dense.py: takes a diagonal",
+        "takes a diagonal",
+        lambda x: torch.einsum("nchh->nch", x),
+        {"use x.diagonal()": partial(stepped, lambda x: x.diagonal(dim1=2, dim2=3))},
+    ),
+    secant(
+        RULES + "dense.py: an einsum of more than two",
+        "an einsum of more than two values that change has no secant",
+        lambda x: torch.einsum("nchw,nchw,nchw->nc", x, x.tanh(), x.sigmoid()),
+        {
+            "multiply two at a time": contributions(
+                lambda x: torch.einsum("nchw,nchw->nc", torch.einsum("nchw,nchw->nchw", x, x.tanh()), x.sigmoid())
+            )
+        },
+    ),
+    secant(
+        RULES + "elementwise.py: a power with both",
+        "a power with both the base and the exponent computed has no secant",
+        lambda x: (1 + x * x) ** x,
+        {
+            "write it as torch.exp(": contributions(lambda x: torch.exp(x * torch.log(1 + x * x))),
+            BY_GRADIENT: partial(stepped, lambda x: (1 + x * x) ** x),
+        },
+    ),
+    path(
+        RULES + "elementwise.py: an RReLU that draws",
+        "an RReLU that draws random slopes",
+        lambda x: F.rrelu(x, training=True),
+        {"put it in evaluation mode": partial(stepped, nn.RReLU())},
+    ),
+    path(
+        RULES + "norms.py: a BatchNorm without running statistics",
+        "a BatchNorm without running statistics mixes the images",
+        nn.BatchNorm2d(4, track_running_stats=False),
+    ),
+    path(
+        RULES + "norms.py: a norm of order",
+        "a norm of order inf has no rule",
+        lambda x: torch.linalg.vector_norm(x, torch.inf, -1),
+        {"use x.abs().amax(dim)": partial(stepped, lambda x: x.abs().amax(-1))},
+    ),
+    path(
+        RULES + "norms.py: a norm of matrices",
+        "a norm of matrices other than Frobenius'",
+        lambda x: torch.linalg.norm(x, 1, dim=(2, 3)),
+        {"use the norm of vectors": partial(stepped, lambda x: torch.linalg.vector_norm(x, 2, dim=(2, 3)))},
+    ),
+    path(
+        RULES + "shapes.py: dropout that is always on",
+        "dropout that is always on changes every run",
+        lambda x: F.dropout(x, 0.5),
+        {"pass training=self.training": partial(stepped, lambda x: F.dropout(x, 0.5, training=False))},
+    ),
+    path(
+        RULES + "softmaxes.py: a softmax without a dim",
+        "a softmax without a dim has no rule",
+        F.log_softmax,
+        {"pass dim=-1": partial(stepped, lambda x: F.log_softmax(x, dim=-1))},
+    ),
+    Row(
+        "autodiff/secants.py: has no secant, without which",
+        partial(with_bessel, ContributionCAM, secant=None),
+        "special_i0 has no secant, without which maps do not add up",
+        {
+            LATER: partial(with_bessel, ContributionCAM, "later", secant=None),
+            "register one": partial(with_bessel, ContributionCAM),
+            BY_GRADIENT: partial(with_bessel, secant=None),
+        },
+    ),
+    *(
+        secant(
+            "autodiff/secants.py: " + message,
+            message,
+            step,
+            {
+                LATER: partial(stepped, step, ContributionCAM, "later", baseline="zero"),
+                BY_GRADIENT: partial(stepped, step),
+            },
+        )
+        for message, step in (
+            ("depends on the target layer through a comparison or an index", lambda x: x.gather(1, x.argsort(1)) + 1),
+            ("jumps between the baseline", lambda x: torch.where(x > 0, 1.0, 0.0 * x.clamp(max=0)) * (x + 1)),
+        )
+    ),
+    # Activations.
+    Row(
+        CONTEXT + "but a map needs (N, T, H, W)",
+        partial(tokens, "norm", "mean", transform=None),
+        "but a map needs (N, T, H, W) or (N, T, D, H, W)",
+        {
+            "choose an earlier layer": partial(tokens, "patches", "mean", transform=None),
+            "pass reshape_transform='tokens' (for transformers) or a function": partial(tokens, "norm", "mean"),
+        },
+    ),
+    Row(
+        CONTEXT + "or both of a pair, in one batch?",
+        partial(crops, "rows", transform=None),
+        "'body.1' has activations of 12 rows for 3 images",
+        {
+            "as lambda t: t.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2, 3) for 4 crops": partial(crops, "rows"),
+            "let the layer run once for each": crop_by_crop,
+        },
+    ),
+    Row(
+        CONTEXT + "does not count images, so what reshape_transform leaves out",
+        partial(
+            tokens,
+            "norm",
+            "mean",
+            first=True,
+            transform=without_class_token,
+            method=partial(ContributionCAM, baseline="zero"),
+        ),
+        "does not count images, so what reshape_transform leaves out is unknown",
+        {
+            "pass reshape_transform='tokens'": partial(
+                tokens, "norm", "mean", first=True, method=partial(ContributionCAM, baseline="zero")
+            ),
+            "pass one that leaves nothing out, as crops side by side": partial(crops, "rows", ContributionCAM),
+            BY_GRADIENT: partial(tokens, "norm", "mean", first=True, transform=without_class_token),
+        },
+    ),
+    Row(
+        CONTEXT + "second derivatives do not support autocast",
+        partial(under_autocast, inside=True),
+        "second derivatives do not support autocast",
+        {"call it outside torch.autocast": partial(under_autocast, inside=False)},
+    ),
+    Row(
+        "cams/reshape.py: seem to have their channels last",
+        partial(channels_last, None),
+        "seem to have their channels last",
+        {
+            "pass reshape_transform='tokens'": partial(channels_last, "tokens"),
+            "lambda t: t if they come first": partial(channels_last, lambda t: t),
+        },
+    ),
+    *(
+        Row(
+            "model/features.py: the features have",
+            refused,
+            f"rows for {count} images (4 crops or patches of each?)",
+            {
+                "average them in the network, features.unflatten(0, (-1, 4)).mean(1)": partial(crops, "in the network"),
+                "pass pool=lambda t: t.unflatten(0, (-1, 4)).mean(1)": partial(crops, "rows"),
+            },
+        )
+        for count, refused in (
+            (40, lambda: head_for(Crops(rows=True), CROPS)),
+            (2, lambda: PCASVMNet(Crops(rows=True), head_for(MeanOfCrops(), CROPS)).eval()(CROPS[:2])),
+        )
+    ),
+    Row(
+        "model/features.py: but 1-D signals",
+        signals,
+        "but 1-D signals, (3, 2, 16), are not supported",
+        {
+            "pass x.unsqueeze(2), (N, C, 1, L), to a network of Conv2d with kernels of height 1": partial(
+                signals, planes=True
+            ),
+            "nn.Sequential(nn.Flatten(2), backbone), and with it reshape_transform=lambda t: t.unsqueeze(2)": partial(
+                signals, flat=True, method=ContributionCAM
+            ),
+        },
+    ),
+]
+
+# --- programs, files and atlases --------------------------------------------------------------------------------------
+
+
+def explainer(
+    step: Any, method: Any = ClosedFormGradCAM, layer: str = "stem", before: Any = None, **options: Any
+) -> tuple[Any, Tensor]:
+    """Return a method and images in single precision, which programs are made of; ``before`` is a step of images."""
+    torch.manual_seed(0)
+    backbone = Stepped(step if isinstance(step, nn.Module) else Step(step)).eval()
+    if before is not None:
+        backbone.stem = nn.Sequential(Step(before), backbone.stem)
+    net = PCASVMNet(backbone, head_for(backbone, IMAGES.float())).eval()
+    return method(net, [layer], **options), IMAGES[:3].float()
+
+
+def program(step: Any, *args: Any, targets: Any = None, **options: Any) -> Any:
+    cam, x = explainer(step, *args, **options)
+    return export.program(cam, x, targets)
+
+
+def onnx(step: Any, path: Path, **options: Any) -> Any:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    cam, x = explainer(step)
+    return export.onnx(cam, x, path / "explainer.onnx", **options)
+
+
+def in_single_and_double() -> SignedMaps:
+    cam, x = explainer(torch.tanh)
+    return ClosedFormGradCAM(cam.model.double(), ["stem"]).explain(x.double())
+
+
+def with_wrong_numbers(export_with: Callable[[], Any]) -> Any:
+    """Export with an operator that computes something else."""
+    table = onnx_file.decompositions()
+    with pytest.MonkeyPatch.context() as patch:
+        wrong = {torch.ops.aten.tanh.default: lambda x: 1 + x}
+        patch.setattr(onnx_file, "decompositions", lambda: table | wrong)
+        patch.setattr(graph, "plain_zeros", twisted)
+        return export_with()
+
+
+def twisted(traced: Any) -> None:
+    for node in traced.find_nodes(op="call_function", target=torch.ops.aten.tanh.default):
+        node.target = torch.ops.aten.sin.default
+
+
+def closed_form_of_bessel() -> str:
+    with pytest.raises(NoClosedFormError, match="special_i0") as caught:
+        program(torch.special.i0)
+    return caught.value.reason
+
+
+def branching(x: Tensor) -> Tensor:
+    return x if x.mean() > 1e6 else 2 * x
+
+
+def with_numpy(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy())
+
+
+class OwnTarget:
+    """A function of the output that is no target of the package."""
+
+    def __call__(self, output: Tensor) -> Tensor:
+        return output[..., 0].square()
+
+
+@cache
+def folder() -> Path:
+    """Return a folder that is deleted at the end."""
+    temporary = tempfile.TemporaryDirectory()
+    atexit.register(temporary.cleanup)
+    return Path(temporary.name)
+
+
+def fresh(name: str) -> Path:
+    """Return an empty place of its own for an atlas."""
+    return folder() / f"{name}{next(_NUMBERS)}"
+
+
+_NUMBERS = count()
+
+
+def build(out: Path, data: Any = None, net: Any = None, **options: Any) -> Any:
+    own, rows = atlas_problem()
+    rows = TensorDataset(*(tensor[:40] for tensor in rows.tensors)) if data is None else data
+    options = {"shard_size": 32, "progress": False} | options
+    return atlas.build(net or own, rows, [atlas_layer(net or own)], out, **options)
+
+
+def built(name: str, **options: Any) -> Path:
+    out = fresh(name)
+    build(out, **options)
+    return out
+
+
+def changed_rows() -> TensorDataset:
+    """Return the data set with another image at the beginning of the second shard."""
+    x, y = (tensor[:40].clone() for tensor in atlas_problem()[1].tensors)
+    x[32] += 1
+    return TensorDataset(x, y)
+
+
+def without_the_other_shard(out: Path) -> Any:
+    (out / "part-00001.parquet").unlink()
+    return build(out, changed_rows())
+
+
+def of_version_0_2_0() -> Path:
+    """Return an atlas whose shards have no digests."""
+    out = built("old")
+    for number, shard in enumerate(sorted(out.glob("*.parquet"))):
+        table = parquet.read_table(shard)
+        first = [32 * number, table["digest"][0].as_py(), table["label"][0].as_py()]
+        metadata = table.schema.metadata | {b"first": json.dumps(first).encode()}
+        parquet.write_table(table.drop(["digest"]).replace_schema_metadata(metadata), shard)
+    return out
+
+
+def in_the_way() -> Path:
+    out = fresh("other")
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    return out
+
+
+def missing_row(**options: Any) -> Any:
+    _, rows = atlas_problem()
+    return build(fresh("bad"), Pictures(TensorDataset(*(tensor[:40] for tensor in rows.tensors)), (3,)), **options)
+
+
+def rebuilt(out: Path, **options: Any) -> Any:
+    shutil.rmtree(out)
+    return build(out, **options)
+
+
+def hooked_net() -> PCASVMNet:
+    """Return the same network with a hook that changes its numbers."""
+    net = copy.deepcopy(atlas_problem()[0])
+    atlas_layer(net).register_forward_hook(lambda module, args, output: 2 * output)
+    return net
+
+
+ANOTHER = {"give another folder as out=": lambda: build(fresh("another"))}
+BUILT = "atlas/"
+FILES = [
+    Row(
+        PROGRAM + "runs each image on its own",
+        partial(program, torch.tanh, ShapCAM, baseline="zero"),
+        "ShapCAM runs each image on its own",
+        {
+            "export ContributionCAM": partial(program, torch.tanh, ContributionCAM, baseline="zero"),
+            "or a gradient method": partial(program, torch.tanh),
+        },
+    ),
+    Row(
+        PROGRAM + "a program has no autograd",
+        partial(program, torch.special.i0, jacobian="auto"),
+        "a program has no autograd",
+        {
+            LATER: partial(program, torch.special.i0, layer="later", jacobian="auto"),
+            "use jacobian='closed_form', which names the step": closed_form_of_bessel,
+        },
+    ),
+    Row(
+        PROGRAM + "is a function of your own",
+        partial(program, torch.tanh, targets=[OwnTarget()]),
+        "is a function of your own",
+        {
+            "SVMTarget": partial(program, torch.tanh, targets=[SVMTarget()]),
+            "PCATarget": partial(program, torch.tanh, targets=[PCATarget(0)]),
+        },
+    ),
+    Row(
+        PROGRAM + "decides by the value of a number",
+        partial(program, branching),
+        "decides by the value of a number",
+        {
+            "take the decision out of the network": partial(program, lambda x: 2 * x),
+            "cam.explain(images)": lambda: (lambda cam, x: cam.explain(x))(*explainer(branching)),
+        },
+    ),
+    Row(
+        PROGRAM + "cannot be traced through",
+        partial(program, torch.tanh, before=with_numpy),
+        "ClosedFormGradCAM cannot be traced through PCASVMNet",
+        {
+            "if the network does that, write it with torch's functions": partial(program, torch.tanh),
+            "if its derivative does, choose a later target layer": "has a row of its own",
+            "export a gradient method such as ClosedFormGradCAM": "has a row of its own",
+        },
+    ),
+    Row(
+        PROGRAM + "cannot be traced through",
+        partial(program, nn.GroupNorm(2, 4), ClosedFormShapleyCAM),
+        "ClosedFormShapleyCAM cannot be traced through PCASVMNet",
+        {
+            "if the network does that, write it with torch's functions": "has a row of its own",
+            "if its derivative does, choose a later target layer": partial(
+                program, nn.GroupNorm(2, 4), ClosedFormShapleyCAM, "later"
+            ),
+            "export a gradient method such as ClosedFormGradCAM": partial(program, nn.GroupNorm(2, 4)),
+        },
+    ),
+    Row(
+        PROGRAM + "images only",
+        partial(program, lambda x: x / len(x)),
+        "is traced for 61 images only",
+        {
+            "use x.shape[0]": partial(program, lambda x: x / x.shape[0]),
+            "where it is a second derivative": "has a row of its own",
+        },
+    ),
+    Row(
+        PROGRAM + "images only",
+        partial(program, nn.MaxPool2d(3, 1, 1), ClosedFormShapleyCAM),
+        "a second derivative of ClosedFormShapleyCAM",
+        {
+            "use x.shape[0]": "has a row of its own",
+            "export ContributionCAM": partial(program, nn.MaxPool2d(3, 1, 1), ContributionCAM, baseline="zero"),
+            "or ClosedFormGradCAM": partial(program, nn.MaxPool2d(3, 1, 1)),
+        },
+    ),
+    Row(
+        "export/outputs.py: differ from explain",
+        lambda: with_wrong_numbers(partial(program, torch.tanh)),
+        "the program gives",
+        {"report this network": "is for us to mend"},
+    ),
+    Row(
+        "export/outputs.py: differ from explain",
+        lambda: with_wrong_numbers(partial(onnx, torch.tanh, folder())),
+        "onnxruntime gives",
+        {
+            "use export.program": partial(program, torch.tanh),
+            "see whether explain changes as much with net.double()": in_single_and_double,
+            "report this network": "is for us to mend",
+        },
+    ),
+    Row(
+        "export/onnx_file.py: torch cannot bring this network to ONNX",
+        lambda: (bessel(), onnx(torch.special.i0, folder())),
+        "torch cannot bring this network to ONNX",
+        {
+            "use export.program, which needs no ONNX": lambda: (bessel(), program(torch.special.i0))[1],
+            "pass another opset": "is for an operator that only later ones have",
+        },
+    ),
+    Row(
+        BUILT + "build.py: is not empty and not an atlas",
+        lambda: build(in_the_way()),
+        "is not empty and not an atlas",
+        ANOTHER,
+    ),
+    Row(
+        BUILT + "compare.py: was made from other images or labels",
+        lambda: build(built("images"), changed_rows()),
+        "was made from other images or labels",
+        ANOTHER
+        | {
+            "delete part-00001.parquet, and run the same build again": lambda: without_the_other_shard(built("images")),
+            "compare every image before that, with verify=True": lambda: build(built("verified"), verify=True),
+        },
+    ),
+    Row(
+        BUILT + "compare.py: cannot be verified",
+        lambda: build(of_version_0_2_0(), verify=True),
+        "cannot be verified, as version 0.2.0 made it",
+        ANOTHER | {"leave out verify=True": lambda: build(of_version_0_2_0())},
+    ),
+    Row(
+        BUILT + "engines.py: cannot be explained",
+        missing_row,
+        "image 3 (3) cannot be explained",
+        {
+            "fix the image and run the same build again": lambda: build(fresh("mended")),
+            "pass skip_bad_images=True": partial(missing_row, skip_bad_images=True),
+        },
+    ),
+    Row(
+        BUILT + "manifest.py: there is no atlas in",
+        lambda: atlas.load(fresh("nothing")),
+        "there is no atlas in",
+        {"make one with atlas.build(": lambda: atlas.load(built("made"))},
+    ),
+    Row(
+        BUILT + "manifest.py: has an atlas of something else ({differences})",
+        lambda: build(built("head"), net=atlas_problem("linear")[0]),
+        "has an atlas of something else",
+        ANOTHER | {"delete it": lambda: rebuilt(built("head"), net=atlas_problem("linear")[0])},
+    ),
+    Row(
+        BUILT + "manifest.py: have hooks, attributes or functions",
+        lambda: build(built("hooks"), net=hooked_net()),
+        "have hooks, attributes or functions of the network changed?",
+        ANOTHER | {"delete it": lambda: rebuilt(built("hooks"), net=hooked_net())},
+    ),
+]
+
+# --- errors and warnings of other kinds, where they advise the package's own interface --------------------------------
+
+
+def as_error(function: Callable[[], Any]) -> Any:
+    """Raise the package's own warnings as errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        return function()
+
+
+def net_of(estimator: Any, y: Any = THREE) -> PCASVMNet:
+    return PCASVMNet(BACKBONE, estimator.fit(FEATURES, y)).eval()
+
+
+def called(targets: Any, estimator: Any = None) -> np.ndarray:
+    """Return maps from a call as in pytorch-grad-cam."""
+    net = net_of(make_pipeline(PCA(2), SVC()) if estimator is None else estimator)
+    return ClosedFormGradCAM(net, ["0"])(PICTURES[:3], targets)
+
+
+def of_components(method: Any = ContributionCAM, targets: Any = None) -> SignedMaps:
+    net = net_of(make_pipeline(StandardScaler(), PCA(3), LinearSVC()))
+    return method(net, ["0"]).explain(PICTURES[:3], targets)
+
+
+def machine_behind(components: SignedMaps, *, whole: bool = True, target: Any = None) -> SignedMaps:
+    pipeline = make_pipeline(StandardScaler(), PCA(3), LinearSVC()).fit(FEATURES, THREE)
+    return recombined(components, pipeline if whole else pipeline[:-1], target or SVMTarget(0))
+
+
+def several(method: Any, *, one: bool = False, call: str = "explain") -> Any:
+    backbone = seeded(lambda: Stepped(nn.Tanh()))
+    cam = method(PCASVMNet(backbone, head_for(backbone)).eval(), ["step"] if one else ["stem", "step"])
+    return getattr(cam, call)(IMAGES[:3])
+
+
+class Pair(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([self.one(x).tanh().mean((2, 3)), self.other(y).tanh().mean((2, 3))], 1)
+
+
+def pair(*layers: str, call: bool = False, size: int = 6) -> Any:
+    backbone, inputs = seeded(Pair), (IMAGES, IMAGES.flip(0)[..., :size, :size])
+    features, y = extract_features(backbone, [(inputs, torch.arange(40) % 2)], progress=False)
+    net = PCASVMNet(backbone, make_pipeline(StandardScaler(), PCA(2), SVC()).fit(features, y)).eval()
+    cam, rows = ContributionCAM(net, [*layers], baseline="zero"), tuple(x[:3] for x in inputs)
+    if call:
+        return cam(rows, [SVMTarget(0)] * 3)
+    maps = cam.explain(rows)
+    return maps[0] if isinstance(maps, list) else maps
+
+
+def far_from_its_boundary(baseline: str) -> SignedMaps:
+    machine = SVC().fit(FEATURES, TWO)
+    machine.intercept_, machine._intercept_ = machine.intercept_ + 1e3, machine._intercept_ - 1e3
+    return maps_of(
+        [PCA(6).fit(FEATURES), machine],
+        TWO,
+        SVMTarget(1),
+        partial(ContributionCAM, baseline=baseline, mean=MEAN_ACTIVATIONS),
+    )
+
+
+class ForOneSide(SVC):
+    """An SVM whose support vectors all speak for one class."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:  # noqa: N803 - scikit-learn's name
+        super().fit(X, y)
+        self.dual_coef_, self._intercept_ = abs(self.dual_coef_), abs(self.intercept_)
+        self.intercept_ = self._intercept_
+        return self
+
+
+def log_ratio(estimator: Any, target: Any, y: Any = TWO) -> SignedMaps:
+    return maps_of(estimator, y, target)
+
+
+def refitted(*, another: bool) -> Any:
+    """Use a network whose head has been fitted again since, or another one."""
+    pipeline = make_pipeline(PCA(2), SVC()).fit(FEATURES, THREE)
+    net = PCASVMNet(BACKBONE, pipeline).eval()
+    pipeline.fit(FEATURES[:60], THREE[:60])
+    return as_error(lambda: (PCASVMNet(BACKBONE, pipeline).eval() if another else net)(PICTURES[:3]))
+
+
+def pickled() -> Path:
+    path = folder() / f"head{next(_NUMBERS)}.joblib"
+    joblib.dump(make_pipeline(PCA(2), SVC()).fit(FEATURES, THREE), path)
+    return path
+
+
+def from_pickle(*, saved: bool) -> Any:
+    fitted = joblib.load(pickled())
+    if saved:
+        Head.of(fitted).save(folder() / "head.safetensors")
+        fitted = Head.load(folder() / "head.safetensors")
+    return maps_of([fitted] if not saved else fitted)
+
+
+def of_volumes() -> tuple[Tensor, SignedMaps]:
+    problem = explained("pooled", size="volume")
+    return problem.x.sigmoid(), ClosedFormGradCAM(problem.net, [problem.layer]).explain(problem.x)
+
+
+def one_slice() -> Any:
+    x, maps = of_volumes()
+    return figures.plot_maps(x[:, 0, 0], dataclasses.replace(maps, maps=maps.maps[:, :, 0]))
+
+
+class Fields(nn.Module):
+    """A network with a field for its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = BACKBONE
+
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(pooler_output=self.body(x))
+
+
+def with_fields(**options: Any) -> Any:
+    return extract_features(Fields(), [PICTURES[:4]], progress=False, **options)[0]
+
+
+def weights(name: str, content: Any, save: Any = torch.save) -> Path:
+    path = folder() / name
+    save(content, path)
+    return path
+
+
+def state_of_script() -> Any:
+    path = weights("script.pt", ScriptedTanh, lambda module, path: module.save(path))
+    torch.save(torch.jit.load(path).state_dict(), folder() / "weights.pth")
+    return _state(folder() / "weights.pth")
+
+
+def state_of_network() -> Any:
+    net = torch.load(weights("network.pth", nn.Linear(2, 2)), weights_only=False)
+    return _state(weights("state.pth", net.state_dict()))
+
+
+def compiled() -> Any:
+    backbone = seeded(lambda: Stepped(nn.Tanh()))
+    return torch.compile(PCASVMNet(backbone, head_for(backbone)).eval(), backend="eager")(IMAGES[:3])
+
+
+class Unused(Stepped):
+    """A network with a layer that never runs."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Tanh())
+        self.unused = nn.Linear(2, 2)
+
+
+MEAN = {"baseline": "mean"}
+MEAN_ACTIVATIONS = BACKBONE[0](PICTURES).mean(0).detach()
+UNIT = PICTURES[:3].sigmoid()  # as people see them
+HALF = make_pipeline(StandardScaler(), PCA(3))
+OTHERS = [
+    Row(
+        "atlas/build.py: an atlas is made of a PCASVMNet",
+        lambda: atlas.build(BACKBONE, TensorDataset(PICTURES), ["0"], fresh("net")),
+        "an atlas is made of a PCASVMNet",
+        {"use PCASVMNet(backbone, head)": lambda: build(fresh("net"))},
+    ),
+    Row(
+        "atlas/build.py: but the head has several outputs",
+        lambda: build(
+            fresh("several"),
+            TensorDataset(PICTURES[:40], torch.tensor(THREE[:40])),
+            net_of(make_pipeline(PCA(2), MultiOutputClassifier(SVC())), COLUMNS),
+        ),
+        "an atlas keeps one prediction for each image",
+        {
+            "fit a head for each of them": lambda: build(
+                fresh("one"),
+                TensorDataset(PICTURES[:40], torch.tensor(TWO[:40])),
+                net_of(make_pipeline(PCA(2), SVC()), TWO),
+            ),
+            "explain images with cam.explain": partial(maps_of, MultiOutputClassifier(SVC()), COLUMNS),
+        },
+    ),
+    Row(
+        "cams/base.py: is not a method itself",
+        partial(maps_of, SVC(), method=ClosedFormCAM),
+        "is not a method itself: use ClosedFormGradCAM",
+        {"use ClosedFormGradCAM": partial(maps_of, SVC())},
+    ),
+    Row(
+        "cams/base.py: autograd cannot freeze attention",
+        partial(stepped, nn.Tanh(), attention="frozen", jacobian="auto"),
+        "autograd cannot freeze attention",
+        {"use jacobian='closed_form'": partial(stepped, nn.Tanh(), attention="frozen", jacobian="closed_form")},
+    ),
+    Row(
+        "cams/base.py: do not add up: use",
+        partial(tokens, "blocks.1.norm1", heads=True, fused=True, method=ClosedFormLayerCAM),
+        "heads of ClosedFormLayerCAM do not add up",
+        {
+            method.__name__: partial(tokens, "blocks.1.norm1", heads=True, fused=True, method=method)
+            for method in (ClosedFormGradCAM, ClosedFormHiResCAM)
+        },
+    ),
+    Row(
+        "cams/base.py: but these may be of different inputs",
+        partial(pair, "one", "other", call=True),
+        "these may be of different inputs",
+        {
+            "use explain, which returns maps of each": partial(pair, "one", "other"),
+            "or name one": partial(pair, "one", call=True),
+        },
+    ),
+    Row(
+        "cams/base.py: but the inputs are images of different sizes",
+        partial(pair, "one", call=True, size=4),
+        "the inputs are images of different sizes",
+        {"use explain, whose maps have the layer's own grid": partial(pair, "one", size=4)},
+    ),
+    Row(
+        "cams/base.py: targets=None needs a head with an SVM",
+        partial(called, None, HALF),
+        "targets=None needs a head with an SVM",
+        {"use PCATarget": partial(called, [PCATarget(0)] * 3, HALF)},
+    ),
+    Row(
+        "cams/base.py: give one per image",
+        partial(called, [SVMTarget(0)] * 2),
+        "2 targets for 3 images",
+        {
+            "targets=[target] * 3": partial(called, [SVMTarget(0)] * 3),
+            "or explain(x, targets)": partial(maps_of, SVC(), targets=[SVMTarget(0), SVMTarget(1)]),
+        },
+    ),
+    Row(
+        "cams/base.py: takes one target layer in explain and jacobians",
+        partial(several, ClosedFormGradCAM),
+        "ClosedFormGradCAM takes one target layer in explain and jacobians",
+        {
+            "make one ClosedFormGradCAM for each layer": partial(several, ClosedFormGradCAM, one=True),
+            "use ContributionCAM, whose maps of several layers are one": partial(
+                stepped, nn.Tanh(), ContributionCAM, ["stem"], baseline="zero"
+            ),
+        },
+    ),
+    Row(
+        "cams/base.py: takes several target layers in explain only",
+        partial(several, partial(ContributionCAM, baseline="zero"), call="jacobians"),
+        "ContributionCAM takes several target layers in explain only",
+        {
+            "make one ContributionCAM for each layer": partial(
+                several, partial(ContributionCAM, baseline="zero"), one=True, call="jacobians"
+            )
+        },
+    ),
+    Row(
+        "cams/baselines.py: which the head knows only if",
+        partial(stepped, nn.Tanh(), ContributionCAM, **MEAN),
+        "baseline='mean' needs the training set's mean at the target layer",
+        {"pass mean=mean_activations(": another_baseline(torch.tanh)},
+    ),
+    Row(
+        "cams/baselines.py: choose a layer where it does, or baseline",
+        lambda: mean_activations(Tower(first=True).eval(), [torch.randn(4, 3, 12, 16)], "norm", progress=False),
+        "does not count images (perhaps tokens)",
+        {
+            "choose a layer where it does": lambda: mean_activations(
+                Tower(first=True).eval(), [torch.randn(4, 3, 12, 16)], "patches", progress=False
+            ),
+            "or baseline='zero'": partial(
+                tokens, "norm", "mean", first=True, method=partial(ContributionCAM, baseline="zero")
+            ),
+        },
+    ),
+    Row(
+        "cams/boundary.py: no decision boundary is within reach",
+        partial(far_from_its_boundary, "neutral"),
+        "start at the mean instead, baseline='mean'",
+        {"baseline='mean'": partial(far_from_its_boundary, "mean")},
+    ),
+    Row(
+        "cams/output_gradients.py: is not linear in the network's scores",
+        partial(stepped, nn.Tanh(), ContributionCAM, targets=[OwnTarget()], baseline="zero"),
+        "is not linear in the network's scores",
+        {
+            "use SVMTarget": partial(stepped, nn.Tanh(), ContributionCAM, targets=[SVMTarget()], baseline="zero"),
+            "PCATarget": partial(stepped, nn.Tanh(), ContributionCAM, targets=[PCATarget(0)], baseline="zero"),
+            "or a gradient method such as ClosedFormGradCAM": partial(stepped, nn.Tanh(), targets=[OwnTarget()]),
+        },
+    ),
+    Row(
+        "cams/recombine.py: the maps are not those of components",
+        lambda: machine_behind(of_components(targets=[SVMTarget(0)])),
+        "the maps are not those of components 0, 1, ...",
+        {"make them with cam.explain(x)": lambda: machine_behind(of_components())},
+    ),
+    Row(
+        "cams/recombine.py: maps of this method are not sums",
+        lambda: machine_behind(of_components(ClosedFormLayerCAM)),
+        "maps of this method are not sums of component maps",
+        {
+            method.__name__: lambda method=method: machine_behind(of_components(method))
+            for method in (ClosedFormGradCAM, ClosedFormHiResCAM, ClosedFormXGradCAM, ContributionCAM)
+        },
+    ),
+    Row(
+        "cams/recombine.py: needs a head with an SVM",
+        lambda: machine_behind(of_components(), whole=False),
+        "needs a head with an SVM, but this one has none",
+        {"use PCATarget": lambda: machine_behind(of_components(), whole=False, target=PCATarget(0))},
+    ),
+    Row(
+        "cams/reshape.py: reshape_transform takes",
+        lambda: as_error(partial(tokens, "blocks.1.norm1", transform=lambda t: t[:, :12].mT.unflatten(2, (3, 4)))),
+        "if that is not intended, use reshape_transform='tokens'",
+        {"use reshape_transform='tokens'": partial(tokens, "blocks.1.norm1")},
+    ),
+    Row(
+        "data.py: but the network takes tensors: pass transform=",
+        lambda: build(fresh("pictures"), [(Image.new("RGB", (12, 12), (9 * n, 0, 0)), n % 2) for n in range(9)]),
+        "the image is a Image, but the network takes tensors",
+        {
+            "pass transform=": lambda: build(
+                fresh("pictures"),
+                [(Image.new("RGB", (12, 12), (9 * n, 0, 0)), n % 2) for n in range(9)],
+                transform=ToTensor(),
+            )
+        },
+    ),
+    Row(
+        "evaluation/subject.py: pass target=PCATarget(0)",
+        lambda: evaluation.faithfulness(net_of(HALF), PICTURES[:6], ["0"], progress=False),
+        "the head has no SVM, so there is no decision to explain",
+        {
+            "pass target=PCATarget(0)": lambda: evaluation.faithfulness(
+                net_of(HALF), PICTURES[:6], ["0"], target=PCATarget(0), progress=False
+            )
+        },
+    ),
+    Row(
+        "figures/grid.py: are of volumes",
+        lambda: figures.plot_maps(*of_volumes()),
+        "are of volumes",
+        {
+            "use figures.plot_volume": lambda: figures.plot_volume(*of_volumes()),
+            "dataclasses.replace(maps, maps=maps.maps[:, :, d])": one_slice,
+        },
+    ),
+    Row(
+        "figures/grid.py: and cannot be compared",
+        lambda: figures.plot_maps(
+            UNIT, {"one": of_components(), "other": of_components(targets=[SVMTarget(0)])}, compare=True
+        ),
+        "have different targets",
+        {
+            "give every explain the same targets": lambda: figures.plot_maps(
+                UNIT, {"one": of_components(), "other": of_components(ClosedFormGradCAM)}
+            )
+        },
+    ),
+    Row(
+        "figures/steps.py: gradient maps do not add up to the decision",
+        lambda: figures.plot_decision(
+            UNIT,
+            of_components(ClosedFormGradCAM),
+            make_pipeline(StandardScaler(), PCA(3), LinearSVC()).fit(FEATURES, THREE),
+        ),
+        "gradient maps do not add up to the decision",
+        {
+            "give those of ContributionCAM(...).explain(x)": lambda: figures.plot_decision(
+                UNIT, of_components(), make_pipeline(StandardScaler(), PCA(3), LinearSVC()).fit(FEATURES, THREE)
+            )
+        },
+    ),
+    Row(
+        "head/head.py: the head has no SVM",
+        lambda: net_of(HALF).head.voting,
+        "the head has no SVM: use PCATarget, or add a fitted SVC",
+        {
+            "use PCATarget": partial(maps_of, HALF, targets=PCATarget(0)),
+            "add a fitted SVC after the PCA": lambda: net_of(make_pipeline(PCA(2), SVC())).head.voting,
+        },
+    ),
+    Row(
+        "head/head.py: was fitted again, or replaced",
+        partial(refitted, another=False),
+        "was fitted again, or replaced, after this network was made",
+        {"make another one, PCASVMNet(backbone, head, ...)": partial(refitted, another=True)},
+    ),
+    Row(
+        "head/head.py: the head has no classes",
+        partial(maps_of, SVR(), NUMBERS, SVMTarget("cat")),
+        "the head has no classes, so 'cat' is not one",
+        {
+            "use SVMTarget()": partial(maps_of, SVR(), NUMBERS, SVMTarget()),
+            "SVMTarget(sign='-')": partial(maps_of, SVR(), NUMBERS, SVMTarget(sign="-")),
+        },
+    ),
+    *(
+        Row(
+            "head/log_ratio.py: " + part,
+            partial(log_ratio, estimator, LogRatioTarget(*category), y),
+            part,
+            {"use SVMTarget": partial(log_ratio, estimator, SVMTarget(*category), y)},
+        )
+        for part, estimator, category, y in (
+            ("LogRatioTarget is for classifiers", SVR(), (), NUMBERS),
+            ("LogRatioTarget needs a kernel that is positive everywhere", SVC(kernel="linear"), (1,), TWO),
+            ("LogRatioTarget needs terms for and against", ForOneSide(), (1,), TWO),
+            ("LogRatioTarget needs an SVM with an RBF kernel", LinearSVC(), (1,), TWO),
+        )
+    ),
+    Row(
+        "head/multiclass.py: outputs: name one of net.head.classes_",
+        lambda: net_of(MultiOutputClassifier(SVC()), COLUMNS)(PICTURES[:3]).head.voting.predicted(torch.ones(1, 3)),
+        "the head has 3 outputs",
+        {"as in SVMTarget(0)": partial(maps_of, MultiOutputClassifier(SVC()), COLUMNS, SVMTarget(0))},
+    ),
+    Row(
+        "head/storage.py: is a pickle, as joblib writes it",
+        lambda: Head.load(pickled()),
+        "is a pickle, as joblib writes it",
+        {
+            "pass it to PCASVMNet(backbone, fitted)": partial(from_pickle, saved=False),
+            "Head.of(fitted).save('head.safetensors')": partial(from_pickle, saved=True),
+        },
+    ),
+    Row(
+        "maps.py: there are no maps to join",
+        lambda: SignedMaps.cat([]),
+        "there are no maps to join",
+        {"give at least one SignedMaps": lambda: SignedMaps.cat([of_components()])},
+    ),
+    Row(
+        "maps.py: maps of different targets cannot be joined",
+        lambda: SignedMaps.cat([of_components(), of_components(targets=[SVMTarget(0)])]),
+        "maps of different targets cannot be joined",
+        {"the same list of targets": lambda: SignedMaps.cat([of_components(), of_components()])},
+    ),
+    Row(
+        "maps.py: figures.plot_volume draws those of volumes",
+        lambda: (lambda x, maps: maps.overlay(x[:, 0, 0].numpy()))(*of_volumes()),
+        "figures.plot_volume draws those of volumes",
+        {
+            "give one of each image": lambda: of_components().overlay(np.ones((3, 6, 6))),
+            "figures.plot_volume": lambda: figures.plot_volume(*of_volumes()),
+        },
+    ),
+    Row(
+        "model/features.py: does not run in a forward pass",
+        lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
+        "the layer 'unused' does not run in a forward pass",
+        {
+            "pass the original network": lambda: extract_features(seeded(Unused), [IMAGES], "step", progress=False)[0],
+            "compile the PCASVMNet, torch.compile(net)": compiled,
+        },
+    ),
+    Row(
+        "model/features.py: features must be one tensor",
+        with_fields,
+        "features must be one tensor, but the layer returns a SimpleNamespace",
+        {
+            "name another layer": partial(with_fields, layer="body"),
+            "layer='last_hidden_state'": "is for models of transformers, as in tests/documents/test_transformers.py",
+            "pool=lambda output: output.pooler_output": partial(with_fields, pool=lambda output: output.pooler_output),
+        },
+    ),
+    Row(
+        "targets/classes.py: jacobians needs a network",
+        lambda: ClosedFormGradCAM(nn.Sequential(*BACKBONE[:2]).eval(), ["0"]).jacobians(PICTURES[:3]),
+        "jacobians needs a network that returns scores (N, C), or a PCASVMNet",
+        {
+            "use explain": lambda: ClosedFormGradCAM(nn.Sequential(*BACKBONE[:2]).eval(), ["0"]).explain(
+                PICTURES[:3], [lambda output: output.sum()]
+            )
+        },
+    ),
+    Row(
+        "targets/decisions.py: needs a head with an SVM",
+        partial(maps_of, HALF, targets=SVMTarget(0)),
+        "needs a head with an SVM, but this one has none",
+        {"use PCATarget": partial(maps_of, HALF, targets=PCATarget(0))},
+    ),
+    Row(
+        "cli/networks.py: is a TorchScript archive",
+        lambda: _state(weights("script.pt", ScriptedTanh, lambda module, path: module.save(path))),
+        "is a TorchScript archive",
+        {"torch.jit.load(": state_of_script},
+    ),
+    Row(
+        "cli/networks.py: has no state dict",
+        lambda: _state(weights("network.pth", nn.Linear(2, 2))),
+        "has no state dict",
+        {"write it with torch.save(net.state_dict(), 'network.pth')": state_of_network},
+    ),
+]
+ROWS = [*HEADS, *PATHS, *FILES, *OTHERS]
+
+
+def marks(row: Row) -> list[pytest.MarkDecorator]:
+    """Programs take seconds, and ONNX files a library that is no dependency."""
+    return [pytest.mark.slow, pytest.mark.optional] if row.place.startswith("export/") else []
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=f"{number} {row.place}", marks=marks(row)) for number, row in enumerate(ROWS)]
+)
+def test_the_message_names_ways_that_work(row: Row) -> None:
+    with pytest.raises(Exception, match=re.escape(row.message)) as caught:
+        row.refused()
+    named = getattr(caught.value, "ways_out", (str(caught.value),))
+    for way in named:
+        assert any(part in way for part in row.ways), f"nothing follows: {way}"
+    for part, follow in row.ways.items():
+        assert any(part in way for way in named), f"the message does not say: {part}"
+        assert isinstance(follow, str) or shows(follow()), f"nothing comes of: {part}"
