@@ -10,12 +10,13 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -167,9 +168,29 @@ class _Blocks(Dataset[tuple[Batch, list[str]]]):
 
 def _whole(start: Callable[[], Any]) -> Any:
     """Start processes in a thread: Ctrl-C would stop this one between two of them, and nothing would end the first."""
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(int).result()  # only a thread that has begun is waited for
-        return thread.submit(start).result()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # only a thread that has begun is waited for
+        return pool.submit(_apart, start).result()
+
+
+def _apart(start: Callable[[], Any]) -> Any:
+    """Start processes in a thread that belongs to no pool.
+
+    To a process that is forked the thread that started it is all there is: as a pool's it would wait for itself at its
+    end, and exit with an error, which the handler of a DataLoader tells of as a worker that died.
+    """
+    outcome: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(start())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    return outcome.result()
 
 
 def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:

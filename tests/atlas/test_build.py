@@ -81,6 +81,18 @@ def test_who_builds_it_does_not_matter(built, tmp_path, options):
     assert contents(store.folder) == contents(built.folder)
 
 
+def test_readers_end_without_an_error(tmp_path, monkeypatch):
+    started, start = [], multiprocessing.process.BaseProcess.start
+
+    def noted(process):
+        started.append(process)
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", noted)
+    build(tmp_path / "atlas", workers=2)
+    assert [process.exitcode for process in started] == [0, 0]
+
+
 def test_the_size_of_shards_does_not_matter(built, tmp_path):
     for size in (1, 48, 1000):
         store = build(tmp_path / str(size), shard_size=size)
