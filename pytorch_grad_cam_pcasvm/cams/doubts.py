@@ -12,6 +12,8 @@ from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
 from pytorch_grad_cam_pcasvm.model.net import OfHead
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
+DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
+
 # In any training set at most 1/25 of the standardised features are farther from 0 than 5 (Chebyshev). For new images,
 # docs/reading.md has a table.
 _FAR = 5.0
