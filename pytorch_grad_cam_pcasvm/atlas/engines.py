@@ -176,8 +176,8 @@ def _whole(start: Callable[[], Any]) -> Any:
 
 def _apart(start: Callable[[], Any]) -> Any:
     """Start processes in a thread that belongs to no pool."""
-    # In a process that is forked, this is the only thread. If it were a pool's, the process would wait for it at its end,
-    # that is for itself, and exit with an error: for the signal handler of any DataLoader, a worker that died.
+    # In a process that is forked, this is the only thread. If it were a pool's, the process would wait for it at its
+    # end, that is for itself, and exit with an error: for the signal handler of any DataLoader, a worker that died.
     outcome: Future[Any] = Future()
 
     def run() -> None:
