@@ -112,6 +112,16 @@ class CoarseMapWarning(UserWarning):
     """
 
 
+class ConstantComponentWarning(UserWarning):
+    """Components of a head did not vary over its training images, so that their maps are noise; the message names them.
+
+    The usual reason is a PCA with as many components as images, of which the last one has nothing left to explain.
+
+    Example:
+        >>> warnings.simplefilter("error", ConstantComponentWarning)  # rather an error than maps of noise
+    """
+
+
 class AutogradFallbackWarning(UserWarning):
     """``jacobian="auto"`` found a path without a closed form and uses autograd for it.
 
