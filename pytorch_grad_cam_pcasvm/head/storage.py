@@ -36,7 +36,10 @@ from pytorch_grad_cam_pcasvm.runtime.files import atomically
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
-_EXAMPLES = "examples"  # other tensors have numbers
+# Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
+# digest of a head, as nothing is computed with them.
+_EXAMPLES = "examples"
+_SEEN = "seen"
 
 
 class Example(NamedTuple):
@@ -117,10 +120,21 @@ def save(parts: list[Stage], path: str | PathLike[str], examples: Mapping[int, "
     tensors: dict[str, Tensor] = {}
     head = json.dumps(_encode(parts, tensors))
     if examples:
-        # As a tensor: earlier versions read the head without it, and the checksum is of all tensors.
         listed = [[row, name, base64.b64encode(picture).decode()] for row, (name, picture) in examples.items()]
-        tensors[_EXAMPLES] = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
+        tensors[_EXAMPLES] = _bytes_of(listed)
+    seen = [dict(stage.seen) for stage in _every(parts)]
+    if any(seen):
+        tensors[_SEEN] = _bytes_of(seen)
     write(path, tensors, {"format": FORMAT, "head": head})
+
+
+def _every(parts: Sequence[Stage]) -> list[Stage]:
+    """Return stages and those inside them, in an order that is the same in every process."""
+    return [module for part in parts for module in part.modules() if isinstance(module, Stage)]
+
+
+def _bytes_of(content: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
 
 
 def digest_of(parts: list[Stage]) -> str:
@@ -137,8 +151,12 @@ def load(path: str | PathLike[str]) -> tuple[list[Stage], dict[int, "Example"]]:
         parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
         if not all(isinstance(part, Stage) for part in parts):
             raise ValueError("its parts are not stages")
-        listed = json.loads(tensors[_EXAMPLES].numpy().tobytes()) if _EXAMPLES in tensors else []
+        listed, seen = (
+            json.loads(tensors[name].numpy().tobytes()) if name in tensors else [] for name in (_EXAMPLES, _SEEN)
+        )
         examples = {int(row): Example(str(name), base64.b64decode(picture)) for row, name, picture in listed}
+        for stage, numbers in zip(_every(parts), seen, strict=False):
+            stage.seen = {str(name): float(number) for name, number in numbers.items()}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
