@@ -85,8 +85,9 @@ class BlankMapWarning(UserWarning):
 class OutsideTrainingWarning(UserWarning):
     """Most images of a batch are far from those that the head was fitted on; the message says how far.
 
-    Usually they were preprocessed differently, for example with values of 0 to 255 instead of [0, 1]. Each method
-    object gives this warning once.
+    Usually they were preprocessed differently, for example with values of 0 to 255 instead of [0, 1]; or their features
+    come from another layer or pool, or were normalised before the head was fitted. Each method object gives this
+    warning once.
 
     Example:
         >>> warnings.simplefilter("error", OutsideTrainingWarning)  # rather an error than maps of other images
