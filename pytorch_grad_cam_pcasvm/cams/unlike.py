@@ -150,8 +150,9 @@ def _of_projection(stage: Projection, x: np.ndarray, y: np.ndarray, zeros: np.nd
     if length:
         direction = direction / length
         cosines = (axes @ direction) ** 2
-        # No direction beside the components has more variance than the last of them.
-        variance = (within * cosines).sum() + max(1 - cosines.sum(), 0.0) * min(within.min(), outside)
+        # No direction beside the components has more variance than the last of them, and few much more than others.
+        others = max(min(count - 1, axes.shape[1]) - len(axes), 1)
+        variance = (within * cosines).sum() + max(1 - cosines.sum(), 0.0) * min(within.min(), 4 * outside / others)
         yield _towards_zero((x - mean) @ direction, variance, spread)
 
 
