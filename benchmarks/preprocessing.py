@@ -51,7 +51,7 @@ def features_of(backbone: Any, folder: Path) -> dict[str, np.ndarray]:
 def is_told(run: HeadRun) -> bool:
     """Return whether a new method tells that the images of a run are unlike those of the training set."""
     doubts, told = Doubts(), []
-    doubts._tell = lambda category, message: told.append(category)  # type: ignore[method-assign]
+    doubts.tell = lambda category, message: told.append(category)  # type: ignore[method-assign]
     doubts.of_images(run)
     return OutsideTrainingWarning in told
 

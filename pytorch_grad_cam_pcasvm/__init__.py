@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         BaselineWarning,
         BlankMapWarning,
         CoarseMapWarning,
+        ConstantComponentWarning,
         NoClosedFormError,
         NoProgramError,
         OutsideTrainingWarning,
@@ -59,8 +60,8 @@ _NAMES = {
     "cams.baselines": "mean_activations",
     "cams.recombine": "recombined",
     "cams.smoothing": "smoothed",
-    "errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning NoClosedFormError "
-    "NoProgramError OutsideTrainingWarning",
+    "errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning "
+    "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
     "model.features": "extract_features",
@@ -85,6 +86,7 @@ __all__ = [
     "ClosedFormShapleyCAM",
     "ClosedFormXGradCAM",
     "CoarseMapWarning",
+    "ConstantComponentWarning",
     "ContributionCAM",
     "Explained",
     "Head",

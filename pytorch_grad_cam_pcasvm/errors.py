@@ -85,8 +85,9 @@ class BlankMapWarning(UserWarning):
 class OutsideTrainingWarning(UserWarning):
     """Most images of a batch are far from those that the head was fitted on; the message says how far.
 
-    Usually they were preprocessed differently, for example with values of 0 to 255 instead of [0, 1]. Each method
-    object gives this warning once.
+    Usually they were preprocessed differently, for example with values of 0 to 255 instead of [0, 1]; or their features
+    come from another layer or pool, or were normalised before the head was fitted. Each method object gives this
+    warning once.
 
     Example:
         >>> warnings.simplefilter("error", OutsideTrainingWarning)  # rather an error than maps of other images
@@ -109,6 +110,16 @@ class CoarseMapWarning(UserWarning):
 
     Example:
         >>> warnings.simplefilter("ignore", CoarseMapWarning)
+    """
+
+
+class ConstantComponentWarning(UserWarning):
+    """Components of a head did not vary over its training images, so that their maps are noise; the message names them.
+
+    The usual reason is a PCA with as many components as images, of which the last one has nothing left to explain.
+
+    Example:
+        >>> warnings.simplefilter("error", ConstantComponentWarning)  # rather an error than maps of noise
     """
 
 

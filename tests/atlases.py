@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ class Counted(Pictures):
     def __getitem__(self, row: int) -> Any:
         self.read.append(row)
         return super().__getitem__(row)
+
+
+class Odd(Pictures):
+    """Images of which the missing ones are read with a warning."""
+
+    def __getitem__(self, row: int) -> Any:
+        if row in self.missing:
+            warnings.warn("odd metadata", UserWarning, stacklevel=2)
+        return self.data[row]
 
 
 class Slow(Pictures):

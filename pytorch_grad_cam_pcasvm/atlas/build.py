@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
 from pytorch_grad_cam_pcasvm.atlas.compare import compare
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
+from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
 from pytorch_grad_cam_pcasvm.cams import ContributionCAM
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
@@ -324,21 +325,25 @@ def _make(
     job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool
 ) -> None:
     total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
+    told: list[Told] = []
     with progress_bar(progress, total=total, initial=total - count, desc="atlas", unit="image") as bar:
         try:
-            for done in _made(job, missing, engine, processes, workers):
+            for done in _made(job, missing, engine, processes, workers, told):
                 bar.update(done)
         except KeyboardInterrupt as error:
             # An interactive session keeps it, and its frames keep the processes that read images.
             traceback.clear_frames(error.__traceback__)
             raise
+    tell(told, job.explainer.cam._doubts)  # below the bar, not in it
 
 
-def _made(job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int) -> Iterator[int]:
+def _made(
+    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, told: list[Told]
+) -> Iterator[int]:
     if engine == "ray":
-        return engines.ray(job, missing, processes, workers)
+        return engines.ray(job, missing, processes, workers, told)
     if processes is not None and processes > 1:
-        return engines.processes(job, missing, processes, workers)
+        return engines.processes(job, missing, processes, workers, told)
     return engines.local(job, missing, workers)
 
 

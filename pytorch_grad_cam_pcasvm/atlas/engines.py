@@ -10,12 +10,13 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.atlas.told import Told, collected
 from pytorch_grad_cam_pcasvm.data import Batch, Images
 from pytorch_grad_cam_pcasvm.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.model.modules import device_of
@@ -167,9 +169,27 @@ class _Blocks(Dataset[tuple[Batch, list[str]]]):
 
 def _whole(start: Callable[[], Any]) -> Any:
     """Start processes in a thread: Ctrl-C would stop this one between two of them, and nothing would end the first."""
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(int).result()  # only a thread that has begun is waited for
-        return thread.submit(start).result()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # only a thread that has begun is waited for
+        return pool.submit(_apart, start).result()
+
+
+def _apart(start: Callable[[], Any]) -> Any:
+    """Start processes in a thread that belongs to no pool."""
+    # In a process that is forked, this is the only thread. If it were a pool's, the process would wait for it at its
+    # end, that is for itself, and exit with an error: for the signal handler of any DataLoader, a worker that died.
+    outcome: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(start())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    return outcome.result()
 
 
 def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
@@ -177,8 +197,10 @@ def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
     return job.run(numbers, workers)
 
 
-def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Iterator[int]:
+def processes(job: Job, numbers: Sequence[int], count: int, workers: int, told: list[Told]) -> Iterator[int]:
     """Make shards in several processes on this machine, each with its share of the threads, or a GPU.
+
+    ``told`` receives the warnings of these processes.
 
     Yields:
         The number of images of each shard.
@@ -208,7 +230,9 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Ite
             try:
                 waiting = _whole(lambda: [pool.submit(_make, number) for number in numbers])
                 for done in as_completed(waiting):
-                    yield done.result()
+                    images, warned = done.result()
+                    told += warned
+                    yield images
             except BrokenProcessPool as error:
                 raise RuntimeError(
                     "a process of the build died (killed, or out of memory); a script that starts processes must do so "
@@ -218,8 +242,8 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int) -> Ite
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> Iterator[int]:
-    """Make shards on a Ray cluster, or on this machine, with a pool of actors.
+def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int, told: list[Told]) -> Iterator[int]:
+    """Make shards on a Ray cluster, or on this machine, with a pool of actors, whose warnings ``told`` receives.
 
     Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call it
     after :func:`ray.shutdown`.
@@ -237,7 +261,7 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int) -> It
     except ImportError as error:
         raise ImportError("engine='ray' needs Ray: pip install 'pytorch_grad_cam_pcasvm[ray]'") from error
     with nullcontext() if ray_.is_initialized() else _started(ray_):
-        yield from _on_ray(ray_, job, numbers, count, workers)
+        yield from _on_ray(ray_, job, numbers, count, workers, told)
 
 
 @contextmanager
@@ -256,7 +280,9 @@ def _started(ray_: Any) -> Iterator[None]:
             thread.submit(ray_.shutdown).result()
 
 
-def _on_ray(ray_: Any, job: Job, numbers: Sequence[int], count: int | None, workers: int) -> Iterator[int]:
+def _on_ray(
+    ray_: Any, job: Job, numbers: Sequence[int], count: int | None, workers: int, told: list[Told]
+) -> Iterator[int]:
     actors: list[Any] = []
     try:
         resources = ray_.cluster_resources()
@@ -281,7 +307,8 @@ def _on_ray(ray_: Any, job: Job, numbers: Sequence[int], count: int | None, work
         while missing:
             (done,), _ = ray_.wait(list(waiting))
             actor = waiting.pop(done)
-            images, wrong, kind = ray_.get(done)
+            images, wrong, kind, warned = ray_.get(done)
+            told += [Told(*each) for each in warned]
             if wrong:
                 refuse(_ERRORS[kind], *wrong)
             if images is not None:
@@ -318,12 +345,12 @@ class Actor:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def begin(self) -> tuple[None, list[str], str]:
+    def begin(self) -> tuple[None, list[str], str, list[Told]]:
         """Say that there is room for this actor."""
-        return None, [], ""
+        return None, [], "", []
 
-    def run(self, shared: list[Any], number: int) -> tuple[int, list[str], str]:
-        """Make a shard; return the number of its images, or what went wrong, with the ways out, and the kind of it."""
+    def run(self, shared: list[Any], number: int) -> tuple[int, list[str], str, list[Told]]:
+        """Make a shard; return the number of images, what went wrong, with ways out, the kind of that, and warnings."""
         import ray as ray_
 
         self.job = self.job or ray_.get(shared[0])
@@ -334,13 +361,15 @@ class Actor:
                     f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all "
                     "machines share",
                 )
-            return sum(self.job.run([number], self.workers)), [], ""
+            with collected() as told:
+                images = sum(self.job.run([number], self.workers))
+            return images, [], "", told
         # Not raised here: Ray would wrap what it says.
         except Exception as caught:
             kind = next(name for name, each in _ERRORS.items() if isinstance(caught, each) or name == "other")
             ways = getattr(caught, "ways_out", ())
             reason = getattr(caught, "reason", None) if ways else str(caught)
-            return 0, [reason or type(caught).__name__, *ways], kind
+            return 0, [reason or type(caught).__name__, *ways], kind, []
 
 
 _of_process: tuple[Job, int]
@@ -356,6 +385,8 @@ def _begin(path: Path, threads: int, identities: Any, workers: int) -> None:
     _of_process = job, workers
 
 
-def _make(number: int) -> int:
+def _make(number: int) -> tuple[int, list[Told]]:
     job, workers = _of_process
-    return sum(job.run([number], workers))
+    with collected() as told:
+        images = sum(job.run([number], workers))
+    return images, told

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.cams.unlike import measures
 from pytorch_grad_cam_pcasvm.errors import BaselineWarning, CoarseMapWarning, OutsideTrainingWarning, warn
-from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
 from pytorch_grad_cam_pcasvm.model.net import OfHead
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
-# In any training set at most 1/25 of the standardised features are farther from 0 than 5 (Chebyshev). For new images,
-# docs/reading.md has a table.
-_FAR = 5.0
-_MOST_FAR = 0.06
-_FAR_COMPONENTS = 4.0  # root mean square of components, in standard deviations: 1 in the training set
+DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
+
 _LATEST = 8  # images, of which most have to be far
+_CAUSES = (
+    "Were they preprocessed as for extract_features (not with values of 0..255), and are layer and pool the same? "
+    "Features that were normalised or scaled before fit are not what the network gives: let the head do that, "
+    "make_pipeline(Normalizer(), ...)"
+)
 _COARSE = 4  # positions along a side
 
 
@@ -26,7 +28,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._told: set[type[Warning]] = set()
-        self._distances: list[float] = []
+        self._distances: dict[str, list[float]] = {}  # of the latest images, by measure
 
     def of_layer(self, layer: str, positions: Sequence[int]) -> None:
         """Warn if the maps of a layer have few positions, (H, W) or (D, H, W); looks at no values."""
@@ -63,19 +65,16 @@ class Doubts:
         """Warn if most of the latest images are unlike those that the head was fitted on; waits for the device."""
         if OutsideTrainingWarning in self._told or not isinstance(output, OfHead):
             return
-        found = _distances(output)
-        if found is None:
-            return
-        distances, limit, in_words = found
-        # Who explains one image at a time meets an odd one among hundreds.
-        self._distances = [*self._distances, *distances.tolist()][-max(_LATEST, len(distances)) :]
-        middle = median_low(self._distances)
-        if middle > limit:
-            self.tell(
-                OutsideTrainingWarning,
-                f"the images are unlike the training images: {in_words.format(middle)}. Were they normalised as for "
-                "extract_features?",
-            )
+        for measure in measures(output):
+            # Who explains one image at a time meets an odd one among hundreds.
+            distances = [*self._distances.get(measure.name, ()), *measure.distances.tolist()]
+            self._distances[measure.name] = distances = distances[-max(_LATEST, len(measure.distances)) :]
+            middle = median_low(distances)
+            if middle > measure.limit * (1 + 1 / len(distances)):  # one image may be an odd one
+                self.tell(
+                    OutsideTrainingWarning,
+                    f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",
+                )
 
     def _of_baseline(self, what: Any, values: np.ndarray, at_baseline: np.ndarray) -> None:
         """Warn if most values (N,) of a decision are due to the baseline."""
@@ -104,19 +103,3 @@ def _is_decision(target: Any, output: Any) -> bool:
 def _array(tensor: Tensor) -> np.ndarray:
     """Return a tensor as an array, for which torch need not dispatch anything."""
     return tensor.detach().cpu().numpy()
-
-
-def _distances(output: OfHead) -> tuple[np.ndarray, float, str] | None:
-    """Return how far images are from the training set, shape (N,), what is far, and how to say it; None if unknown."""
-    head, values = output.head, output.head_trace.values
-    first, z = head.stages[0], values[1]
-    # Not the components first: what the training images did not have is in none of them.
-    if isinstance(first, Scale) and first.shift_is_mean and z is not None and (_array(first.divisor) != 1).any():
-        far = (abs(_array(z)) > _FAR).mean(-1)
-        return far, _MOST_FAR, f"{{:.0%}} of their features lie more than {_FAR:.0f} standard deviations from the mean"
-    position = head.component_position
-    reduction = None if position is None else head.stages[position - 1]
-    if position is None or not isinstance(reduction, Projection) or reduction.variances is None:
-        return None
-    far = np.sqrt((_array(values[position]) ** 2 / _array(reduction.variances)).mean(-1))
-    return far, _FAR_COMPONENTS, "their components lie {:.3g} standard deviations from the mean"

@@ -11,8 +11,9 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.errors import NoProgramError
+from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.model.net import OfHead
+from pytorch_grad_cam_pcasvm.model.net import OfHead, PCASVMNet
 
 # What a program gives, where there is some.
 OUTPUTS = (
@@ -80,10 +81,30 @@ def checked(
             largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
     worst = max(largest, key=lambda name: np.nan_to_num(largest[name], nan=np.inf))
     if not largest[worst] <= _MOST:
+        magnified = _magnified(cam.model)
+        if magnified is not None:
+            raise NoProgramError(
+                f"whitening divides component {magnified} by so little that it is nothing but rounding, which "
+                f"{by} does otherwise",
+                "fit fewer components, or on more images",
+                "leave out whiten=True",
+            )
         raise NoProgramError(
             f"{by} gives {worst} that differ from explain by {largest[worst]:.1g} of the largest", *ways_out
         )
     return largest
+
+
+def _magnified(model: Any) -> int | None:
+    """Return the component of which whitening makes the features' rounding larger than anyone would overlook."""
+    for stage in model.head.stages if isinstance(model, PCASVMNet) else ():
+        if isinstance(stage, Projection):
+            size = stage.mean.square().sum().sqrt() + stage.divisor.max()
+            rounding = torch.finfo(torch.float32).eps * size
+            component = int(stage.divisor.argmin())
+            if bool(16 * rounding > _MOST * stage.divisor[component]):
+                return component
+    return None
 
 
 def compared(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, Way, refuse, warn
 from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.head.alike import check_variety, refuse_one_class
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.fit import Fit
@@ -68,7 +69,7 @@ class Head(Hookable):
             ``preparation``, how pictures were prepared; ``means`` of layers, near which contributions start.
 
     Raises:
-        ValueError: there are no stages, nothing to explain, or stages after a decision.
+        ValueError: there are no stages, nothing to explain, stages after a decision, or a decision on only one class.
 
     Example:
         >>> head = Head.of(make_pipeline(PCA(2), SVC()).fit(features, labels))
@@ -90,6 +91,9 @@ class Head(Hookable):
             raise ValueError(f"the head has neither a reduction (PCA) nor a classifier (SVC), only: {names}")
         if decisions and decisions != [len(stages)]:
             raise ValueError("the head must end with its only classifier: nothing can follow its decision")
+        last = stages[-1]
+        if isinstance(last, Decision) and last.classes is not None and not isinstance(last.voting, Outputs):
+            refuse_one_class(last.classes)
         width = None
         for stage in stages:
             if None not in (width, stage.n_inputs) and width != stage.n_inputs:
@@ -112,10 +116,10 @@ class Head(Hookable):
 
         Raises:
             NoClosedFormError: an estimator is not supported.
-            ValueError: the head does not have several outputs, or has another number of them.
+            ValueError: the training features are all alike, or the classifier knows only one class; the head does not
+                have several outputs, or has another number of them.
         """
-        head = fitted if isinstance(fitted, Head) else cls(stages_of(fitted))
-        head._fit = head._fit if isinstance(fitted, Head) else Fit(fitted)
+        head = fitted if isinstance(fitted, Head) else cls._of_estimators(fitted)
         if outputs is not None:
             decision = head._decision()
             if decision is None or not isinstance(decision.voting, Outputs):
@@ -126,6 +130,13 @@ class Head(Hookable):
             if repeated:
                 raise ValueError(f"two outputs are named {repeated[0]!r}: give each a name of its own")
             decision.classes = list(outputs)
+        return head
+
+    @classmethod
+    def _of_estimators(cls, fitted: Any) -> "Head":
+        check_variety(fitted)
+        head = cls(stages_of(fitted))
+        head._fit = Fit(fitted)
         return head
 
     @property

@@ -12,9 +12,10 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 (N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class Stage(Hookable):
         n_outputs: length of an output row, or None if it equals that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
         linear: whether the stage is affine, so that its secants are its derivative.
+        seen: what else is known of the training set, in numbers: the ``count`` of its rows; their ``spread``, the sum
+            of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was.
 
     Example:
         >>> class Double(Stage):
@@ -51,6 +54,7 @@ class Stage(Hookable):
     n_outputs: int | None = None
     reduces: bool = False
     linear: bool = False
+    seen: Mapping[str, float] = MappingProxyType({})
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
         """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module docstring for shapes)."""

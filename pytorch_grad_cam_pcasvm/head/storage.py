@@ -38,7 +38,9 @@ FORMAT = "pytorch_grad_cam_pcasvm head 2"
 _PREPARED = "pytorch_grad_cam_pcasvm head 3"  # says how pictures are prepared, which earlier versions would not obey
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
-_EXAMPLES, _PREPARATION, _MEANS = "examples", "preparation", "means/"  # other tensors have numbers
+# Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
+# digest of a head, as nothing is computed with them.
+_EXAMPLES, _PREPARATION, _MEANS, _SEEN = "examples", "preparation", "means/", "seen"
 
 
 class Example(NamedTuple):
@@ -136,13 +138,15 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -
     tensors: dict[str, Tensor] = {}
     head = json.dumps(_encode(parts, tensors))
     if training.examples:
-        # As a tensor: earlier versions read the head without it, and the checksum is of all tensors.
         tensors[_EXAMPLES] = _as_tensor([
             [row, name, base64.b64encode(picture).decode()] for row, (name, picture) in training.examples.items()
         ])
     if training.preparation is not None:
         tensors[_PREPARATION] = _as_tensor(training.preparation)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
+    seen = [dict(stage.seen) for stage in _every(parts)]
+    if any(seen):
+        tensors[_SEEN] = _as_tensor(seen)
     write(path, tensors, {"format": FORMAT if training.preparation is None else _PREPARED, "head": head})
 
 
@@ -150,8 +154,13 @@ def _as_tensor(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _from_tensor(tensor: Tensor) -> Any:
-    return json.loads(tensor.numpy().tobytes())
+def _from_tensor(tensor: Tensor | None, missing: Any) -> Any:
+    return missing if tensor is None else json.loads(tensor.numpy().tobytes())
+
+
+def _every(parts: Sequence[Stage]) -> list[Stage]:
+    """Return stages and those inside them, in an order that is the same in every process."""
+    return [module for part in parts for module in part.modules() if isinstance(module, Stage)]
 
 
 def digest_of(parts: list[Stage]) -> str:
@@ -168,12 +177,14 @@ def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
         parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
         if not all(isinstance(part, Stage) for part in parts):
             raise ValueError("its parts are not stages")
-        listed = _from_tensor(tensors[_EXAMPLES]) if _EXAMPLES in tensors else []
+        listed = _from_tensor(tensors.get(_EXAMPLES), [])
         training = TrainingSet(
             {int(row): Example(str(name), base64.b64decode(picture)) for row, name, picture in listed},
-            _from_tensor(tensors[_PREPARATION]) if _PREPARATION in tensors else None,
+            _from_tensor(tensors.get(_PREPARATION), None),
             {name.removeprefix(_MEANS): means for name, means in tensors.items() if name.startswith(_MEANS)},
         )
+        for stage, numbers in zip(_every(parts), _from_tensor(tensors.get(_SEEN), []), strict=False):
+            stage.seen = {str(name): float(number) for name, number in numbers.items()}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"

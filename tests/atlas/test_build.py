@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from atlases import Counted, Deadly, Pictures, Slow, backbone, contents, folder, images, layer, problem
+from atlases import Counted, Deadly, Odd, Pictures, Slow, backbone, contents, folder, images, layer, problem
 from PIL import Image
 from problems import damaged
 from reference import gap, relative
@@ -36,8 +36,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import (
+    BaselineWarning,
     ClosedFormGradCAM,
     ClosedFormLayerCAM,
+    CoarseMapWarning,
     ContributionCAM,
     Head,
     PCASVMNet,
@@ -46,6 +48,8 @@ from pytorch_grad_cam_pcasvm import (
     atlas,
 )
 from pytorch_grad_cam_pcasvm.atlas import lock, manifest
+from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
+from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
 from pytorch_grad_cam_pcasvm.data import Images
 from pytorch_grad_cam_pcasvm.runtime import files
 
@@ -79,6 +83,18 @@ def built(tmp_path_factory):
 def test_who_builds_it_does_not_matter(built, tmp_path, options):
     store = build(tmp_path / "atlas", **options)
     assert contents(store.folder) == contents(built.folder)
+
+
+def test_readers_end_without_an_error(tmp_path, monkeypatch):
+    started, start = [], multiprocessing.process.BaseProcess.start
+
+    def noted(process):
+        started.append(process)
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", noted)
+    build(tmp_path / "atlas", workers=2)
+    assert [process.exitcode for process in started] == [0, 0]
 
 
 def test_the_size_of_shards_does_not_matter(built, tmp_path):
@@ -780,6 +796,61 @@ def test_a_bad_image_in_another_process(tmp_path):
     with pytest.raises(RuntimeError, match="image 70"):
         build(tmp_path / "atlas", data=Pictures(problem()[1], (70,)), processes=2)
     assert len(list((tmp_path / "atlas").glob("part-*"))) == 2  # what was finished is kept
+
+
+def warned(out, **options):
+    """Return the categories and texts of the warnings of a build of 3x3 positions, of which some rows give one."""
+    x, labels = images(90)
+    data = Odd(TensorDataset(x[..., :6, :6], labels), (40, 80))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        build(out, data=data, **options)
+    assert {each.filename for each in told if each.category is CoarseMapWarning} == {__file__}
+    return [(each.category, str(each.message)) for each in told]
+
+
+@pytest.mark.slow
+def test_processes_leave_warnings_to_the_one_that_started_them(tmp_path, capfd):
+    told = warned(tmp_path / "two", processes=2)
+    assert capfd.readouterr().err == ""
+    assert [category for category, _ in told].count(CoarseMapWarning) == 1
+    assert told.count((UserWarning, "odd metadata")) == 1
+    assert {category for category, _ in told} == {category for category, _ in warned(tmp_path / "one")}
+
+
+@pytest.mark.optional
+def test_actors_leave_warnings_to_the_one_that_started_them(tmp_path, capfd, alone):
+    pytest.importorskip("ray")
+    told = warned(tmp_path / "ray", engine="ray", processes=2)
+    assert "odd metadata" not in capfd.readouterr().err
+    assert [category for category, _ in told].count(CoarseMapWarning) == 1
+    assert told.count((UserWarning, "odd metadata")) == 1
+
+
+def test_warnings_of_others_are_told_once_and_doubts_only_if_they_are_new():
+    module = CoarseMapWarning.__module__
+    others = [
+        Told(module, "CoarseMapWarning", "coarse"),
+        Told(module, "BaselineWarning", "for 3 of 4 images"),
+        Told(module, "BaselineWarning", "for 4 of 4 images"),
+        Told(module, "AutogradFallbackWarning", "the path"),
+        Told("builtins", "RuntimeWarning", "overflow"),
+        Told("builtins", "RuntimeWarning", "overflow"),
+        Told("not.here", "OwnWarning", "own"),
+        Told("builtins", "print", "own, too"),
+    ]
+    doubts = Doubts()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        doubts.tell(CoarseMapWarning, "of the first image")
+        tell(others, doubts)
+    assert [(each.category, str(each.message)) for each in told] == [
+        (CoarseMapWarning, "of the first image"),
+        (BaselineWarning, "for 3 of 4 images"),
+        (RuntimeWarning, "overflow"),
+        (UserWarning, "own"),
+        (UserWarning, "own, too"),
+    ]
 
 
 def forked(call, *args):

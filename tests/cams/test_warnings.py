@@ -7,10 +7,18 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.decomposition import PCA, TruncatedSVD
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.covariance import EllipticEnvelope
+from sklearn.decomposition import PCA, FactorAnalysis, IncrementalPCA, KernelPCA, TruncatedSVD
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
+from sklearn.feature_selection import SelectKBest
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.mixture import GaussianMixture
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, Normalizer, StandardScaler, normalize
 from sklearn.svm import SVC, SVR, OneClassSVM
 from torch import nn
 
@@ -19,6 +27,7 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
     CoarseMapWarning,
     ContributionCAM,
+    Head,
     OutsideTrainingWarning,
     PCASVMNet,
     PCATarget,
@@ -27,6 +36,8 @@ from pytorch_grad_cam_pcasvm import (
     evaluation,
     extract_features,
 )
+from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
+from pytorch_grad_cam_pcasvm.model.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
 
 DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
@@ -110,15 +121,148 @@ def test_other_preprocessing_is_told_once(x, head, explained):
     message = told(lambda: explained(cam, 255 * x), OutsideTrainingWarning)
     where = "of their features lie more than 5 standard" if head.startswith("scaler") else "their components lie"
     assert where in message
-    assert message.endswith(" Were they normalised as for extract_features?")
+    for cause in (
+        "preprocessed as for extract_features",
+        "0..255",
+        "layer and pool",
+        "make_pipeline(Normalizer(), ...)",
+    ):
+        assert cause in message
     assert doubts(lambda: explained(cam, 255 * x)) == []
     assert doubts(lambda: explained(ClosedFormGradCAM(cam.model, ["0"]), 255 * x)) == [OutsideTrainingWarning]
 
 
-@pytest.mark.parametrize("stages", [(MinMaxScaler(), SVC()), (TruncatedSVD(4), SVC()), (SVC(),)], ids=str)
-def test_heads_that_know_no_variances_tell_nothing(x, stages):
+@pytest.mark.parametrize("stages", [(LogisticRegression(),), (RidgeClassifier(),), (NearestCentroid(),)], ids=str)
+def test_heads_that_know_nothing_of_the_features_tell_nothing(x, stages):
     cam = ClosedFormGradCAM(network(*stages), ["0"])
     assert doubts(lambda: cam.explain(255 * x)) == []
+
+
+# Heads that hold something of the features that they were fitted on, and whether that tells normalised features, too,
+# beside which what the network gives is next to zero.
+HOLDERS = {
+    "machine": ((SVC(),), True),
+    "linear machine": ((SVC(kernel="linear"),), True),
+    "machine of another gamma": ((SVC(gamma=0.1),), True),
+    "regressor": ((SVR(),), True),
+    "PCA": ((PCA(4), SVC()), True),
+    "PCA and a linear decision": ((PCA(4), LogisticRegression()), True),
+    "PCA of all": ((PCA(40), SVC()), True),
+    "PCA in parts": ((IncrementalPCA(4), SVC()), True),
+    "whitened": ((PCA(4, whiten=True), SVC()), True),
+    "centred": ((StandardScaler(with_std=False), PCA(4), SVC()), True),
+    "scaler": ((StandardScaler(), SVC()), True),
+    "scaler and PCA": ((StandardScaler(), PCA(4), SVC()), True),
+    "neighbours": ((KNeighborsClassifier(3),), True),
+    "kernel PCA": ((KernelPCA(4, kernel="linear"), SVC()), True),
+    "not centred": ((TruncatedSVD(4), SVC()), True),
+    "calibrated": ((CalibratedClassifierCV(SVC(), cv=3),), True),
+    "process": ((GaussianProcessClassifier(),), True),
+    "range": ((MinMaxScaler(), LogisticRegression()), False),
+    "largest": ((MaxAbsScaler(), LogisticRegression()), False),
+    "factors": ((FactorAnalysis(4), LogisticRegression()), False),
+    "scaler at the end": ((TruncatedSVD(4), StandardScaler(), LogisticRegression()), False),
+    "naive Bayes": ((GaussianNB(),), False),
+    "quadratic": ((SelectKBest(k=2), QuadraticDiscriminantAnalysis(tol=1e-14)), False),
+    "mixture": ((GaussianMixture(2),), False),
+    "mixture of diagonals": ((GaussianMixture(2, covariance_type="diag"),), False),
+    "envelope": ((EllipticEnvelope(support_fraction=0.9),), False),
+}
+
+
+def of_features(stages, change):
+    """Return whether ordinary images are told to be unlike changed features that a head was fitted on."""
+    net = backbone()
+    x, labels = photos(60, 1)
+    features, _ = extract_features(net, [(x, labels)], progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn's own
+        head = make_pipeline(*stages).fit(change(features), labels)
+    model = PCASVMNet(net, head).eval()
+    told = []
+    for images in (x, x[:1], x[30:38], photos(40, 7)[0]):
+        with torch.no_grad():
+            run = model.head_run(net(images))
+        told.append(doubts(lambda run=run: Doubts().of_images(run)) == [OutsideTrainingWarning])
+    return told
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_features_that_are_others_than_those_of_fit_are_told_by_what_a_head_holds(name):
+    stages, of_normalised = HOLDERS[name]
+    assert of_features(stages, lambda features: features) == [False] * 4
+    assert of_features(stages, lambda features: features / 255) == [True] * 4
+    if of_normalised:
+        assert of_features(stages, lambda features: 100 * normalize(features)) == [True] * 4
+
+
+@pytest.mark.parametrize(("norm", "what"), [("l2", "Euclidean length"), ("l1", "sum of absolute values")])
+def test_norms_that_are_all_the_same_are_told_from_others(norm, what):
+    net = backbone()
+    x, labels = photos(60, 1)
+    features, _ = extract_features(net, [(x, labels)], progress=False)
+    fitted = SVC().fit(1.5 * normalize(features, norm=norm) * np.median(np.linalg.norm(features, axis=1)), labels)
+    message = told(lambda: ClosedFormGradCAM(PCASVMNet(net, fitted).eval(), ["0"]).explain(x), OutsideTrainingWarning)
+    assert f"the {what} of training features was " in message
+    inside = make_pipeline(Normalizer(norm), SVC()).fit(features, labels)  # the way out that the message names
+    assert doubts(lambda: ClosedFormGradCAM(PCASVMNet(net, inside).eval(), ["0"]).explain(x)) == []
+
+
+def drawn(rng, total, width):
+    """Return features like those of deep layers, with outliers, dead ones and classes, and their labels."""
+    labels = np.arange(total) % 2
+    match rng.integers(3):
+        case 0:
+            features = rng.gamma(rng.uniform(0.5, 4), size=(total, width)) * rng.gamma(1, size=width)
+        case 1:
+            features = np.maximum(rng.normal(size=(total, width)) + 2 * rng.normal(size=width) - 1, 0)
+        case _:
+            mixing = rng.normal(size=(int(rng.integers(1, width + 1)), width))
+            features = rng.normal(size=(total, len(mixing))) @ mixing + 5 * rng.normal(size=width)
+    return features * (1 + rng.random((2, width)))[labels], labels
+
+
+def drawn_head(rng, rows, width):
+    """Return stages of a head for so many rows and features."""
+    count = int(rng.integers(2, min(rows, width) + 1))
+    gamma = ["scale", "auto", 0.01, 10.0][rng.integers(4)]
+    fronts = [(), (), (StandardScaler(),), (MinMaxScaler(),), (Normalizer(),)]
+    middles = [(), (PCA(count),), (PCA(count, whiten=True),), (PCA(2),), (KernelPCA(2),)]
+    kernel = ["rbf", "linear", "poly"][rng.integers(3)]
+    lasts = [
+        SVC(kernel=kernel, gamma=gamma),
+        LogisticRegression(max_iter=50),
+        RidgeClassifier(),
+        KNeighborsClassifier(3),
+    ]
+    return *fronts[rng.integers(5)], *middles[rng.integers(5)], lasts[rng.integers(4)]
+
+
+@pytest.mark.filterwarnings("ignore")  # scikit-learn's own, and of components that do not vary
+def test_random_heads_tell_nothing_of_their_own_images_nor_of_others_like_them():
+    rng = np.random.default_rng(0)
+    own, others = [], []
+    for _ in range(150):
+        rows, width = int(rng.choice([8, 12, 30, 100])), int(rng.choice([4, 16, 60]))
+        features, labels = drawn(rng, rows + 40, width)
+        head = Head.of(make_pipeline(*drawn_head(rng, rows, width)).fit(features[:rows], labels[:rows]))
+        for images, seen in ((features[:rows], own), (features[:8], own), (features[rows:], others)):
+            run = HeadRun(head, head(torch.from_numpy(images)))
+            seen.append(doubts(lambda run=run: Doubts().of_images(run)))
+    assert sum(map(bool, own)) == 0
+    assert sum(map(bool, others)) <= 1  # of 150
+
+
+def test_what_a_head_has_seen_is_kept_in_its_file_and_in_no_digest(tmp_path):
+    net = network(PCA(4), SVC())
+    net.head.save(tmp_path / "head")
+    again = Head.load(tmp_path / "head")
+    assert [dict(stage.seen) for stage in again.stages] == [dict(stage.seen) for stage in net.head.stages]
+    assert again.stages[0].seen["count"] == 60
+    digest = net.head.digest()
+    for stage in net.head.stages:
+        stage.seen = {}
+    assert net.head.digest() == digest
 
 
 def test_the_message_says_how_far(net, x):

@@ -153,7 +153,7 @@ def edited(file, change, form=None):
     change(parts)
     header = json.dumps(parts)
     digest = hashlib.sha256(header.encode())
-    for name in sorted(tensors, key=int):
+    for name in sorted(tensors, key=lambda name: (len(name), name)):
         digest.update(f"{tensors[name].dtype}{tuple(tensors[name].shape)}".encode() + tensors[name].numpy().tobytes())
     save_file(tensors, file, {"format": form or metadata["format"], "head": header, "sha256": digest.hexdigest()})
 

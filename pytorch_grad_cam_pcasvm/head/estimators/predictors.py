@@ -60,7 +60,11 @@ def _machine(estimator: Any, votes: multiclass.Voting, classes: Any = None) -> S
     kernel = kernel_of(estimator, estimator._gamma, points.shape[1])
     support = torch.as_tensor(estimator.support_).long()
     dual_coef, intercept = tensor(estimator.dual_coef_), tensor(estimator.intercept_)
-    return KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, votes, classes)
+    stage = KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, votes, classes)
+    stage.seen = {"count": float(estimator.shape_fit_[0])}
+    if estimator.gamma == "scale":
+        stage.seen = {**stage.seen, "spread": 1 / float(estimator._gamma)}
+    return stage
 
 
 @stage_for.register(LinearClassifierMixin)
@@ -168,8 +172,9 @@ def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | No
     return Chain([*stages, LinearDecision(weight, torch.zeros(len(weight)).double(), votes, classes)])
 
 
-def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any) -> Chain:
+def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **seen: float) -> Chain:
     stage = Quadratic(tensor(centres), tensor(roots), tensor(offsets))
+    stage.seen = seen
     return best_of([stage], classes, softmax(len(classes)))
 
 
@@ -179,13 +184,15 @@ def _quadratic(estimator: Any) -> Stage:
     widest = max(root.shape[1] for root in roots)
     padded = torch.stack([torch.nn.functional.pad(root, (0, widest - root.shape[1])) for root in roots])
     offsets = np.log(estimator.priors_) - 0.5 * np.array([np.log(s).sum() for s in estimator.scalings_])
-    return _likeliest(estimator.means_, padded, offsets, estimator.classes_)
+    spread = max(float(np.sum(scalings)) for scalings in estimator.scalings_)
+    return _likeliest(estimator.means_, padded, offsets, estimator.classes_, spread=spread)
 
 
 @stage_for.register(GaussianNB)
 def _naive_bayes(estimator: GaussianNB) -> Stage:
     offsets = np.log(estimator.class_prior_) - 0.5 * np.log(2 * np.pi * estimator.var_).sum(1)
-    return _likeliest(estimator.theta_, np.sqrt(0.5 / estimator.var_), offsets, estimator.classes_)
+    seen = {"spread": float(estimator.var_.sum(1).max()), "count": float(estimator.class_count_.sum())}
+    return _likeliest(estimator.theta_, np.sqrt(0.5 / estimator.var_), offsets, estimator.classes_, **seen)
 
 
 @stage_for.register(BaseMixture)
@@ -196,7 +203,10 @@ def _mixture(estimator: Any) -> Stage:
     elif estimator.covariance_type == "spherical":
         roots = roots.unsqueeze(1).expand_as(means)
     at_means = estimator._estimate_weighted_log_prob(estimator.means_)
-    return _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)))
+    # Of a covariance that is the inverse of P P^T, the trace is the sum of squares of the inverse of P.
+    inverse = 1 / roots if roots.dim() == 2 else torch.linalg.inv(roots).flatten(1)
+    spread = float(inverse.square().sum(1).max())
+    return _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), spread=spread)
 
 
 @stage_for.register(EllipticEnvelope)
@@ -204,6 +214,7 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     values, vectors = torch.linalg.eigh(tensor(estimator.get_precision()))
     roots = (vectors * values.clamp(min=0).sqrt()).unsqueeze(0)
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
+    quadratic.seen = {"spread": float(np.trace(estimator.covariance_))}
     ones, zeros = torch.ones(1, 1).double(), torch.zeros(1).double()
     return Chain([quadratic, LinearDecision(ones, zeros, multiclass.OneClass(zero_is_inlier=True), None)])
 

@@ -47,8 +47,13 @@ def _scale(
         zeros + default if array is None else tensor(array) for array, default in ((centre, 0), (scale, 1), (offset, 0))
     )
     clips = getattr(estimator, "clip", False)
-    limits = (float(limits[0]), float(limits[1])) if clips else None
-    return Scale(shift, divisor, offset, limits, centre_is_mean and centre is not None)
+    low, high = float(limits[0]), float(limits[1])
+    stage = Scale(shift, divisor, offset, (low, high) if clips else None, centre_is_mean and centre is not None)
+    if hasattr(estimator, "n_samples_seen_"):
+        stage.seen = {"count": float(np.min(estimator.n_samples_seen_))}
+    if isinstance(estimator, preprocessing.MinMaxScaler | preprocessing.MaxAbsScaler):
+        stage.seen = {**stage.seen, "low": low, "high": high}
+    return stage
 
 
 @stage_for.register(SelectorMixin)
@@ -88,7 +93,7 @@ def _power(estimator: Any) -> Stage:
 # --- reductions: most are V^T (x - u) with a matrix of their own ----------------------------------------------------
 
 
-def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, **known: Any) -> Stage:
+def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, **known: Any) -> Projection:
     components = tensor(components)
     mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
     divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
@@ -108,7 +113,14 @@ def _pca(estimator: Any) -> Stage:
         inverse = tensor(deviations[:, None] * estimator.components_)
     else:
         divisor, inverse, variances = ones, ones, tensor(variance).clamp(min=eps**2)
-    return _projection(estimator.components_, estimator.mean_, divisor, inverse=inverse, variances=variances)
+    stage = _projection(estimator.components_, estimator.mean_, divisor, inverse=inverse, variances=variances)
+    share = float(tensor(estimator.explained_variance_ratio_).sum())
+    if share > 0:
+        stage.seen = {"spread": float(tensor(variance).sum()) / share}
+    for name in ("n_samples_", "n_samples_seen_"):  # of a PCA, and of an IncrementalPCA
+        if hasattr(estimator, name):
+            stage.seen = {**stage.seen, "count": float(getattr(estimator, name))}
+    return stage
 
 
 @stage_for.register(decomposition.FactorAnalysis)
@@ -116,7 +128,10 @@ def _factor_analysis(estimator: Any) -> Stage:
     # E[z | x] = (1 + L Psi^-1 L^T)^-1 L Psi^-1 (x - u)
     weighted = tensor(estimator.components_) / tensor(estimator.noise_variance_)
     precision = torch.eye(len(weighted), dtype=torch.float64) + weighted @ tensor(estimator.components_).T
-    return _projection(torch.linalg.solve(precision, weighted), estimator.mean_)
+    stage = _projection(torch.linalg.solve(precision, weighted), estimator.mean_)
+    shared = tensor(estimator.components_).square().sum()
+    stage.seen = {"spread": float(shared + tensor(estimator.noise_variance_).sum())}
+    return stage
 
 
 @stage_for.register(decomposition.SparsePCA)
