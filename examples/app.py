@@ -10,8 +10,8 @@ which ``pip install ".[app]"`` installs.
 import argparse
 import io
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import of_maps, of_method, of_network
 from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import network
-from pytorch_grad_cam_pcasvm.data import Images
+from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
+from pytorch_grad_cam_pcasvm.data import Images, in_colour
 from pytorch_grad_cam_pcasvm.figures import plot_decision, plot_maps
 
 SHOWN = 4  # components
@@ -34,11 +35,11 @@ class Answers:
 
     Attributes:
         cam: the method, on a network with a head.
-        transform: from a photo to what the network takes.
+        preparation: of photos, as the head was fitted.
     """
 
     cam: Any
-    transform: Callable[[Any], torch.Tensor]
+    preparation: Preparation
 
     @property
     def classes(self) -> list[Any]:
@@ -46,11 +47,11 @@ class Answers:
         found = self.cam.model.head.classes_
         return [] if found is None else found.tolist()
 
-    def __call__(self, photo: Image.Image, number: int) -> tuple[Any, ...]:
+    def __call__(self, photo: str | Path, number: int) -> tuple[Any, ...]:
         """Return what the network says of a photo, its scores, its components, and figures of the maps.
 
         Args:
-            photo: the photo.
+            photo: the photo's file.
             number: of the class to explain; -1: the predicted class.
 
         Returns:
@@ -60,7 +61,7 @@ class Answers:
         Raises:
             ValueError: the photo cannot be read.
         """
-        data = Images([photo], self.transform, thumbnails=False)
+        data = Images([in_colour(photo, **self.preparation.whites)], self.preparation.transform, thumbnails=False)
         read = data.read([0])
         if read.bad:
             raise ValueError(read.bad[0])
@@ -102,7 +103,9 @@ def page(answers: Answers) -> Any:
     with gr.Blocks(title="Signed attention maps", analytics_enabled=False) as blocks:
         with gr.Row():
             with gr.Column(scale=1):
-                photo = gr.Image(type="pil", label="Photo", height=320, sources=["upload", "clipboard"], buttons=[])
+                # The file as it is: how deep pictures are scaled is for the package to say.
+                photo = gr.Image(type="filepath", image_mode=None, label="Photo", height=320,
+                                 sources=["upload", "clipboard"], buttons=[])  # fmt: skip
                 chosen = gr.Dropdown(choices, value=-1, label="Explain", visible=len(choices) > 1)
                 said = gr.Markdown()
                 scores = gr.Dataframe(headers=["class", "score"], label="Scores", interactive=False)
@@ -129,11 +132,11 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def answers_of(options: argparse.Namespace) -> Answers:
     """Return what explains photos with these options."""
-    net, transform = network(options)
+    net, preparation = network(options)
     method = getattr(package, options.method)
-    layer = layer_of(options, net, transform)
-    given = options_of(options, [method], net.eval(), layer, transform)[method]
-    return Answers(method(net, [layer], **given), transform)
+    layer = layer_of(options, net, preparation)
+    given = options_of(options, [method], net.eval(), layer, preparation)[method]
+    return Answers(method(net, [layer], **given), preparation)
 
 
 def main() -> None:

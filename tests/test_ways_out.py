@@ -123,6 +123,8 @@ class Row:
 REFUSING = ("refuse", "NoClosedFormError", "NoProgramError", "_not_of")
 # Messages that have no row, and why.
 WITHOUT = {
+    "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
+    "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
     "autodiff/backward.py: sums over the tokens of": "a bug of the package, which no test can make",
     "autodiff/backward.py: {_at(step)}{error.reason}": "passes the message of a rule on, each of which has a row",
     "autodiff/check.py: autograd cannot follow the path": "says what torch cannot do, and names no way out",
@@ -1416,9 +1418,9 @@ PATHS = [
     ),
     Row(
         "autodiff/tape.py: sizes after the target layer depend on the activations",
-        contributions(lambda x: x + x[x > 0].sum()),
+        contributions(lambda x: x + x[x > 0].mean()),
         "sizes after the target layer depend on the activations",
-        {LATER: partial(stepped, lambda x: x + x[x > 0].sum(), ContributionCAM, "later", baseline="zero")},
+        {LATER: partial(stepped, lambda x: x + x[x > 0].mean(), ContributionCAM, "later", baseline="zero")},
     ),
     # Rules.
     secant(
@@ -1940,6 +1942,25 @@ def of_components(method: Any = ContributionCAM, targets: Any = None) -> SignedM
     return method(net, ["0"]).explain(PICTURES[:3], targets)
 
 
+def apart(use: Callable[..., SignedMaps]) -> SignedMaps:
+    """Return what becomes of component maps that start at different activations."""
+    torch.manual_seed(2)
+    body = nn.Conv2d(2, 6, 3, stride=2), nn.ReLU(), nn.Conv2d(6, 8, 3, padding=1), nn.GELU(), nn.Flatten()
+    backbone = nn.Sequential(*body, nn.Linear(200, 12), nn.ReLU(), nn.Linear(12, 8)).double()
+    labels = np.arange(60) % 2
+    x = torch.randn(60, 2, 12, 12).double() + torch.randn(2, 2, 1, 1).double()[labels]
+    with torch.no_grad():
+        features = backbone(x).numpy()
+    head = make_pipeline(StandardScaler(), PCA(5), SVC()).fit(features, labels)
+    mean = mean_activations(backbone, [x], "3", progress=False)
+    net = PCASVMNet(backbone, head).eval()
+
+    def explain(baseline: str, targets: Any = None) -> SignedMaps:
+        return ContributionCAM(net, ["3"], mean=mean, baseline=baseline).explain(x[:2], targets)
+
+    return use(explain("neutral"), explain, head)
+
+
 def machine_behind(components: SignedMaps, *, whole: bool = True, target: Any = None) -> SignedMaps:
     pipeline = make_pipeline(StandardScaler(), PCA(3), LinearSVC()).fit(FEATURES, THREE)
     return recombined(components, pipeline if whole else pipeline[:-1], target or SVMTarget(0))
@@ -2226,6 +2247,15 @@ OTHERS = [
         },
     ),
     Row(
+        "cams/recombine.py: maps of these decisions are not sums",
+        lambda: apart(lambda components, _, head: recombined(components, head, SVMTarget(1))),
+        "not sums of component maps, which start at different activations",
+        {
+            "explain the decisions": lambda: apart(lambda _, explain, head: explain("neutral", [SVMTarget(1)])),
+            "baseline='mean'": lambda: apart(lambda _, explain, head: recombined(explain("mean"), head, SVMTarget(1))),
+        },
+    ),
+    Row(
         "cams/recombine.py: needs a head with an SVM",
         lambda: machine_behind(of_components(), whole=False),
         "needs a head with an SVM, but this one has none",
@@ -2331,6 +2361,25 @@ OTHERS = [
             ("LogRatioTarget needs terms for and against", ForOneSide(), (1,), TWO),
             ("LogRatioTarget needs an SVM with an RBF kernel", LinearSVC(), (1,), TWO),
         )
+    ),
+    Row(
+        "head/alike.py: was fitted on one class only",
+        partial(head_of, naive_bayes.GaussianNB(), np.zeros(len(THREE))),
+        "was fitted on one class only, 0.0, and has nothing to decide",
+        {
+            "fit it on two classes or more": partial(maps_of, naive_bayes.GaussianNB(), TWO),
+            "make_pipeline(StandardScaler(), PCA(3))": partial(maps_of, make_pipeline(StandardScaler(), PCA(3))),
+            "fit a OneClassSVM": partial(maps_of, OneClassSVM()),
+        },
+    ),
+    Row(
+        "head/alike.py: all training features are alike",
+        lambda: Head.of(make_pipeline(StandardScaler(), LinearSVC()).fit(np.ones_like(FEATURES), TWO)),
+        "all training features are alike",
+        {
+            "check that the images differ": "is about the user's images",
+            "the layer of the features": partial(maps_of, make_pipeline(StandardScaler(), LinearSVC()), TWO),
+        },
     ),
     Row(
         "head/multiclass.py: outputs: name one of net.head.classes_",

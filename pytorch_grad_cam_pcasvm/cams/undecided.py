@@ -170,7 +170,7 @@ def _solved(
     nothing = torch.maximum(tolerance * torch.maximum(distance, size), 2 * eps * terms)
     looks = may_look(start)
     for _ in range(_STEPS):
-        if looks and bool(distance <= nothing):
+        if looks and bool((distance <= nothing) | (damping < eps)):  # there, or no step leads on
             break
         trial = x + damping.to(x) * step
         ahead, _, next_step = at(trial)

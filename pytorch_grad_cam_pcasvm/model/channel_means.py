@@ -28,7 +28,7 @@ class ChannelMeans:
         self._backbone = backbone
         self._layouts: dict[str, Layout | None] = {}
         self._sums: dict[str, Any] = {}
-        self._count = 0
+        self._counts: dict[str, int] = {}
         for name in layers:
             output = output_of(backbone, name, x)
             if not isinstance(output, Tensor) or output.dim() < 3:
@@ -54,24 +54,23 @@ class ChannelMeans:
         """
         with hooked() as hooks:
             for name in self._layouts:
-                hooks.after_call(self._backbone, f"{name}#1", self._add)
+                hooks.after_call(self._backbone, name, self._add)
             yield
 
-    def _add(self, call: str, output: Tensor) -> None:
-        name = call.removesuffix("#1")
+    def _add(self, name: str, output: Tensor) -> None:
         layout = self._layouts[name]
-        parts = [output.flatten(2)] if layout is None else layout.parts(output)
-        places = range(len(parts))
-        means = [part.double().mean(-1, keepdim=True) if layout is None or place == 1 else part.double()
-                 for place, part in zip(places, parts, strict=True)]  # fmt: skip
-        self._sums[name] = self._sums.get(name, 0) + torch.cat(means, -1).sum(0)
-        if name == next(iter(self._layouts)):
-            self._count += len(output)
+        if layout is None:
+            rows = output.flatten(2).double().mean(-1, keepdim=True)
+        else:
+            before, on_grid, after = layout.parts(output.double())
+            rows = torch.cat([before, on_grid.mean(-1, keepdim=True), after], -1)
+        self._sums[name] = self._sums.get(name, 0) + rows.sum(0)
+        self._counts[name] = self._counts.get(name, 0) + len(output)
 
     @property
     def means(self) -> dict[str, Tensor]:
         """The means of each layer, float32 of shape (T, 1), or for tokens (T, tokens before + 1 + tokens after)."""
-        return {name: (total / self._count).float().cpu() for name, total in self._sums.items()}
+        return {name: (total / self._counts[name]).float().cpu() for name, total in self._sums.items()}
 
 
 def everywhere(means: Tensor, layout: Layout | None, activations: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 import torchvision
 from atlases import folder
 from PIL import Image
+from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import Head, PCASVMNet
 from pytorch_grad_cam_pcasvm.cli import main
@@ -41,8 +42,8 @@ def test_a_dropped_photo_is_explained(given, weights):
     backbone = torchvision.models.squeezenet1_1(weights=None)
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     net = PCASVMNet(backbone, Head.load(head), "features", pool="mean").eval()
-    transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
-    output = net(transform(Image.open(file).convert("RGB"))[None])
+    picture = Image.open(file).convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
+    output = net(normalize(to_tensor(picture), [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[None])
     assert said.startswith(f"**{output.labels()[0]}**")
     assert [row[0] for row in scores["data"]] == ["cat", "dog"]
     assert [row[0] for row in components["data"]] == ["P1", "P2", "P3"]
@@ -58,9 +59,11 @@ def test_a_dropped_photo_is_explained(given, weights):
 @_OF_NOISE
 def test_a_photo_that_cannot_be_read_is_refused(given):
     answers = app.answers_of(app.parsed(given[2]))
-    answers.transform = lambda photo: torch.full((3, 8, 8), float("nan"))
+    answers.preparation.transform = lambda photo: torch.full((3, 8, 8), float("nan"))
     with pytest.raises(ValueError, match="NaN"):
-        answers(Image.new("RGB", (8, 8)), -1)
+        answers(next(given[0].rglob("*.png")), -1)
+    with pytest.raises(OSError, match=r"photo.png cannot be read: FileNotFoundError"):
+        answers("photo.png", -1)
 
 
 def test_a_head_that_is_not_there_is_told(monkeypatch):

@@ -212,3 +212,6 @@ def test_no_program_blames_onnxruntime_for_rounding_that_whitening_magnifies(tmp
     pytest.importorskip("onnxscript")
     with pytest.raises(NoProgramError, match=r"whitening divides component 5 by so little .* fit fewer components"):
         export.onnx(ClosedFormGradCAM(net, ["0"]), x, tmp_path / "file.onnx")
+    for reduction in (PCA(3, whiten=True), PCA(5)):  # the ways out
+        net = PCASVMNet(backbone, make_pipeline(reduction, SVC()).fit(features, LABELS[:6])).eval()
+        export.onnx(ClosedFormGradCAM(net, ["0"]), x, tmp_path / "file.onnx")
