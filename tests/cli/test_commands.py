@@ -342,6 +342,7 @@ def test_every_public_name_is_where_it_is_said_to_be():
         _ = package.nothing
 
 
+@pytest.mark.slow
 def test_the_layer_is_found_among_several_and_contributions_start_near_the_training_mean_there(
     network, head, photos, tmp_path, capsys, monkeypatch
 ):
