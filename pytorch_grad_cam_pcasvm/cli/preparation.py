@@ -83,7 +83,7 @@ def preparation_of(
         fits: whether a head is to be fitted.
 
     Raises:
-        ValueError: an option contradicts what the head was fitted with, or the user's transform.
+        ValueError: an option or the transform contradicts what the head was fitted with.
     """
     whites = {}
     for name in ("white_level", "float_white"):
@@ -99,6 +99,11 @@ def preparation_of(
             raise ValueError(
                 f"--resize {options.resize}, but the transform of {options.backbone} is your own and decides that: "
                 "leave it out, or let the function return the network alone"
+            )
+        if recorded is not None and recorded["resize"] is not None:
+            raise ValueError(
+                f"the head was fitted on pictures prepared by --resize {recorded['resize']}, but {options.backbone} "
+                "comes with a transform of its own: let the function return the network alone, or fit again"
             )
         return Preparation(transform, None, None, **whites)
     of_head = "stretch" if fits else (_OF_03 if recorded is None else recorded).get("resize")
@@ -153,14 +158,16 @@ def steps_of(transform: Any) -> dict[str, Any] | None:
     resize, normalise = steps.get("Resize", transform), steps.get("Normalize", transform)
     size, *square = getattr(resize, "resize_size", None) or _listed(resize.size)
     return {
-        "mean": _listed(normalise.mean),
-        "std": _listed(normalise.std),
+        "mean": _listed(getattr(normalise, "mean", None)),
+        "std": _listed(getattr(normalise, "std", None)),
         "resize": None if square else size,
         "interpolation": resize.interpolation.value,
     }
 
 
-def _listed(numbers: Any) -> list[Any]:
+def _listed(numbers: Any) -> Any:
+    if numbers is None:
+        return None
     listed = getattr(numbers, "tolist", lambda: numbers)()
     return [*listed] if isinstance(listed, list | tuple) else [listed]
 

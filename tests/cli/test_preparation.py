@@ -189,6 +189,11 @@ def test_a_transform_of_ones_own_is_kept_and_said_to_crop(own, fitted, run, long
     done = run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", backbone="rims:alone")
     assert "the head was fitted with a transform of your own, which rims:alone does not come with: name" in done.err
     assert run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", backbone="rims:cropping").code == 0
+    stretched, _ = fitted(backbone="rims:alone", name="stretched.safetensors")
+    done = run("atlas", long_photos, "--head", stretched, "--out", tmp_path / "no", backbone="rims:whole")
+    assert (
+        "prepared by --resize stretch, but rims:whole comes with a transform of its own: let the function" in done.err
+    )
 
 
 @pytest.mark.parametrize(("steps", "share"), [
