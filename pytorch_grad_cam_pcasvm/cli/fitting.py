@@ -1,5 +1,6 @@
 """The command that fits a head."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ def fit(options: Any) -> None:
     """Fit scaler, PCA and SVM on a folder of images."""
     import numpy as np
     from sklearn.decomposition import PCA
-    from sklearn.model_selection import GridSearchCV
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
@@ -50,11 +51,13 @@ def fit(options: Any) -> None:
     svm = SVC(kernel=options.kernel, class_weight=options.class_weight, C=options.C, gamma=options.gamma)
     folds = _folds(counts, features, labels, options.components)
     if options.search:
-        if folds is None:
-            raise ValueError("--search compares by cross-validation, for which there are too few images")
+        few = min(counts.values())
+        inner = 0 if folds is None else min(5, few - math.ceil(few / folds.n_splits))  # within a fold's training set
+        if inner < 2:
+            raise ValueError("--search compares by cross-validation, for which a class has too few images")
         # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
         grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
-        svm = GridSearchCV(svm, grid, scoring="balanced_accuracy", cv=folds)
+        svm = GridSearchCV(svm, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
     with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
         pipeline = make_pipeline(*reduction, svm).fit(features, labels)
     fitted = package.Head.of(pipeline)

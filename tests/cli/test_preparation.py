@@ -432,11 +432,22 @@ def test_a_search_is_scikit_learns(fitted, weights, long_photos):
     components = make_pipeline(StandardScaler(), PCA(3, random_state=0)).fit_transform(features)
     gammas = [factor / (3 * components.var()) for factor in (0.1, 1, 10)]
     grid = {"C": [0.1, 1.0, 10.0, 100.0], "gamma": gammas}
-    search = GridSearchCV(SVC(), grid, scoring="balanced_accuracy", cv=StratifiedKFold(5)).fit(components, labels)
+    search = GridSearchCV(SVC(), grid, scoring="balanced_accuracy", cv=StratifiedKFold(4)).fit(components, labels)
     chosen = re.search(r"search: --C (\S+) --gamma (\S+) is the best of 12", printed)
     assert float(chosen[1]) == pytest.approx(search.best_params_["C"], rel=1e-2)
     assert float(chosen[2]) == pytest.approx(search.best_params_["gamma"], rel=1e-2)
     assert Head.load(head).stages[-1].kernel.gamma == pytest.approx(search.best_params_["gamma"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("count", "code"), [(10, 0), (6, 0), (4, 2)])
+def test_a_search_among_few(run, tmp_path, count, code):
+    for number in range(count):
+        save(tmp_path / "p" / "ab"[number % 2] / f"{number}.png", noise(number))
+    done = run("fit", tmp_path / "p", "--search", "--components", "2", "--out", tmp_path / "head.safetensors")
+    assert done.code == code, done.err
+    assert (code == 0) == ("search: --C" in done.out)
+    assert "warning" not in done.err
+    assert code == 0 or "--search compares by cross-validation, for which a class has too few images" in done.err
 
 
 def test_the_resized_picture_is_the_one_of_pillow():
