@@ -70,7 +70,7 @@ class Doubts:
             distances = [*self._distances.get(measure.name, ()), *measure.distances.tolist()]
             self._distances[measure.name] = distances = distances[-max(_LATEST, len(measure.distances)) :]
             middle = median_low(distances)
-            if middle > measure.limit * (1 + 1 / len(distances)):  # one image may be an odd one
+            if middle > measure.limit_of(len(distances)):
                 self.tell(
                     OutsideTrainingWarning,
                     f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",

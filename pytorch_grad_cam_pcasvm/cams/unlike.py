@@ -31,12 +31,20 @@ _NORMS = {"Euclidean length": 2.0, "sum of absolute values": 1.0, "largest absol
 
 
 class Measure(NamedTuple):
-    """How far N images are from the training images, (N,), by one measure; what is far; and how to say it."""
+    """How far N images are from the training images, (N,), by one measure; what is far; and how to say it.
+
+    A share of many features is known well from one image; a distance, in standard deviations or the like, is not.
+    """
 
     name: str
     distances: np.ndarray
     limit: float
     in_words: str
+    is_share: bool = False
+
+    def limit_of(self, count: int) -> float:
+        """Return what is far for the middle one of so many images: one of them may be an odd one."""
+        return self.limit if self.is_share else self.limit * (1 + 1 / count)
 
 
 class Step(NamedTuple):
@@ -58,7 +66,7 @@ def measures(output: OfHead) -> Iterator[Measure]:
         found = list(_measured(step, first=step.x is values[0]))
         # Standard deviations of few rows are off themselves.
         doubt = 1 + _ENOUGH / step.stage.seen.get("count", np.inf)
-        yield from (measure._replace(limit=doubt * measure.limit) for measure in found)
+        yield from (m if m.is_share else m._replace(limit=doubt * m.limit) for m in found)
         if found and not isinstance(step.stage, Scale):
             return
 
@@ -106,12 +114,12 @@ def _of_scale(stage: Scale, y: np.ndarray, *, first: bool) -> Iterator[Measure]:
         low, high = stage.seen["low"], stage.seen["high"]
         far = (abs(y - (low + high) / 2) > _FAR / 2 * (high - low)).mean(-1)
         words = "{:.0%} of their features lie more than twice the training images' range outside of it"
-        yield Measure("range", far, _MOST_FAR, words)
+        yield Measure("range", far, _MOST_FAR, words, is_share=True)
     elif stage.shift_is_mean and (_array(stage.divisor) != 1).any():
         if first:
             far = (abs(y) > _FAR).mean(-1)
             words = f"{{:.0%}} of their features lie more than {_FAR:.0f} standard deviations from the mean"
-            yield Measure("features", far, _MOST_FAR, words)
+            yield Measure("features", far, _MOST_FAR, words, is_share=True)
         else:
             far = np.sqrt((y**2).mean(-1))
             yield Measure("scaled", far, _FAR_ALTOGETHER, f"what the head's scaler gives lies {_DEVIATIONS} from 0")
