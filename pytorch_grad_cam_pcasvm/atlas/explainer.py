@@ -69,8 +69,8 @@ class Explainer:
         """Return the maps of all components and targets of at most ``block`` images."""
         count = len(images)
         missing = self.block - count
-        if missing > 0:
-            images = torch.cat([images, images[:1].expand(missing, *images.shape[1:])])
+        if missing > 0:  # with all of them in turn: one that is unlike the others must not become most
+            images = torch.cat([images, images[torch.arange(missing, device=images.device) % count]])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the atlas tells by nu
             maps = self.cam.explain(images, self.targets)

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, Seeds, seeds_
 from pytorch_grad_cam_pcasvm.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
-from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale
 from pytorch_grad_cam_pcasvm.model.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.looks import may_choose, may_look
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
 _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
 _BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
+_MOST = 1e3  # standard deviations of the features
 _EXACT = 1e-12  # of the value at the start
 _MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
 _HALVINGS = 40  # of a step that does not help
@@ -168,11 +169,24 @@ class Boundary:
         size = float(target(self.start).abs())
         found = _Search(head, target, position, size).nearest(values[position][0])
         if not position:
-            return found
+            return self._in_reach(target, found, size)
         # The nearest features that lead there: those that stages leave out stay as they are.
         jacobian, _ = head.pullback(self.start.head_trace, {position: None})
         change = torch.linalg.lstsq(jacobian[0].cpu(), (found - values[position][0]).cpu().unsqueeze(1), driver="gelsd")
-        return _Search(head, target, 0, size).polished(values[0][0] + change.solution[:, 0].to(found))
+        point = values[0][0] + change.solution[:, 0].to(found)
+        return self._in_reach(target, _Search(head, target, 0, size).polished(point), size)
+
+    def _in_reach(self, target: ClosedFormTarget, point: Tensor, size: float) -> Tensor:
+        """Return a point, unless it lies absurdly far from the training images, as where weights are only rounding."""
+        first, way = self.head.stages[0], point - self.start.features[0]
+        deviations = 0.0
+        if isinstance(first, Scale) and first.shift_is_mean:
+            deviations = float((way / first.divisor).norm()) / len(way) ** 0.5
+        elif first.seen.get("spread"):
+            deviations = float(way.norm()) / first.seen["spread"] ** 0.5
+        if deviations > _MOST:
+            raise no_boundary(target, size)
+        return point
 
 
 class _Search:
@@ -248,7 +262,8 @@ class _Search:
         if ends[low] * ends[high] > 0:  # one of them is zero but for rounding, which is another in a larger batch
             place = min(ends, key=lambda end: abs(ends[end]))
         else:
-            place = brentq(value, low, high, xtol=1e-300, rtol=4 * torch.finfo(torch.float64).eps)
+            # As near as doubles come; a zero at the start itself would be halved for ever.
+            place = brentq(value, low, high, xtol=1e-300, rtol=4 * torch.finfo(torch.float64).eps, disp=False)
         return start + place * step
 
     def _in_rounding(self, x: Tensor, value: Tensor, step: Tensor) -> Tensor | None:
@@ -283,10 +298,15 @@ class _Search:
                     break
                 return zero
             x = x + shorter * step
-        raise NoBoundaryError(
-            f"{self._target}: no decision boundary is within reach of the training mean, where its value is "
-            f"{self._size:.3g}: start at the mean instead, baseline='mean'"
-        )
+        raise no_boundary(self._target, self._size)
+
+
+def no_boundary(target: Any, size: float) -> NoBoundaryError:
+    """Return the error of a target without a boundary near the training mean, where its value has a size."""
+    return NoBoundaryError(
+        f"{target}: no decision boundary is within reach of the training mean, where its value is {size:.3g}: start at "
+        "the mean instead, baseline='mean'"
+    )
 
 
 def _kernels(head: Head) -> list[Any]:

@@ -49,9 +49,11 @@ def parser() -> argparse.ArgumentParser:
     _of_reading(fitted)
     fitted.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
     fitted.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
-    fitted.add_argument("--C", type=float, default=1.0, help="SVM: cost of a mistake (default: 1)")
-    fitted.add_argument("--gamma", type=_gamma, default="scale", help="SVM: width of the kernel (default: scale)")
-    fitted.add_argument("--search", action="store_true", help="choose C and gamma by cross-validation, from a few")
+    fitted.add_argument("--C", type=float, help="SVM: cost of a mistake (default: 1)")
+    fitted.add_argument("--gamma", type=_gamma, help="SVM: width of the kernel (default: scale)")
+    fitted.add_argument(
+        "--search", action="store_true", help="choose C and gamma among twelve pairs, by cross-validation"
+    )
     fitted.add_argument("--class-weight", choices=["balanced"],
                      help="balanced: every class counts the same, however few images it has")  # fmt: skip
     fitted.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
@@ -108,7 +110,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _gamma(text: str) -> Any:
-    return text if text in ("scale", "auto") else float(text)
+    try:
+        return text if text in ("scale", "auto") else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"scale, auto or a number is expected, got {text!r}") from None
 
 
 def of_maps(parser: argparse.ArgumentParser) -> None:

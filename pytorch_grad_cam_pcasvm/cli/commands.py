@@ -7,6 +7,7 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
+from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
 
 
 def atlas(options: Any) -> None:
@@ -17,9 +18,11 @@ def atlas(options: Any) -> None:
     net, preparation = network(options)
     method = getattr(package, options.method)
     layer = layer_of(options, net, preparation)
+    folder = preparation.folder(options.images)
+    tell_whites(preparation.white_level, folder.paths)
     store = atlas.build(
         net,
-        preparation.folder(options.images),
+        folder,
         [layer],
         options.out,
         method=method,
@@ -54,9 +57,11 @@ def evaluate(options: Any) -> None:
     methods = {name: getattr(package, name) for name in names}
     layer = layer_of(options, net, preparation)
     given = options_of(options, [*methods.values()], net, layer, preparation)
+    folder = preparation.folder(options.images)
+    tell_whites(preparation.white_level, folder.paths)
     study = evaluation.Study(
         net,
-        preparation.folder(options.images),
+        folder,
         [layer],
         {name: (method, given[method]) for name, method in methods.items()},
         images=options.count,

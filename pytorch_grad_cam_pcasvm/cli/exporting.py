@@ -8,7 +8,7 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import network
-from pytorch_grad_cam_pcasvm.cli.preparation import steps_of
+from pytorch_grad_cam_pcasvm.cli.preparation import steps_of, tell_whites
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _TRIED = 4  # images
@@ -87,6 +87,7 @@ def explain(options: Any) -> None:
             f"--out {out} is inside --images, and its maps would be explained next time: name another folder"
         )
     explainer = Explainer(options.model)
+    tell_whites(explainer.about["input"].get("white_level"), paths)
     bad = []
     out.mkdir(parents=True, exist_ok=True)
     with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.cli.training import training_set
 
 _PICTURE = 64  # pixels, of the picture of a support vector
 _HARDLY = 1 / 3  # of the images of a class that is hardly found
+_UNEQUAL = 1.2  # classes differ by more than that factor
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
 
 
@@ -34,21 +35,23 @@ def fit(options: Any) -> None:
     tell_crop(preparation, paths)
     training = training_set(options, options.images, backbone, preparation, source(options), pool(options))
     features, numbers = training.features.numpy(), training.numbers.numpy()
-    if len(set(numbers.tolist())) < 2:
-        raise ValueError(f"only images of {names[numbers[0]]!r} can be read, but an SVM needs two classes")
-    if options.components > min(features.shape):
-        raise ValueError(
-            f"{len(features)} images with {features.shape[1]} features have fewer components: add images, or lower "
-            "--components"
-        )
     labels = np.array(names)[numbers]
     counts = Counter(labels.tolist())
     shares = ", ".join(f"{name} {count} ({count / len(labels):.0%})" for name, count in counts.items())
     print(f"{len(counts)} classes: {shares}")
     tell_empty(options.images, names)
     tell_bad(training.bad)
+    if len(counts) < 2:
+        raise ValueError(f"only images of {labels.tolist()[0]!r} can be read, but an SVM needs two classes")
+    if options.components > min(features.shape):
+        raise ValueError(
+            f"{len(features)} images with {features.shape[1]} features have fewer components: add images, or lower "
+            f"--components, to {min(features.shape) - 1} or fewer"
+        )
     reduction = StandardScaler(), PCA(options.components, random_state=0)
-    svm = SVC(kernel=options.kernel, class_weight=options.class_weight, C=options.C, gamma=options.gamma)
+    svm = SVC(
+        kernel=options.kernel, class_weight=options.class_weight, C=options.C or 1.0, gamma=options.gamma or "scale"
+    )
     folds = _folds(counts, features, labels, options.components)
     if options.search:
         few = min(counts.values())
@@ -63,7 +66,11 @@ def fit(options: Any) -> None:
     fitted = package.Head.of(pipeline)
     if options.search:
         best = " ".join(f"--{name} {value:.3g}" for name, value in svm.best_params_.items())
-        print(f"search: {best} is the best of {len(svm.cv_results_['params'])}")
+        usual = svm.cv_results_["mean_test_score"][svm.cv_results_["params"].index(_usual(grid))]
+        print(
+            f"search: {best} is the best of {len(svm.cv_results_['params'])}, with a balanced accuracy of "
+            f"{svm.best_score_:.0%}; that of C=1 and gamma=scale is {usual:.0%}"
+        )
     if folds is not None:
         _tell_validation(pipeline, features, labels, folds, options, preparation)
     share = pipeline.score(features, labels)
@@ -90,8 +97,10 @@ def _check(options: Any) -> None:
         raise ValueError("--components must be positive")
     if options.layer == "auto":
         raise ValueError("--layer auto finds the layer of maps: name that of the features to fit on, such as layer4")
-    if options.C <= 0:
+    if options.C is not None and options.C <= 0:
         raise ValueError(f"--C must be positive, got {options.C:g}")
+    if options.search and (options.C, options.gamma) != (None, None):
+        raise ValueError("--search chooses C and gamma: leave out --C and --gamma")
     if options.out.suffix != ".safetensors":
         raise ValueError(f"--out must end in .safetensors, got {options.out}")
     if not options.out.absolute().parent.is_dir():
@@ -105,6 +114,11 @@ def _grid(options: Any, components: Any) -> dict[str, list[float]]:
         scale = 1 / (options.components * components.var())  # scikit-learn's gamma="scale"
         grid["gamma"] = [factor * scale for factor in (0.1, 1.0, 10.0)]
     return grid
+
+
+def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
+    """Return scikit-learn's own choice, which is among what is compared."""
+    return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})
 
 
 def _folds(counts: Counter[str], features: Any, labels: Any, components: int) -> Any:
@@ -137,14 +151,19 @@ def _tell_validation(
     missed = [label for label, recall in recalls.items() if recall < min(_HARDLY, chance)]
     if balanced >= (1 + chance) / 2 and not missed:
         return
-    why = f"{' and '.join(missed)} hardly found" if missed else "poor"
+    why = (
+        f"{' and '.join(missed)} hardly found"
+        if missed
+        else f"a balanced accuracy below {(1 + chance) / 2:.0%} is poor"
+    )
     ways = []
     if preparation.resize == "crop":
         ways.append("--resize stretch")
     elif preparation.resize is not None:
         ways.append("another --resize")
     ways += ["another --layer or --pool"]
-    if options.class_weight is None:
+    counts = Counter(labels.tolist()).values()
+    if options.class_weight is None and max(counts) > _UNEQUAL * min(counts):
         ways.append("--class-weight balanced")
     if not options.search:
         ways.append("--search (or --C and --gamma)")

@@ -1,6 +1,7 @@
 """The preparation of pictures: which part of them a network sees, and which of their numbers is white."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -189,32 +190,13 @@ def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> 
         root: their folder.
 
     Raises:
-        ValueError: some floating-point pictures go to 1, and others to 255.
+        ValueError: some floating-point pictures go to 1, and others to 255; or the white level is too low.
     """
-    from PIL import Image
-
-    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers
-
-    largest: dict[str, dict[Path, float]] = {"integer": {}, "float": {}}
-    full = 0.0
-    for path in paths:
-        try:
-            with Image.open(path) as picture:
-                numbers, white = deep_numbers(picture)
-        except Exception:  # who reads it says so
-            continue
-        if numbers is not None:
-            of_floats = numbers.dtype.kind == "f"
-            largest["float" if of_floats else "integer"][path] = float(numbers.max())
-            full = full if of_floats else max(full, white)
-    if integers := largest["integer"]:
-        top = max(integers.values())
-        bits = max(1, math.ceil(math.log2(top + 1)))
-        print(f"{len(integers)} of {len(paths)} pictures have more than 8 bits: "
-              f"{_level(preparation.white_level or full)} is white")  # fmt: skip
-        if preparation.white_level is None and bits <= _SHALLOW:
-            print(f"hint: their largest number is {top:g}, so all are dark: try --white-level {2**bits - 1}")
-    if floats := {path: top for path, top in largest["float"].items() if 0 <= top <= 255}:
+    integers, floats = _largest(paths)
+    _tell_depth({**integers, **floats}, paths, root)
+    tell_whites(preparation.white_level, paths, integers)
+    floats = {path: top for path, top in floats.items() if 0 <= top <= 255}
+    if floats:
         low, high = min(floats, key=floats.__getitem__), max(floats, key=floats.__getitem__)
         if 0 < floats[low] <= 1 < floats[high]:
             names = " and ".join(path.relative_to(root).as_posix() for path in (low, high))
@@ -225,6 +207,58 @@ def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> 
         preparation.float_white = 1.0 if floats[high] <= 1 else 255.0
         print(f"{len(floats)} of {len(paths)} pictures have floating-point numbers, to {floats[high]:.4g}: "
               f"{preparation.float_white:g} is white")  # fmt: skip
+
+
+def _largest(paths: Sequence[Path]) -> tuple[dict[Path, float], dict[Path, float]]:
+    """Return the largest number of each picture of more than 8 bits: of those of integers, and of the others."""
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers
+
+    integers, floats = dict[Path, float](), dict[Path, float]()
+    for path in paths:
+        try:
+            with Image.open(path) as picture:
+                numbers, _ = deep_numbers(picture)
+        except Exception:  # who reads it says so
+            continue
+        if numbers is not None:
+            (floats if numbers.dtype.kind == "f" else integers)[path] = float(numbers.max())
+    return integers, floats
+
+
+def tell_whites(white_level: float | None, paths: Sequence[Path], integers: Mapping[Path, float] | None = None) -> None:
+    """Say what is white in pictures of more than 8 bits, and if that is far from what they have.
+
+    Args:
+        white_level: that of the head or the command line; None: the largest number of the type.
+        paths: of all pictures.
+        integers: the largest numbers of those of integers; None: look for them.
+
+    Raises:
+        ValueError: a picture has larger numbers than the white level.
+    """
+    integers = _largest(paths)[0] if integers is None else integers
+    if not integers:
+        return
+    brightest = max(integers, key=integers.__getitem__)
+    top = integers[brightest]
+    if white_level is not None and top > white_level:
+        raise ValueError(f"--white-level {white_level:g} is too low: {brightest} has numbers up to {top:g}")
+    white = "the largest number of their type" if white_level is None else f"{white_level:g}"
+    print(f"{len(integers)} of {len(paths)} pictures have more than 8 bits: {white} is white")
+    bits = max(1, math.ceil(math.log2(top + 1)))
+    if white_level is None and bits <= _SHALLOW:
+        print(f"hint: no number of these is larger than {top:g}, so they are dark: try fit --white-level {2**bits - 1}")
+
+
+def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -> None:
+    """Say if classes can be told apart by the depth of their files."""
+    every, of_deep = (Counter(path.relative_to(root).parts[0] for path in some) for some in (paths, deep))
+    whole = [name for name, count in of_deep.items() if count == every[name]]
+    if whole and of_deep.keys() == set(whole) < every.keys():
+        names = " and ".join(map(repr, whole))
+        print(f"hint: only pictures of {names} have more than 8 bits: a head may learn that, and not what they show")
 
 
 def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:

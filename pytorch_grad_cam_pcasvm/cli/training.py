@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 
 _AMONG = 4  # layers that are compared, the coarsest
+_SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
 _FORMAT = "pytorch_grad_cam_pcasvm features 1"
 
 
@@ -24,6 +25,7 @@ class TrainingSet:
         rows: the number of each row's picture in the folder.
         bad: names of the pictures that cannot be read.
         means: of layers, by name, as :class:`.ChannelMeans` has them.
+        probe: the features of two pictures, the same for every folder but for the first of these.
     """
 
     features: Any
@@ -31,6 +33,7 @@ class TrainingSet:
     rows: list[int]
     bad: list[str]
     means: dict[str, Any]
+    probe: Any
 
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
@@ -82,20 +85,21 @@ def training_set(
     except ValueError:  # the features may be all that is wanted
         wanted = []
     wanted = list(dict.fromkeys([*wanted, *([source.layer] if source.layer else []), *also]))
-    file = _file_for(backbone, source, pool, preparation, images, first, wanted)
-    if not options.no_cache and (kept := _kept(file)) is not None:
+    file = _file_for(backbone, source, pool, preparation, images, wanted)
+    probe = _probe(backbone, source, preparation, first)
+    if not options.no_cache and (kept := _kept(file, probe)) is not None:
         if kept.bad and not options.skip_bad_images:
             _refuse_bad(images.read(sorted(set(range(len(images))) - set(kept.rows))[:1]), images)
         print(f"features: taken from {file} (extract them anew with --no-cache)")
         return kept
-    extracted = _extracted(options, images, backbone, layer, pool, wanted, first)
+    extracted = _extracted(options, images, backbone, layer, pool, wanted, first, probe)
     if not options.no_cache:
         _keep(file, extracted)
     return extracted
 
 
 def _extracted(
-    options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], first: Any
+    options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], first: Any, probe: Any
 ) -> TrainingSet:
     import torch
 
@@ -110,7 +114,28 @@ def _extracted(
         features, numbers = extract_features(backbone, blocks, layer, pool=pool, as_numpy=False)
     if numbers is None:
         numbers = torch.full((len(features),), -1)
-    return TrainingSet(features.cpu(), numbers.cpu(), blocks.rows, blocks.bad, means.means)
+    return TrainingSet(features.cpu(), numbers.cpu(), blocks.rows, blocks.bad, means.means, probe)
+
+
+def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> Any:
+    """Return the features of a picture of the folder and of noise, (2, D): what the code of a network makes of them.
+
+    A file's name cannot say what hooks, attributes and transforms do.
+    """
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.model.features import features_of
+    from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating
+
+    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    rows = []
+    with evaluating(backbone), torch.no_grad():
+        for x in (first, preparation.transform(Image.fromarray(noise).resize((480, 320)))[None]):
+            x = x.to(device_of(backbone))
+            rows.append(features_of(backbone, source.at(backbone, x), x).float().cpu())
+    return torch.cat(rows)
 
 
 class _Blocks:
@@ -165,12 +190,12 @@ def cache_folder() -> Path:
 
 
 def _file_for(
-    backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, first: Any, wanted: Sequence[str]
+    backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, wanted: Sequence[str]
 ) -> Path:
-    """Return the file that is named by everything that decides what the features are."""
+    """Return the file that is named by everything that decides what the features are, but for code."""
     import torch
 
-    from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module, digest_of_tensor
+    from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 
     paths = images.data.paths
     stats = [path.stat() for path in paths]
@@ -186,7 +211,6 @@ def _file_for(
         repr(source),
         described(pool),
         preparation.recorded,
-        digest_of_tensor(first),  # what a transform of one's own makes of a picture
         list(wanted),
         str(Path(images.data.root).resolve()),
         [(images.id(row), stat.st_size, stat.st_mtime_ns) for row, stat in enumerate(stats)],
@@ -201,7 +225,7 @@ def _keep(file: Path, extracted: TrainingSet) -> None:
     from pytorch_grad_cam_pcasvm.head.storage import write
 
     tensors = {"features": extracted.features, "numbers": extracted.numbers, "rows": torch.tensor(extracted.rows)}
-    tensors |= {f"means/{name}": means for name, means in extracted.means.items()}
+    tensors |= {"probe": extracted.probe} | {f"means/{name}": means for name, means in extracted.means.items()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file, tensors, {"format": _FORMAT, "bad": json.dumps(extracted.bad)})
@@ -209,8 +233,8 @@ def _keep(file: Path, extracted: TrainingSet) -> None:
         print(f"features are not kept for the next command: {error}", file=sys.stderr)
 
 
-def _kept(file: Path) -> TrainingSet | None:
-    """Return the training set in a file, or None."""
+def _kept(file: Path, probe: Any) -> TrainingSet | None:
+    """Return the training set in a file, if the network still makes the same of two pictures; or None."""
     from pytorch_grad_cam_pcasvm.head.storage import read
 
     if not file.is_file():
@@ -219,6 +243,8 @@ def _kept(file: Path) -> TrainingSet | None:
         metadata, tensors = read(file, "fit", [_FORMAT])
     except ValueError:  # damaged: it is written again
         return None
+    if tensors["probe"].shape != probe.shape or not (tensors["probe"] - probe).norm() <= _SAME * probe.norm():
+        return None
     means = {name.removeprefix("means/"): value for name, value in tensors.items() if name.startswith("means/")}
     rows = tensors["rows"].tolist()
-    return TrainingSet(tensors["features"], tensors["numbers"], rows, json.loads(metadata["bad"]), means)
+    return TrainingSet(tensors["features"], tensors["numbers"], rows, json.loads(metadata["bad"]), means, probe)

@@ -47,16 +47,26 @@ def read_picture(path: str | Path, white_level: float | None = None, float_white
     """
     try:
         with Image.open(path) as picture:
+            deep_colours = picture.mode.startswith("RGB") and ";16" in str(picture.tile)
+            inverted = getattr(picture, "tag_v2", {}).get(262) == 0  # of TIFF: 0 is white
             numbers, white = deep_numbers(picture)
             if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
-                return Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
-            if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
-                return Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
-            if numbers is None:
-                return picture.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
-    # Pillow has no common name for what it raises: also for pictures of too many pixels, or too long a comment.
+                shown = Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
+            elif numbers is None:
+                shown = picture.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
+    except Image.DecompressionBombError as error:
+        raise UnreadableImageError(
+            path, "it has more pixels than Pillow takes: make it smaller, or cut it up"
+        ) from error
+    # Pillow has no common name for what it raises, as for a comment that is too long.
     except Exception as error:
         raise UnreadableImageError(path, f"{type(error).__name__}: {error}") from error
+    if deep_colours and white_level is not None:
+        raise UnreadableImageError(
+            path, "its colours have 16 bits, and a white level is for grey pictures: save it in grey"
+        )
+    if numbers is None:
+        return shown
     if numbers.dtype.kind == "f":
         if float_white is None:
             raise UnreadableImageError(
@@ -70,7 +80,8 @@ def read_picture(path: str | Path, white_level: float | None = None, float_white
         raise UnreadableImageError(
             path, f"its numbers go from {low:.6g} to {high:.6g}, but 0 is black and {white:.6g} white"
         )
-    return Image.fromarray(np.rint(numbers * (255 / white)).astype(np.uint8))
+    shades = white - numbers if inverted else numbers
+    return Image.fromarray(np.rint(shades * (255 / white)).astype(np.uint8))
 
 
 def deep_numbers(picture: Image.Image) -> tuple[np.ndarray | None, float]:
@@ -89,7 +100,10 @@ def deep_numbers(picture: Image.Image) -> tuple[np.ndarray | None, float]:
         return None, 255.0
     tags = getattr(picture, "tag_v2", {})  # of TIFF: bits per sample, and whether these have a sign
     (bits, *_), (sign, *_) = (np.atleast_1d(tags.get(number, default)) for number, default in ((258, 16), (339, 1)))
-    return np.asarray(picture).astype(np.int64), float(2 ** (int(bits) - (sign == 2)) - 1)
+    numbers = np.asarray(picture).astype(np.int64)
+    if bits == 32 and sign == 1:  # Pillow has signed ones only
+        numbers &= 0xFFFFFFFF
+    return numbers, float(2 ** (int(bits) - (sign == 2)) - 1)
 
 
 def framed(

@@ -10,7 +10,7 @@ from problems import HEADS, explained
 from reference import gap, relative
 from sklearn.base import clone
 from sklearn.decomposition import PCA
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeClassifierCV
 from sklearn.naive_bayes import GaussianNB
@@ -24,6 +24,7 @@ from pytorch_grad_cam_pcasvm import (
     BaselineWarning,
     CoarseMapWarning,
     ContributionCAM,
+    Head,
     HotellingTarget,
     PCASVMNet,
     PCATarget,
@@ -36,6 +37,8 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.cams.boundary import Boundary, _Search
 from pytorch_grad_cam_pcasvm.cams.levels import shared_out
 from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
+from pytorch_grad_cam_pcasvm.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.model.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
 
 KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]
@@ -295,6 +298,41 @@ def test_a_crossing_whose_ends_have_one_sign_but_for_rounding_is_at_one_of_them(
     zero = head.stages[0].bias / -head.stages[0].weight[0]  # not one number farther on, where the sign is another
     start, step = zero + 1e-17, torch.ones(1, dtype=torch.float64)
     assert torch.equal(search._between(start, step, 0.0, 1.0), start)
+
+
+@pytest.mark.parametrize("classifier", [GaussianNB(), QuadraticDiscriminantAnalysis(reg_param=0.1)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_zero_at_the_start_itself_is_found(classifier, seed):
+    rng, signs = np.random.default_rng(seed), np.array([1, -1] * 3)
+    quarter = rng.normal(size=(20, 6))
+    features = np.concatenate([quarter, -quarter, quarter * signs, -quarter * signs]).astype(np.float32)
+    head = Head.of(make_pipeline(StandardScaler(), clone(classifier)).fit(features, np.repeat([0, 1, 2, 3], 20)))
+    target = SVMTarget(versus="others", strength=0.6)
+    boundary = Boundary(head, head.feature_mean)
+    for number in range(target.boundaries(head)):
+        one = target.at_boundary(head, number)
+        try:
+            point = boundary.point(one)
+        except NoBoundaryError:
+            continue
+        value = float(one(HeadRun(head, head(point[None]))))
+        assert abs(value) < 1e-9 * (1 + abs(float(one(HeadRun(head, head(point[None] + 1))))))
+
+
+def test_a_boundary_of_rounding_is_out_of_reach():
+    rng = np.random.default_rng(3)
+    half = rng.normal(size=(40, 6))
+    features, labels = np.concatenate([half, -half]), np.tile(half[:, 0] * half[:, 1] > 0, 2).astype(int)
+    refused = 0
+    for classifier in (RidgeClassifier(), LinearSVC(), LinearDiscriminantAnalysis()):  # x and -x are of one class
+        head = Head.of(make_pipeline(StandardScaler(), classifier).fit(features, labels))
+        try:
+            point = Boundary(head, head.feature_mean).point(SVMTarget(1))
+        except NoBoundaryError:
+            refused += 1
+        else:
+            assert np.abs(point.numpy()).max() < 1e4 * np.abs(features).max()
+    assert refused
 
 
 @pytest.mark.parametrize("seed", [2, 10])

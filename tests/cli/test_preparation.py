@@ -1,5 +1,6 @@
 """What the network sees of the pictures in a folder, what is kept of a training set, and what is said of both."""
 
+import importlib
 import re
 import shutil
 import sys
@@ -224,8 +225,11 @@ def deep(root, of_cats, of_dogs, whole=True):
 def test_8_and_16_bits_are_the_same_pictures(fitted, tmp_path):
     photos = deep(tmp_path / "p", lambda grey: grey, lambda grey: (grey * 257.0).astype(np.uint16))
     printed = fitted(photos=photos)[1]
-    assert "8 of 16 pictures have more than 8 bits: 65535 is white\n" in printed
-    assert "hint: their largest" not in printed
+    assert "8 of 16 pictures have more than 8 bits: the largest number of their type is white\n" in printed
+    assert (
+        "hint: only pictures of 'dog' have more than 8 bits: a head may learn that, and not what they show\n" in printed
+    )
+    assert "so they are dark" not in printed
     correct = int(re.search(r"cross-validation: (\d+)% correct", printed)[1])
     assert correct <= 50  # there is nothing to tell them apart by
 
@@ -233,15 +237,19 @@ def test_8_and_16_bits_are_the_same_pictures(fitted, tmp_path):
 def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
     photos = deep(tmp_path / "p", lambda grey: (grey * 16.0).astype(np.uint16), lambda grey: grey)
     printed = fitted(photos=photos)[1]
-    assert "hint: their largest number is 4080, so all are dark: try --white-level 4095\n" in printed
+    dark = "hint: no number of these is larger than 4080, so they are dark: try fit --white-level 4095\n"
+    assert dark in printed
     head, printed = fitted("--white-level", "4080", photos=photos)
-    assert "hint: their largest" not in printed
+    assert "so they are dark" not in printed
     assert Head.load(head).training_set.preparation["white_level"] == 4080
     assert int(re.search(r"cross-validation: (\d+)% correct", printed)[1]) <= 50
     done = run("atlas", photos, "--head", head, "--out", tmp_path / "atlas", "--white-level", "65535")
     assert "--white-level 65535, but the head was fitted with 4080: leave it out, or fit again" in done.err
     done = run("fit", photos, "--white-level", "4000", "--out", tmp_path / "no.safetensors")
-    assert re.search(r"cat/\d.tif cannot be read \(its numbers go from .* and 4000 white\): mend or delete", done.err)
+    assert re.search(r"--white-level 4000 is too low: .*cat/\d.tif has numbers up to 4080\n", done.err)
+    shallow = deep(tmp_path / "shallow", lambda grey: grey, lambda grey: grey)
+    head, _ = fitted(photos=shallow)
+    assert dark in run("atlas", photos, "--head", head, "--out", tmp_path / "dark").out
 
 
 @pytest.mark.parametrize("white", [1.0, 255.0])
@@ -276,7 +284,9 @@ def test_bad_pictures_are_named_and_skipped_whatever_is_wrong_with_them(fitted, 
     Image.new("1", (20000, 10000)).save(photos / "cat" / "3.png")
     (photos / "dog" / "9.jpg").write_bytes(b"no picture")
     done = run("fit", photos, "--out", tmp_path / "head.safetensors")
-    assert "cat/3.png cannot be read (DecompressionBombError: Image size (200000000 pixels)" in done.err
+    assert (
+        "cat/3.png cannot be read (it has more pixels than Pillow takes: make it smaller, or cut it up): " in done.err
+    )
     assert "or add --skip-bad-images" in done.err
     _, printed = fitted("--skip-bad-images", photos=photos)
     assert "skipped 2 images that cannot be read: cat/3.png, dog/9.jpg\n" in printed
@@ -379,6 +389,47 @@ def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos,
         assert "features: taken from" in fitted(*options, photos=photos, **changes)[1]
 
 
+CODE = """
+import torchvision
+from torch import nn
+from torchvision.transforms import Compose, Grayscale, Resize, ToTensor
+
+SCALE, STEPS = {scale}, {steps}
+
+def network():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Identity(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net[1].register_forward_hook(lambda module, args, output: output * SCALE)
+    return net, Compose([*STEPS, Resize((32, 32)), ToTensor()])
+"""
+
+
+@pytest.mark.parametrize("changed", [{"scale": "-3.0"}, {"steps": "[Grayscale(3)]"}])
+def test_features_of_other_code_are_extracted_anew(run, tmp_path, monkeypatch, changed):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    for number in range(8):  # the first one is grey, and tells nothing of colours
+        save(
+            tmp_path / "p" / "ab"[number % 2] / f"{number}.png",
+            noise(number) if number else np.full((20, 20, 3), 99, np.uint8),
+        )
+    torch.manual_seed(0)
+    torch.save({"0.weight": torch.randn(8, 3, 3, 3), "0.bias": torch.randn(8)}, tmp_path / "own.pth")
+    printed = []
+    for code in ({}, {}, changed):
+        sys.modules.pop("hooked_net", None)
+        (tmp_path / "hooked_net.py").write_text(CODE.format(**{"scale": "1.0", "steps": "[]"} | code))
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        options = ["--components", "2", "--features", "1", "--out", tmp_path / "head.safetensors"]
+        done = run(
+            "fit", tmp_path / "p", *options, backbone="hooked_net:network", weights=tmp_path / "own.pth", layer="1"
+        )
+        assert done.code == 0, done.err
+        printed.append("features: taken from" in done.out)
+    assert printed == [False, True, False]
+    sys.modules.pop("hooked_net", None)
+
+
 def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
     (tmp_path / "cache").write_text("a file")
     assert fitted()[1].endswith("(leave out with --no-pictures)\n")
@@ -397,8 +448,13 @@ def test_after_a_poor_score_it_is_said_what_to_try(fitted, tmp_path):
         save(tmp_path / "p" / "ab"[number % 2] / f"{number}.png", noise(number))
     _, printed = fitted("--resize", "crop", photos=tmp_path / "p")
     (hint,) = [line for line in printed.splitlines() if line.startswith("hint: ")]
-    for way in ("--resize stretch", "--layer or --pool", "--class-weight balanced", "--search", "--kernel linear"):
+    assert "a balanced accuracy below 75% is poor" in hint or "hardly found" in hint
+    for way in ("--resize stretch", "--layer or --pool", "--search", "--kernel linear"):
         assert way in hint
+    assert "--class-weight" not in hint  # as many of each
+    for number in range(12, 18):
+        save(tmp_path / "p" / "a" / f"{number}.png", noise(number))
+    assert "--class-weight balanced" in fitted("--resize", "crop", photos=tmp_path / "p")[1]
     printed = fitted("--class-weight", "balanced", "--kernel", "linear", "--search", photos=tmp_path / "p")[1]
     (hint,) = [line for line in printed.splitlines() if line.startswith("hint: ")]
     assert not any(way in hint for way in ("--resize stretch", "--class-weight", "--search", "--kernel"))
@@ -417,6 +473,10 @@ def test_cost_and_gamma(fitted, run, long_photos, tmp_path):
     assert "--C must be positive, got 0" in done.err
     done = run("fit", long_photos, "--out", tmp_path / "a.safetensors", layer="auto")
     assert "--layer auto finds the layer of maps: name that of the features to fit on" in done.err
+    done = run("fit", long_photos, "--search", "--C", "2", "--out", tmp_path / "a.safetensors")
+    assert "--search chooses C and gamma: leave out --C and --gamma" in done.err
+    with pytest.raises(SystemExit):
+        run("fit", long_photos, "--gamma", "wide", "--out", tmp_path / "a.safetensors")
 
 
 def test_a_search_is_scikit_learns(fitted, weights, long_photos):
@@ -433,7 +493,16 @@ def test_a_search_is_scikit_learns(fitted, weights, long_photos):
     gammas = [factor / (3 * components.var()) for factor in (0.1, 1, 10)]
     grid = {"C": [0.1, 1.0, 10.0, 100.0], "gamma": gammas}
     search = GridSearchCV(SVC(), grid, scoring="balanced_accuracy", cv=StratifiedKFold(4)).fit(components, labels)
-    chosen = re.search(r"search: --C (\S+) --gamma (\S+) is the best of 12", printed)
+    chosen = re.search(
+        r"search: --C (\S+) --gamma (\S+) is the best of 12, with a balanced accuracy of (\d+)%", printed
+    )
+    assert float(chosen[3]) == pytest.approx(100 * search.best_score_, abs=1)
+    (usual,) = [
+        score
+        for score, values in zip(search.cv_results_["mean_test_score"], search.cv_results_["params"], strict=True)
+        if values == {"C": 1.0, "gamma": gammas[1]}
+    ]
+    assert f"that of C=1 and gamma=scale is {usual:.0%}\n" in printed
     assert float(chosen[1]) == pytest.approx(search.best_params_["C"], rel=1e-2)
     assert float(chosen[2]) == pytest.approx(search.best_params_["gamma"], rel=1e-2)
     assert Head.load(head).stages[-1].kernel.gamma == pytest.approx(search.best_params_["gamma"], rel=1e-3)

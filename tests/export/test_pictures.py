@@ -56,6 +56,32 @@ def test_colours_are_those_of_pillow(tmp_path, mode):
         assert np.array_equal(np.asarray(picture.convert(wanted)), np.asarray(expected.convert(wanted)))
 
 
+@pytest.mark.parametrize(("pixels", "whites"), [
+    (GREYS, {}), ((GREYS * 257.0).astype(np.uint16), {}), ((GREYS * 16.0).astype(np.uint16), {"white_level": 4080}),
+    ((GREYS / 255).astype(np.float32), {"float_white": 1.0}),
+])  # fmt: skip
+def test_tiffs_whose_0_is_white(tmp_path, pixels, whites):
+    Image.fromarray(pixels).save(tmp_path / "a.tif", tiffinfo={262: 0})
+    with Image.open(tmp_path / "a.tif") as picture:
+        if picture.tag_v2[262] != 0:
+            pytest.skip("Pillow writes no such file")
+    if pixels.dtype == np.uint8:  # Pillow reads them right, and writes them as they are
+        pixels = 255 - np.asarray(Image.open(tmp_path / "a.tif"))
+        assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif")), 255 - pixels)
+        return
+    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif", **whites)), 255 - GREYS)
+
+
+def test_unsigned_integers_of_32_bits(tmp_path):
+    Image.fromarray((GREYS.astype(np.int64) * (2**32 // 255)).astype(np.uint32).view(np.int32)).save(
+        tmp_path / "a.tif", tiffinfo={339: 1}
+    )
+    with Image.open(tmp_path / "a.tif") as picture:
+        if picture.tag_v2.get(339, (1,))[0] != 1:
+            pytest.skip("Pillow writes no such file")
+    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif")), GREYS)
+
+
 def test_what_is_white_in_one_picture_is_in_another(tmp_path):
     bright, dark = (written(tmp_path / f"{top}.png", np.full((4, 4), top, np.uint16)) for top in (60_000, 6_000))
     assert [np.asarray(read_picture(path)).max() for path in (bright, dark)] == [233, 23]
@@ -84,7 +110,11 @@ def test_whatever_pillow_raises_names_the_file(tmp_path):
     comment.add_text("comment", "x" * (PngImagePlugin.MAX_TEXT_CHUNK + 1), zip=True)
     Image.new("L", (4, 4)).save(tmp_path / "comment.png", pnginfo=comment)
     (tmp_path / "short.png").write_bytes(b"no picture")
-    for name, kind in (("large", "DecompressionBombError"), ("comment", "ValueError"), ("short", "UnidentifiedImage")):
+    for name, kind in (
+        ("large", "it has more pixels than Pillow takes: make it smaller"),
+        ("comment", "ValueError"),
+        ("short", "UnidentifiedImage"),
+    ):
         with pytest.raises(UnreadableImageError, match=rf"{name}.png cannot be read: {kind}"):
             read_picture(tmp_path / f"{name}.png")
     with pytest.raises(UnreadableImageError, match=r"nowhere.png cannot be read: FileNotFoundError"):
