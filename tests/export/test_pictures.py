@@ -2,8 +2,10 @@
 
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -56,30 +58,47 @@ def test_colours_are_those_of_pillow(tmp_path, mode):
         assert np.array_equal(np.asarray(picture.convert(wanted)), np.asarray(expected.convert(wanted)))
 
 
+def tiff(path, pixels, sample_format=1, photometric=1):
+    """Write a TIFF of one strip, as Pillow does not of all kinds."""
+    height, width = pixels.shape
+    bits = 8 * pixels.dtype.itemsize
+    fields = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height,
+              279: pixels.nbytes, 339: sample_format}  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields.items())
+    content = (
+        struct.pack("<2sHI", b"II", 42, 8 + pixels.nbytes) + pixels.astype(pixels.dtype.newbyteorder("<")).tobytes()
+    )
+    path.write_bytes(content + struct.pack("<H", len(fields)) + entries + bytes(4))
+    return path
+
+
 @pytest.mark.parametrize(("pixels", "whites"), [
     (GREYS, {}), ((GREYS * 257.0).astype(np.uint16), {}), ((GREYS * 16.0).astype(np.uint16), {"white_level": 4080}),
     ((GREYS / 255).astype(np.float32), {"float_white": 1.0}),
 ])  # fmt: skip
 def test_tiffs_whose_0_is_white(tmp_path, pixels, whites):
-    Image.fromarray(pixels).save(tmp_path / "a.tif", tiffinfo={262: 0})
-    with Image.open(tmp_path / "a.tif") as picture:
-        if picture.tag_v2[262] != 0:
-            pytest.skip("Pillow writes no such file")
-    if pixels.dtype == np.uint8:  # Pillow reads them right, and writes them as they are
-        pixels = 255 - np.asarray(Image.open(tmp_path / "a.tif"))
-        assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif")), 255 - pixels)
-        return
-    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif", **whites)), 255 - GREYS)
+    kind = 3 if pixels.dtype.kind == "f" else 1
+    assert np.array_equal(np.asarray(read_picture(tiff(tmp_path / "a.tif", pixels, kind, 0), **whites)), 255 - GREYS)
+    assert np.array_equal(np.asarray(read_picture(tiff(tmp_path / "a.tif", pixels, kind, 1), **whites)), GREYS)
 
 
 def test_unsigned_integers_of_32_bits(tmp_path):
-    Image.fromarray((GREYS.astype(np.int64) * (2**32 // 255)).astype(np.uint32).view(np.int32)).save(
-        tmp_path / "a.tif", tiffinfo={339: 1}
+    pixels = (GREYS.astype(np.int64) * (2**32 // 255)).astype(np.uint32)
+    assert np.array_equal(np.asarray(read_picture(tiff(tmp_path / "a.tif", pixels))), GREYS)
+
+
+def test_a_white_level_is_for_grey_pictures(tmp_path):
+    rows = np.random.default_rng(3).integers(0, 4096, (2, 3 * 2), np.uint16).astype(">u2")
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)
+    header = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+    content = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
     )
-    with Image.open(tmp_path / "a.tif") as picture:
-        if picture.tag_v2.get(339, (1,))[0] != 1:
-            pytest.skip("Pillow writes no such file")
-    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif")), GREYS)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    assert read_picture(tmp_path / "a.png").mode == "RGB"
+    with pytest.raises(UnreadableImageError, match="its colours have 16 bits, and a white level is for grey pictures"):
+        read_picture(tmp_path / "a.png", white_level=4095)
 
 
 def test_what_is_white_in_one_picture_is_in_another(tmp_path):
