@@ -51,7 +51,7 @@ def dropped(browser, picture, name="photo.png"):
     [
         (("dense", "RBF", "ContributionCAM", "default"), {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4]}),
         (("pooled", "two classes", "ClosedFormLayerCAM", "default"), {"resize": 11, "interpolation": "bicubic"}),
-        (("pooled", "two classes", "ClosedFormGradCAM", "classes"), {"resize": "pad", "mean": [0.4, 0.5, 0.6]}),
+        (("pooled", "RBF", "ClosedFormGradCAM", "default"), {"resize": "pad", "mean": [0.4, 0.5, 0.6]}),
         (("tokens", "RBF", "ClosedFormGradCAM", "classes"), {"interpolation": "bicubic"}),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -101,6 +101,24 @@ def test_what_is_no_picture_is_said_and_the_rest_goes_on(tmp_path, runtime, brow
     (tmp_path / "page" / "data" / "model0.js").unlink()
     browser.open(page.as_uri(), name="explainer")
     assert "model0.js is missing" in browser.run("document.getElementById('status').textContent")
+
+
+@needs_chromium
+def test_pictures_of_16_bits_where_the_white_level_is_another(tmp_path, runtime, browser):
+    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    deep = Image.fromarray(np.full((9, 9), 4095, np.uint16))
+    for white_level, said in (
+        (4095, "a.png has 16 bits, which this page cannot scale as the network expects"),
+        (None, "1 explained"),
+    ):
+        export.onnx(cam, x, tmp_path / "explainer.onnx", white_level=white_level)
+        page = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
+        browser.open(page.as_uri(), name="explainer")
+        file = io.BytesIO()
+        deep.save(file, "png")
+        given = base64.b64encode(file.getvalue()).decode()
+        browser.run(f"explainer.add([new File([Uint8Array.from(atob('{given}'), c => c.charCodeAt(0))], 'a.png')])")
+        assert said in browser.run("document.getElementById('status').textContent")
 
 
 def test_a_page_is_written_where_nothing_else_is_lost(tmp_path):
