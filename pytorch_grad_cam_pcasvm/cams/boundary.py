@@ -180,7 +180,7 @@ class Boundary:
         """Return a point, unless it lies absurdly far from the training images, as where weights are only rounding."""
         first, way = self.head.stages[0], point - self.start.features[0]
         deviations = 0.0
-        if isinstance(first, Scale) and first.shift_is_mean:
+        if isinstance(first, Scale) and first.shift_is_mean and bool((first.divisor != 1).any()):
             deviations = float((way / first.divisor).norm()) / len(way) ** 0.5
         elif first.seen.get("spread"):
             deviations = float(way.norm()) / first.seen["spread"] ** 0.5

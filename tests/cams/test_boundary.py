@@ -335,6 +335,18 @@ def test_a_boundary_of_rounding_is_out_of_reach():
     assert refused
 
 
+@pytest.mark.parametrize("scaler", [StandardScaler(), StandardScaler(with_std=False), None])
+def test_features_of_any_size_have_a_boundary_in_reach(scaler):
+    rng = np.random.default_rng(0)
+    features, labels = 1e7 * rng.normal(size=(60, 6)), np.arange(60) % 3 > 0
+    features[labels, 0] += 1e7
+    parts = [] if scaler is None else [scaler]
+    head = Head.of(make_pipeline(*parts, PCA(3), LogisticRegression()).fit(features, labels))
+    boundary = Boundary(head, head.feature_mean)
+    point = boundary.point(SVMTarget(True))
+    assert 0 < float((point - head.feature_mean).norm()) < 1e8
+
+
 @pytest.mark.parametrize("seed", [2, 10])
 def test_components_that_cannot_all_be_0_start_alone(seed):
     torch.manual_seed(seed)
