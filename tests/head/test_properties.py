@@ -160,7 +160,11 @@ def test_no_head_is_found_that_differs(parts, classes, seed):
             expected = values(pipeline, query)
     except ValueError:
         assume(False)  # scikit-learn itself refuses: too many components, an infeasible nu
-    head = Head.of(pipeline)
+    try:
+        head = Head.of(pipeline)
+    except ValueError as error:
+        assume("all training features are alike" not in str(error))  # as a Normalizer makes 1 of a single feature
+        raise
     trace = trace_of(head, query)
     all_seeds = seeds_of(head, trace)
     # Eigenvalues of 1e-17, or coefficients of 1e8 that cancel, leave no digits to compare.

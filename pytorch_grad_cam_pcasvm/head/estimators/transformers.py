@@ -50,7 +50,7 @@ def _scale(
     low, high = float(limits[0]), float(limits[1])
     stage = Scale(shift, divisor, offset, (low, high) if clips else None, centre_is_mean and centre is not None)
     if hasattr(estimator, "n_samples_seen_"):
-        stage.seen = {"count": float(np.min(estimator.n_samples_seen_))}
+        stage.seen = {"count": float(tensor(estimator.n_samples_seen_).min())}
     if isinstance(estimator, preprocessing.MinMaxScaler | preprocessing.MaxAbsScaler):
         stage.seen = {**stage.seen, "low": low, "high": high}
     return stage
