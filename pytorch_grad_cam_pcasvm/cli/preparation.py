@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-RESIZE = ("stretch", "pad", "crop")
 _OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
 _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
 _SEEN = 0.97  # of a picture; what lacks is half a pixel at each end

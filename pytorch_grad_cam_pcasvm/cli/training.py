@@ -37,7 +37,7 @@ class TrainingSet:
 
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
-    """Return the layers that ``--layer auto`` compares, from the finest to the coarsest; none where there are none."""
+    """Return the layers that ``--layer auto`` compares, from the finest to the coarsest."""
     from pytorch_grad_cam_pcasvm.model.modules import evaluating
     from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
 
