@@ -77,13 +77,12 @@ def _steps(stages: Sequence[Any], values: Sequence[Any], zeros: Tensor) -> Itera
         if x is None or y is None:
             return
         yield Step(stage, x, y, zeros)
-        with torch.no_grad():
-            if isinstance(stage, Union):
-                inner, way = list(stage.members[0].stages), [x]
-                for part in inner:
-                    way.append(part.evaluate(way[-1])[0])
-                yield from _steps(inner, way, zeros)
-            zeros = stage.evaluate(zeros)[0]
+        if isinstance(stage, Union):
+            inner, way = list(stage.members[0].stages), [x]
+            for part in inner:
+                way.append(part.evaluate(way[-1])[0])
+            yield from _steps(inner, way, zeros)
+        zeros = stage.evaluate(zeros)[0]
 
 
 def _measured(step: Step, *, first: bool) -> Iterator[Measure]:

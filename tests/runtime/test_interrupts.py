@@ -45,14 +45,13 @@ def state(net):
     }
 
 
-def interrupted(count, seed):
-    """Interrupt calls at random moments; return how many were, and how often something was left after the next."""
-    problem = Problem(seed=2)
+def calls_of(problem):
+    """Return what a user may call, first with methods that were used before."""
     net, x = problem.net, problem.x
     loader = [(x, torch.zeros(len(x)))]
     methods = (ClosedFormGradCAM, ContributionCAM, ClosedFormShapleyCAM)
     used = [method(net, [problem.target_layer]) for method in methods]
-    calls = [
+    return [
         *[lambda cam=cam: cam.explain(x) for cam in used],
         *[lambda method=method: method(net, [problem.target_layer]).explain(x) for method in methods],
         lambda: ClosedFormGradCAM(net, [problem.target_layer], jacobian="autograd").explain(x),
@@ -60,7 +59,13 @@ def interrupted(count, seed):
         lambda: net.predict(x),
         lambda: extract_features(problem.backbone, loader, layer="classifier.4", progress=False),
     ]
-    expected = used[0].explain(x).maps
+
+
+def interrupted(count, seed):
+    """Interrupt calls at random moments; return how many were, and how often something was left after the next."""
+    problem = Problem(seed=2)
+    net, x, calls = problem.net, problem.x, calls_of(problem)
+    expected = calls[0]().maps
     times = []
     for call in calls:
         call()
@@ -94,7 +99,7 @@ def interrupted(count, seed):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before_all)
-    assert torch.equal(used[0].explain(x).maps, expected)
+    assert torch.equal(calls[0]().maps, expected)
     return hits, left
 
 
@@ -104,6 +109,20 @@ def test_the_next_call_puts_right_what_an_interrupt_left(count):
     hits, left = interrupted(count, seed=count)
     assert hits > count / 4
     assert not left
+
+
+def test_gradients_are_switched_only_where_that_is_undone(monkeypatch):
+    """An interrupt in ``__exit__`` of torch's own contexts leaves gradients off, with nobody to switch them on."""
+    calls, enter, without = calls_of(Problem(seed=2)), torch.no_grad.__enter__, []
+
+    def entered(self):
+        without.extend([] if rollback._open else [sys._getframe(1).f_code.co_name])
+        return enter(self)
+
+    monkeypatch.setattr(torch.no_grad, "__enter__", entered)
+    for call in calls:
+        call()
+    assert not without
 
 
 def test_what_a_torch_context_brings_back_after_an_interrupt_is_removed():
