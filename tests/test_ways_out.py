@@ -1260,6 +1260,42 @@ def signals(*, flat: bool = False, planes: bool = False, method: Any = ClosedFor
     return method(net, ["1.1" if flat else "1"], **options).explain(x[:3])
 
 
+def foreign(make: Callable[[], Any], part: Callable[[Any], Any] = lambda given: given, **options: Any) -> SignedMaps:
+    """Return maps of what somebody made of a network, a program or a wrapper, whose head was fitted behind itself."""
+    backbone = seeded(lambda: Stepped(Step(torch.tanh)))
+    given = part(make())
+    if type(given) is dict:  # weights taken from it
+        backbone.load_state_dict(given)
+        given = backbone
+    net = PCASVMNet(given, head_for(backbone)).eval()
+    return ClosedFormGradCAM(net, ["stem"], **options).explain(IMAGES[:3])
+
+
+def scripted() -> Any:
+    return torch.jit.trace(seeded(lambda: Stepped(Step(torch.tanh))), IMAGES)
+
+
+def exported() -> Any:
+    images = {0: torch.export.Dim("images", min=2)}
+    return torch.export.export(seeded(lambda: Stepped(Step(torch.tanh))), (IMAGES,), dynamic_shapes=(images,))
+
+
+class NeuralNet:
+    """As skorch's, and as wrappers of others are."""
+
+    __module__ = "skorch.net"
+
+    def __init__(self) -> None:
+        self.module_ = seeded(lambda: Stepped(Step(torch.tanh)))
+
+
+class Learner:
+    """As fastai's."""
+
+    def __init__(self) -> None:
+        self.model = NeuralNet().module_
+
+
 WRONG = Step(torch.special.i0)  # which has no rule until one is registered
 LATER, BY_GRADIENT = "choose a later target layer", "use a gradient method such as ClosedFormGradCAM"
 PATHS = [
@@ -1600,6 +1636,66 @@ PATHS = [
         for count, refused in (
             (40, lambda: head_for(Crops(rows=True), CROPS)),
             (2, lambda: PCASVMNet(Crops(rows=True), head_for(MeanOfCrops(), CROPS)).eval()(CROPS[:2])),
+        )
+    ),
+    Row(
+        "model/modules.py: whose layers are not run as modules",
+        partial(foreign, scripted),
+        "the network is a program, made by torch.jit, whose layers are not run as modules",
+        {
+            "build the module itself and load its weights, load_state_dict(...)": partial(
+                foreign, scripted, lambda given: dict(given.state_dict())
+            )
+        },
+    ),
+    Row(
+        "model/modules.py: whose layers are not run as modules",
+        partial(foreign, exported, lambda given: given.module()),
+        "the network is a program, made by torch.export, whose layers are not run as modules",
+        {
+            "build the module itself and load its weights, load_state_dict(...)": partial(
+                foreign, exported, lambda given: dict(given.module().state_dict())
+            ),
+            "use torch.export.unflatten(program), whose layers are modules, with jacobian='auto'": partial(
+                foreign, exported, torch.export.unflatten, jacobian="auto"
+            ),
+        },
+    ),
+    *(
+        Row(
+            "model/modules.py: the network must be a torch.nn.Module",
+            partial(foreign, make),
+            f"the network must be a torch.nn.Module, got {what}",
+            {way: follow if isinstance(follow, str) else partial(foreign, make, follow)},
+        )
+        for make, what, way, follow in (
+            (lambda: Learner, "the class Learner", "make one, as in Learner(...)", lambda given: given().model),
+            (lambda: "resnet18", "str", "torchvision.models.resnet18(weights='DEFAULT')", "downloads weights"),
+            (
+                lambda: NeuralNet().module_.forward,
+                "method",
+                "pass the module whose method this is",
+                lambda given: given.__self__,
+            ),
+            (
+                lambda: NeuralNet().module_.state_dict(),
+                "OrderedDict",
+                "build the module, and load these weights with load_state_dict",
+                dict,
+            ),
+            (
+                NeuralNet,
+                "NeuralNet",
+                "pass its .module_, which it has after fit or initialize",
+                lambda given: given.module_,
+            ),
+            (Learner, "Learner", "pass its .model", lambda given: given.model),
+            (
+                lambda: torch.tanh,
+                "builtin_function_or_method",
+                "put what it does in the forward of a module",
+                lambda given: Stepped(Step(given)).double().eval(),
+            ),
         )
     ),
     Row(

@@ -35,8 +35,8 @@ from pytorch_grad_cam_pcasvm.model.modules import (
     evaluating,
     layer_name,
     modules_of,
+    network_of,
     refuse_parallel,
-    uncompiled,
 )
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
@@ -112,7 +112,8 @@ class ClosedFormCAM(Named, BaseCAM):
             of at least one. None: all at once.
 
     Raises:
-        TypeError: the model is not a module, or the target layers are not a list of modules or names.
+        TypeError: the model is no module, or a program made by ``torch.jit`` or ``torch.export``; or the target layers
+            are not a list of modules or names.
         ValueError: an option has an unknown value, no target layer is given, a target layer is not in the network, or
             the model is a DataParallel.
 
@@ -153,8 +154,9 @@ class ClosedFormCAM(Named, BaseCAM):
         attention: str = "exact",
         max_bytes: int | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        network = network_of(model)
+        if isinstance(network, PCASVMNet):
+            network_of(network.backbone)  # which may be another since
         if jacobian not in ("closed_form", "auto", "autograd"):
             raise ValueError(f"jacobian must be 'closed_form', 'auto' or 'autograd', got {jacobian!r}")
         if attention not in ("exact", "frozen"):
@@ -176,7 +178,7 @@ class ClosedFormCAM(Named, BaseCAM):
             )
         if not target_layers:
             raise ValueError("target_layers is empty: name the layer whose activations become the map")
-        model = uncompiled(model)
+        model = network
         refuse_parallel(model)
         _refuse_what_is_around(model)
         self.jacobian = jacobian

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.model.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.model.features import check_loader, checked_images, output_of
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, uncompiled
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, network_of
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
@@ -383,7 +383,8 @@ def mean_activations(
         on the network's device. For a list of layers, a list of means.
 
     Raises:
-        TypeError: the loader or the layer yields something other than floating-point tensors.
+        TypeError: the loader or the layer yields something other than floating-point tensors; or the network is no
+            module, or a program made by ``torch.jit`` or ``torch.export``.
         ValueError: the loader is empty, its images differ in size, a dict has no image, the first dimension of the
             layer's output is not the images, or the network has no such layer.
 
@@ -431,4 +432,4 @@ def _counts_images(backbone: nn.Module, name: str | None, activations: Tensor, i
 
 
 def _backbone(net: nn.Module) -> nn.Module:
-    return net.feature_source()[0] if isinstance(net, PCASVMNet) else uncompiled(net)
+    return net.feature_source()[0] if isinstance(net, PCASVMNet) else network_of(net)

@@ -99,6 +99,8 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
     """Return the network that a function of the user's makes, and the transform that comes with it, or ImageNet's."""
     from torch import nn
 
+    from pytorch_grad_cam_pcasvm.model.modules import network_of
+
     given = f"--backbone {module}:{name}"
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -127,6 +129,7 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
         raise TypeError(
             f"{given}: {name}() must return a torch.nn.Module, or a pair of it and its transform, but returned a {kind}"
         )
+    network_of(net)
     if transform:
         return net, transform[0], True
     from torchvision.models import ResNet18_Weights

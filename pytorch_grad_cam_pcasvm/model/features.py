@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import refuse
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs, inputs_of
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, uncompiled
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, network_of
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
 from pytorch_grad_cam_pcasvm.model.streaming import Streamed
 from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
@@ -67,8 +67,9 @@ def extract_features(
         tensors, such as names, are always returned as an array.
 
     Raises:
-        TypeError: the loader yields images that are not tensors, or whose dtype differs from the backbone's; the
-            features are not a tensor; or a step of ``fit`` cannot be fitted batch by batch.
+        TypeError: the backbone is no module, or a program made by ``torch.jit`` or ``torch.export``; the loader yields
+            images that are not tensors, or whose dtype differs from the backbone's; the features are not a tensor; or a
+            step of ``fit`` cannot be fitted batch by batch.
         ValueError: the loader is empty, or an iterator, which can be read only once, although there are steps to fit;
             there is not one label per image, or a dict has no image; the backbone has no such layer, or does not take
             this number of channels; the pool is unknown, or the output does not have its tokens.
@@ -79,7 +80,8 @@ def extract_features(
         ((12, 8), (12,))
     """
     check_loader(loader)
-    backbone = backbone if layer is None else uncompiled(backbone)
+    network = network_of(backbone)
+    backbone = backbone if layer is None else network
     source = FeatureSource.of(backbone, layer, pool)
     reduction = Streamed(fit)
     if reduction.steps and iter(loader) is loader:

@@ -2,24 +2,81 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
+from os import PathLike
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from pytorch_grad_cam_pcasvm.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import called
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 
 
+def network_of(network: Any) -> nn.Module:
+    """Return a network, without ``torch.compile``, whose layers hooks can reach.
+
+    Parts of it may be TorchScript, as long as they are called as modules.
+
+    Raises:
+        TypeError: it is no module, or a program without layers, made by ``torch.jit`` or ``torch.export``.
+    """
+    exported = isinstance(network, torch.export.ExportedProgram)
+    if not isinstance(network, nn.Module) and not exported:
+        what = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
+        refuse(TypeError, f"the network must be a torch.nn.Module, got {what}", _in_place_of(network))
+    module = network if exported else uncompiled(network)
+    maker, part = "", ""
+    if isinstance(module, torch.jit.ScriptModule):
+        maker = "torch.jit"
+    elif exported or any(map(_is_exported, modules_of(module))):
+        maker = "torch.export"
+        part = "" if exported else next(name for name, inner in module.named_modules() if _is_exported(inner))
+    if maker:
+        whole = f"{part!r} of the network" if part else "the network"
+        ways = [f"build {'this part' if part else 'the module'} itself and load its weights, load_state_dict(...)"]
+        if maker == "torch.export":
+            ways.append("use torch.export.unflatten(program), whose layers are modules, with jacobian='auto'")
+        refuse(TypeError, f"{whole} is a program, made by {maker}, whose layers are not run as modules", *ways)
+    return module
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Return whether a module runs the operators of all its layers itself."""
+    if not isinstance(module, fx.GraphModule):
+        return False
+    return any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)
+
+
+def _in_place_of(network: Any) -> str:
+    """Return what to pass instead of something that is no module."""
+    if isinstance(network, type):
+        return f"make one, as in {network.__name__}(...)"
+    if isinstance(network, str | PathLike):
+        return "pass the module, such as torchvision.models.resnet18(weights='DEFAULT'), not its name"
+    if isinstance(getattr(network, "__self__", None), nn.Module):
+        return "pass the module whose method this is"
+    if isinstance(network, Mapping):
+        return "build the module, and load these weights with load_state_dict"
+    if any(base.__module__.partition(".")[0] == "skorch" for base in type(network).__mro__):
+        return "pass its .module_, which it has after fit or initialize"
+    for name in ("module_", "module", "model"):  # as wrappers call it
+        if isinstance(getattr(network, name, None), nn.Module):
+            return f"pass its .{name}"
+    return "put what it does in the forward of a module, with its layers as attributes"
+
+
 def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module that ``torch.compile`` wrapped, or a module that is not compiled as it is."""
+    if isinstance(module, torch.jit.ScriptModule):  # which has no such dict
+        return module
     original = module._modules.get("_orig_mod")
     return module if original is None else original
 

@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.model.features import (
     features_of,
 )
 from pytorch_grad_cam_pcasvm.model.inputs import inputs_of
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, refuse_parallel, uncompiled
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, network_of, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 
 
@@ -196,7 +196,8 @@ class PCASVMNet(Named, nn.Module):
             ``"cls"``, ``"cls+mean"`` or a function (see :func:`extract_features`).
 
     Raises:
-        TypeError: the backbone is not a module, or the head is not made of estimators.
+        TypeError: the backbone is no module, or a program made by ``torch.jit`` or ``torch.export``; or the head is not
+            made of estimators.
         ValueError: the backbone has no such layer, or is a DataParallel; the head is empty; or the pool is unknown.
         NotFittedError: an estimator is not fitted.
         NoClosedFormError: an estimator has no closed-form Jacobian.
@@ -212,10 +213,9 @@ class PCASVMNet(Named, nn.Module):
         self, backbone: nn.Module, head: Any, layer: Layer | Sequence[Layer] | None = None, *, pool: Any = None
     ) -> None:
         super().__init__()
-        if not isinstance(backbone, nn.Module):
-            raise TypeError(f"the backbone must be a torch.nn.Module, got {type(backbone).__name__}")
+        network = network_of(backbone)
         refuse_parallel(backbone)
-        self.backbone = uncompiled(backbone)
+        self.backbone = network
         self.head = Head.of(head).to(device_of(backbone))
         source = FeatureSource.of(self.backbone, layer, pool)
         self.layer: Any = source.where

@@ -163,7 +163,7 @@ def test_state_dict_and_deepcopy(problem):
             r"Backbone has no layer 'classifier.9'; .*ts last layers are: .*classifier.5",
         ),
         ({"layer": nn.ReLU()}, ValueError, "this ReLU object is not in this Backbone"),
-        ({"backbone": lambda x: x}, TypeError, "the backbone must be a torch.nn.Module"),
+        ({"backbone": lambda x: x}, TypeError, "the network must be a torch.nn.Module, got function"),
         ({"head": None}, ValueError, "the head is empty"),
     ],
 )

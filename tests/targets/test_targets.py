@@ -209,7 +209,7 @@ def test_targets_on_an_ordinary_classifier(problem):
         ({"target_layers": "features"}, TypeError, "target_layers must be a list of modules"),
         ({"target_layers": ["feature"]}, ValueError, "Backbone has no layer 'feature'"),
         ({"target_layers": [nn.ReLU()]}, ValueError, "this ReLU object is not in this Backbone"),
-        ({"model": "net"}, TypeError, "the model must be a torch.nn.Module, got str"),
+        ({"model": "net"}, TypeError, "the network must be a torch.nn.Module, got str"),
     ],
 )
 def test_bad_arguments_of_the_cam_are_refused(problem, arguments, error, message):
