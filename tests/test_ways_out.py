@@ -1240,6 +1240,13 @@ def crop_by_crop() -> SignedMaps:
     return ClosedFormGradCAM(net, ["body.1#2"]).explain(CROPS[:3])
 
 
+def several_calls(layer: str) -> SignedMaps:
+    backbone = CropByCrop()
+    source = {"layer": layer, "pool": lambda t: t.mean((2, 3))}
+    net = PCASVMNet(backbone, head_for(backbone, CROPS, **source), **source).eval()
+    return ClosedFormGradCAM(net, [layer.replace("body.1", "body.0")]).explain(CROPS[:3])
+
+
 SIGNALS = random(40, 2, 16) + (torch.arange(40) % 2).reshape(-1, 1, 1)
 
 
@@ -1697,6 +1704,12 @@ PATHS = [
                 lambda given: Stepped(Step(given)).double().eval(),
             ),
         )
+    ),
+    Row(
+        "model/features.py: name the call whose output is meant",
+        partial(several_calls, "body.1"),
+        "the layer 'body.1' runs 4 times in a forward pass",
+        {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)},
     ),
     Row(
         "model/features.py: but 1-D signals",

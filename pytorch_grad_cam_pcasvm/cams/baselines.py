@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.model.channel_means import everywhere
-from pytorch_grad_cam_pcasvm.model.features import check_loader, checked_images, output_of
+from pytorch_grad_cam_pcasvm.model.features import check_loader, checked_images, output_of, refuse_repeated
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, network_of
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
@@ -386,7 +386,7 @@ def mean_activations(
         TypeError: the loader or the layer yields something other than floating-point tensors; or the network is no
             module, or a program made by ``torch.jit`` or ``torch.export``.
         ValueError: the loader is empty, its images differ in size, a dict has no image, the first dimension of the
-            layer's output is not the images, or the network has no such layer.
+            layer's output is not the images, or the network has no such layer, or runs it more than once.
 
     Example:
         >>> mean = mean_activations(net, loader, "layer2", progress=False)
@@ -402,6 +402,8 @@ def mean_activations(
     with evaluating(net), torch.no_grad():
         for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
             images = checked_images(image_and_label(batch)[0], backbone)
+            if not count and name is not None:
+                refuse_repeated(backbone, [name], images.to(device_of(net)))
             activations = output_of(backbone, name, images.to(device_of(net)))
             if not isinstance(activations, Tensor):
                 raise TypeError(

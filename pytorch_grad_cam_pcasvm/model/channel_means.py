@@ -1,5 +1,6 @@
 """Channel means: what layers give on average over the images and positions of a training set."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,14 +10,15 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.model.features import output_of
 from pytorch_grad_cam_pcasvm.model.token_layout import Layout, layout_of, looks_channels_last
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
 
 
 class ChannelMeans:
     """Averages the output of layers over all images that a network runs on, and over positions.
 
     Tokens that are no positions of the image (class, registers) have means of their own. Layers whose output is not a
-    tensor that counts images first, or lies on the image in a way that cannot be found out, are left out.
+    tensor that counts images first, or lies on the image in a way that cannot be found out, are left out; so are
+    those that run more than once, unless their call is named, as in ``"block#2"``.
 
     Args:
         backbone: the network, in evaluation mode.
@@ -29,6 +31,7 @@ class ChannelMeans:
         self._layouts: dict[str, Layout | None] = {}
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
+        self._repeated: set[str] = set()
         for name in layers:
             output = output_of(backbone, name, x)
             if not isinstance(output, Tensor) or output.dim() < 3:
@@ -52,9 +55,21 @@ class ChannelMeans:
         Yields:
             Nothing.
         """
+        calls: Counter[str] = Counter()  # in one pass
+
+        def add(name: str, output: Tensor) -> None:
+            call = called(name)[1]
+            calls[name] += 1
+            if call is None and calls[name] > 1:
+                self._repeated.add(name)
+            elif call in (None, calls[name]):
+                self._add(name, output)
+
         with hooked() as hooks:
+            hooks.before(self._backbone, lambda *_: calls.clear())
             for name in self._layouts:
-                hooks.after_call(self._backbone, name, self._add)
+                module = self._backbone.get_submodule(called(name)[0])
+                hooks.after(module, lambda module, args, kwargs, output, name=name: add(name, output))
             yield
 
     def _add(self, name: str, output: Tensor) -> None:
@@ -70,7 +85,8 @@ class ChannelMeans:
     @property
     def means(self) -> dict[str, Tensor]:
         """The means of each layer, float32 of shape (T, 1), or for tokens (T, tokens before + 1 + tokens after)."""
-        return {name: (total / self._counts[name]).float().cpu() for name, total in self._sums.items()}
+        sums = {name: total for name, total in self._sums.items() if name not in self._repeated}
+        return {name: (total / self._counts[name]).float().cpu() for name, total in sums.items()}
 
 
 def everywhere(means: Tensor, layout: Layout | None, activations: Tensor) -> Tensor:

@@ -2,11 +2,13 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,10 +19,10 @@ from tqdm.auto import tqdm
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import refuse
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs, inputs_of
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, network_of
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, network_of, unchanged
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
 from pytorch_grad_cam_pcasvm.model.streaming import Streamed
-from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
+from pytorch_grad_cam_pcasvm.model.token_layout import layout_of, without_hooks
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
@@ -42,7 +44,7 @@ def extract_features(
     """Run a backbone over a data loader and collect the features to fit a scikit-learn head on.
 
     The backbone runs in evaluation mode, without gradients, on the device of its parameters; its training flags are
-    restored afterwards. Modules after ``layer`` are not run.
+    restored afterwards. Modules after ``layer`` are run only once, on two images, to see whether the layer runs again.
 
     Args:
         backbone: the network.
@@ -51,7 +53,8 @@ def extract_features(
             list or a dict of them instead of the images, as in ``((rgb, depth), labels)``.
         layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model,
             it may also be the name of an output field, such as ``"last_hidden_state"``. For a list of layers, the
-            features are pooled, flattened and concatenated.
+            features are pooled, flattened and concatenated. Of a layer that runs several times, name a call, as in
+            ``"pool#2"``.
         pool: how positions or tokens are reduced to one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
             ``"gem"`` (or ``("gem", power)``) over positions, or over the patch tokens; ``"cls"``, the class token;
             ``"cls+mean"``, both; or a function of the output.
@@ -71,8 +74,9 @@ def extract_features(
             images that are not tensors, or whose dtype differs from the backbone's; the features are not a tensor; or a
             step of ``fit`` cannot be fitted batch by batch.
         ValueError: the loader is empty, or an iterator, which can be read only once, although there are steps to fit;
-            there is not one label per image, or a dict has no image; the backbone has no such layer, or does not take
-            this number of channels; the pool is unknown, or the output does not have its tokens.
+            there is not one label per image, or a dict has no image; the backbone has no such layer, or it runs more
+            than once; the backbone does not take this number of channels; the pool is unknown, or the output does not
+            have its tokens.
 
     Example:
         >>> features, labels = extract_features(backbone, loader, "layer2", pool="mean", progress=False)
@@ -82,6 +86,7 @@ def extract_features(
     check_loader(loader)
     network = network_of(backbone)
     backbone = backbone if layer is None else network
+    ask_anew(backbone)
     source = FeatureSource.of(backbone, layer, pool)
     reduction = Streamed(fit)
     if reduction.steps and iter(loader) is loader:
@@ -217,7 +222,12 @@ class FeatureSource:
         return FeatureSource(layer_name(backbone, layer), None, pool, named)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
-        """Return the same source with the pool as a function, for images of the shape of x."""
+        """Return the same source with the pool as a function, for images of the shape of x.
+
+        Raises:
+            ValueError: a layer runs more than once, and no call of it is named; or the pool does not fit its output.
+        """
+        _check_once(backbone, [part.layer for part in self.parts or (self,) if part.layer is not None], x)
         if self.parts:
             return replace(self, parts=tuple(part.at(backbone, x) for part in self.parts))
         if self.pool is None or callable(self.pool):
@@ -248,6 +258,51 @@ class FeatureSource:
                 raise ValueError(f"the backbone has no layer {field!r}, and its output has no such field: it has {has}")
             output = found
         return output if self.pool is None else self.pool(output)
+
+
+_once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
+def _check_once(backbone: nn.Module, layers: Sequence[str], x: Tensor) -> None:
+    """Refuse layers that run more than once on images of a shape, unless that is known."""
+    known, key = _once.setdefault(backbone, set()), (tuple(layers), tuple(x.shape[1:]), x.dtype)
+    if key not in known and not is_traced():
+        refuse_repeated(backbone, layers, x)
+        known.add(key)
+
+
+def ask_anew(backbone: nn.Module) -> None:
+    """Forget which layers run once: the network may have been changed."""
+    _once.pop(backbone, None)
+
+
+def refuse_repeated(backbone: nn.Module, layers: Sequence[str], x: Tensor) -> None:
+    """Refuse layers that run more than once in a pass if no call of them is named.
+
+    Passes end at the layers, so this is another one, of two images, which goes on to the end, on a copy without hooks.
+    What fails in it behind the layers is of no concern.
+
+    Raises:
+        ValueError: there is such a layer.
+    """
+    unnamed = [name for name in layers if "#" not in name]
+    if not unnamed:
+        return
+    calls: Counter[str] = Counter()
+    with unchanged(backbone), torch.no_grad(), hooked() as hooks, suppress(Exception):
+        twin = without_hooks(backbone)
+        for name in unnamed:
+            hooks.after(twin.get_submodule(name), lambda *_, name=name: calls.update([name]))
+        _given(twin, x[:2])
+    for name, count in calls.items():
+        if count > 1:
+            names = [repr(f"{name}#{call}") for call in range(1, count + 1)]
+            names = names if count < 9 else [*names[:3], "...", names[-1]]
+            raise ValueError(
+                f"the layer {name!r} runs {count} times in a forward pass: name the call whose output is meant, "
+                f"{', '.join(names[:-1])} or {names[-1]}"
+            )
 
 
 def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:

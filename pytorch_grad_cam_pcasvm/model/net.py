@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.head.head import HeadTrace
 from pytorch_grad_cam_pcasvm.model.features import (
     FeatureSource,
     Layer,
+    ask_anew,
     check_rows,
     check_tensor,
     checked_images,
@@ -181,7 +182,8 @@ class PCASVMNet(Named, nn.Module):
     """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
 
     The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works. Modules after ``layer``
-    are not run. ``torch.compile(net)`` gives the same scores.
+    are run only before the first scores, on two images, to see whether the layer runs again. ``torch.compile(net)``
+    gives the same scores.
 
     Args:
         backbone: the network that the features came from. For a compiled network, the original module is used, because
@@ -191,7 +193,8 @@ class PCASVMNet(Named, nn.Module):
         layer: the module of the backbone, or its dotted name, whose output, flattened from dim 1, the head was fitted
             on; None: the backbone's own output. For a Hugging Face model, it may also be the name of an output field,
             such as ``"last_hidden_state"``. For a list of layers, the features are concatenated; a target layer that
-            does not come before all of them gives maps of only what goes through it.
+            does not come before all of them gives maps of only what goes through it. Of a layer that runs several
+            times, name a call, as in ``"pool#2"``.
         pool: how positions or tokens are reduced to one row of features: None, ``"mean"``, ``"max"``, ``"gem"``,
             ``"cls"``, ``"cls+mean"`` or a function (see :func:`extract_features`).
 
@@ -218,6 +221,7 @@ class PCASVMNet(Named, nn.Module):
         self.backbone = network
         self.head = Head.of(head).to(device_of(backbone))
         source = FeatureSource.of(self.backbone, layer, pool)
+        ask_anew(self.backbone)
         self.layer: Any = source.where
         self.pool = pool
         self._warned_of_training = False
@@ -234,7 +238,8 @@ class PCASVMNet(Named, nn.Module):
 
         Raises:
             TypeError: the input is not a tensor.
-            ValueError: the backbone gives several rows of features, or too many, for each image.
+            ValueError: the backbone gives several rows of features, or too many, for each image; or the layer runs more
+                than once, and no call of it is named.
         """
         x = inputs_of(x)
         check_tensor(x, "images")

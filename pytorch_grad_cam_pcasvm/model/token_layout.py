@@ -144,13 +144,13 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
         # What a corner of the image changes may be less than the rounding of such numbers.
         try:
             with torch.autocast(kind, enabled=False):
-                full = _without_hooks(backbone, full=True)
+                full = without_hooks(backbone, full=True)
                 return layout(full, each(lambda given: given.float() if given.dtype in _HALVES else given, x))
         except (_UnknownError, _PooledError):
             raise
         except Exception:  # scripted modules, kernels of half precision alone, no memory: whatever it may be
             pass
-    return layout(_without_hooks(backbone), x)
+    return layout(without_hooks(backbone), x)
 
 
 def forget(layout: Layout) -> None:
@@ -160,7 +160,7 @@ def forget(layout: Layout) -> None:
             del known[key]
 
 
-def _without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
+def without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
     """Return modules that share everything with those of a network but hooks, in evaluation mode.
 
     With ``full`` all that has half precision is copied in float32.
