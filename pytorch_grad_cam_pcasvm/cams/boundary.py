@@ -1,5 +1,6 @@
 """The decision boundary: for every target a point where its value is 0, near the training mean."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -95,6 +96,7 @@ class Boundary:
         self._tensors = [(tensor, version_of(tensor), tensor.clone()) for tensor in head.buffers()]
         with torch.no_grad():
             self.start = HeadRun(head, head(start.unsqueeze(0)))
+        self._start_on_cpu: HeadRun | None = None
         self._points: dict[Any, Tensor] = {}
         self._without: dict[Any, str] = {}  # why targets have no point
         self._runs: dict[Any, HeadRun] = {}
@@ -153,8 +155,9 @@ class Boundary:
             raise NoBoundaryError(self._without[target])
         if target not in self._points:
             try:
-                with torch.no_grad(), full_precision(self._given.device):
-                    self._points[target] = self._found(target)
+                with torch.no_grad(), full_precision(torch.device("cpu")):
+                    found = self._found(target)
+                self._points[target] = found.to(self.start.features)
             except NoBoundaryError as error:
                 if needed:
                     raise
@@ -163,22 +166,28 @@ class Boundary:
         return self._points[target]
 
     def _found(self, target: ClosedFormTarget) -> Tensor:
-        head, values = self.head, self.start.head_trace.values
+        """Return the point on the CPU: the search asks for one number after the other."""
+        if self._start_on_cpu is None:
+            head, start = on_cpu(self.head, self._given)
+            self._start_on_cpu = self.start if head is self.head else HeadRun(head, head(start.unsqueeze(0)))
+        near = self._start_on_cpu
+        head, values = near.head, near.head_trace.values
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
         position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
-        size = float(target(self.start).abs())
+        size = float(target(near).abs())
         found = _Search(head, target, position, size).nearest(values[position][0])
         if not position:
             return self._in_reach(target, found, size)
         # The nearest features that lead there: those that stages leave out stay as they are.
-        jacobian, _ = head.pullback(self.start.head_trace, {position: None})
-        change = torch.linalg.lstsq(jacobian[0].cpu(), (found - values[position][0]).cpu().unsqueeze(1), driver="gelsd")
-        point = values[0][0] + change.solution[:, 0].to(found)
+        jacobian, _ = head.pullback(near.head_trace, {position: None})
+        change = torch.linalg.lstsq(jacobian[0], (found - values[position][0]).unsqueeze(1), driver="gelsd")
+        point = values[0][0] + change.solution[:, 0]
         return self._in_reach(target, _Search(head, target, 0, size).polished(point), size)
 
     def _in_reach(self, target: ClosedFormTarget, point: Tensor, size: float) -> Tensor:
         """Return a point, unless it lies absurdly far from the training images, as where weights are only rounding."""
-        first, way = self.head.stages[0], point - self.start.features[0]
+        assert self._start_on_cpu is not None
+        first, way = self._start_on_cpu.head.stages[0], point - self._start_on_cpu.features[0]
         deviations = 0.0
         if isinstance(first, Scale) and first.shift_is_mean and bool((first.divisor != 1).any()):
             deviations = float((way / first.divisor).norm()) / len(way) ** 0.5
@@ -187,6 +196,25 @@ class Boundary:
         if deviations > _MOST:
             raise no_boundary(target, size)
         return point
+
+
+def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:
+    """Return a head and a point with their numbers on the CPU, in float64: themselves, or copies from another device.
+
+    Copies share with the head what is no number: hooks, the estimators that it was made of, and what is stored with it.
+    """
+    buffers = list(head.buffers())
+    if all(tensor.device.type == "cpu" for tensor in (*buffers, start)):
+        return head, start
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu()
+
+    kept = [item for module in head.modules() for item in vars(module).items()]
+    shared = [head._fit, head.training_set, *(value for name, value in kept if "_hooks" in name)]
+    tensors = [*buffers, *(value for _, value in kept if isinstance(value, Tensor))]  # constants are no buffers
+    memo: dict[int, Any] = {id(value): value for value in shared} | {id(tensor): copied(tensor) for tensor in tensors}
+    return copy.deepcopy(head, memo), copied(start)
 
 
 class _Search:

@@ -1,5 +1,7 @@
 """Between images and maps nothing asks what a number is: as on a GPU, with real numbers and on fake CUDA tensors."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -14,11 +16,12 @@ from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import PowerTransformer, StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from towers import Tower
 
 from pytorch_grad_cam_pcasvm import LogRatioTarget, NoClosedFormError, PCASVMNet, cams
+from pytorch_grad_cam_pcasvm.cams import boundary
 from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
 from pytorch_grad_cam_pcasvm.runtime.looks import no_looks
 
@@ -116,13 +119,26 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
     fake.cache_enabled = False  # which loses the derivatives of views
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
+    # A fake head has no numbers to copy, and the search, which is for real, runs outside of the mode.
+    numbers, search = copy.deepcopy(cam.model.head), Boundary._found
+    searched = []
+
+    def found_outside(self, target):
+        with unset_fake_temporarily():
+            searched.append(search(self, target))
+            return searched[-1]
+
     try:
         with fake:
             cam.model.to("cuda")
-            monkeypatch.setattr(Boundary, "point", lambda self, target, **_: self.start.features[0])  # no numbers
+            monkeypatch.setattr(boundary, "on_cpu", lambda head, start: (numbers, numbers.feature_mean))
+            monkeypatch.setattr(Boundary, "_found", found_outside)
             found = cam.explain(torch.empty(x.shape, device="cuda"), targets)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+    assert all(not isinstance(point, FakeTensor) and bool(point.isfinite().all()) for point in searched)
+    if (backbone, head, method, targets) == ("pooled", "RBF", "ContributionCAM", None):
+        assert len(searched) == 3  # of each class
     for name in ("maps", "weights", "values", "nu", "log_scale", "baseline_values", "remainder", "opposite"):
         there, here = (getattr(result, name) for result in (found, maps))
         assert (there is None) == (here is None)
@@ -133,3 +149,28 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
 def test_a_look_is_seen():
     with pytest.raises(AssertionError, match="it looks"), _Looks():
         bool(torch.ones(1).any())
+
+
+def test_boundaries_are_looked_for_on_the_cpu_with_the_numbers_of_the_head():
+    """A head on a device is copied, without what is no number; the search asks nothing of the device."""
+    cam, _, _ = explained("pooled", "RBF", "ContributionCAM", None)
+    head = cam.model.head
+    head.register_forward_hook(lambda *_: None)
+    here, start = boundary.on_cpu(head, head.feature_mean)
+    assert here is head
+    assert start is head.feature_mean
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    there = copy.deepcopy(head)
+    with fake:
+        for module in there.modules():
+            for kept in (module._buffers, vars(module)):
+                kept.update({name: value.to("cuda") for name, value in kept.items() if isinstance(value, torch.Tensor)})
+        copied, start = boundary.on_cpu(there, there.feature_mean)
+    assert {tensor.device.type for tensor in there.buffers()} == {"cuda"}
+    constants = [value for module in copied.modules() for value in vars(module).values()]
+    tensors = [value for value in (start, *copied.buffers(), *constants) if isinstance(value, torch.Tensor)]
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert [t.shape for t in copied.buffers()] == [t.shape for t in there.buffers()]
+    assert copied._fit is there._fit
+    assert copied.training_set is there.training_set
+    assert copied._forward_hooks is there._forward_hooks
