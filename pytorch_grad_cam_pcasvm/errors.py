@@ -48,6 +48,10 @@ class _RefusedError(ValueError):
 class NoClosedFormError(_RefusedError):
     """A layer, an estimator or a kernel has no closed-form Jacobian; the message says why and what to do about it.
 
+    Attributes:
+        tape: where a network's path is refused, the steps that were recorded, to be printed: operations, modules, and
+            the first one without a rule; None for other refusals.
+
     Example:
         >>> try:
         ...     net = PCASVMNet(backbone, DecisionTreeClassifier().fit(features, labels))
@@ -55,6 +59,8 @@ class NoClosedFormError(_RefusedError):
         ...     print(error.reason)
         DecisionTreeClassifier has no closed-form Jacobian, since its output is piecewise constant, its gradient 0
     """
+
+    tape: str | None = None
 
 
 class NoProgramError(_RefusedError):

@@ -120,14 +120,17 @@ class Row:
 # --- the messages in the source ---------------------------------------------------------------------------------------
 
 # What raises an error with ways out; _not_of is called with the advice.
-REFUSING = ("refuse", "NoClosedFormError", "NoProgramError", "_not_of")
+REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_of")
 # Messages that have no row, and why.
 WITHOUT = {
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
-    "autodiff/backward.py: sums over the tokens of": "a bug of the package, which no test can make",
-    "autodiff/backward.py: {_at(step)}{error.reason}": "passes the message of a rule on, each of which has a row",
-    "autodiff/check.py: autograd cannot follow the path": "says what torch cannot do, and names no way out",
+    "autodiff/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
+    "autodiff/backward.py: (advice if self.baseline is None": "passes a refusal on, with the way out of every path",
+    "autodiff/path.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
+    "autodiff/calls.py: was optimised for inference": "is for single precision, and here all is in double",
+    "autodiff/recorder.py: autograd has no gradient of": "is for single precision, and here all is in double",
+    "autodiff/autograd.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
     "autodiff/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
     "head/head.py: the pullback of": "says that a pullback is wrong, and names no way out",
     "head/estimators/ensembles.py: {type(estimator).__name__} of {type(member).__name__}": "has a row for each call",
@@ -242,14 +245,20 @@ def stepped(
     layer: Any = "stem",
     targets: Any = None,
     calling: dict[str, Any] | None = None,
+    images: torch.Tensor | None = None,
     **options: Any,
 ) -> SignedMaps:
     """Return the maps of a network with such a step, behind which the head was fitted."""
     backbone = seeded(lambda: Stepped(step if isinstance(step, nn.Module) else Step(step)))
     net = PCASVMNet(backbone, head_for(backbone)).eval()
     return method(net, layer if isinstance(layer, list) else [layer], **options).explain(
-        IMAGES[:3], targets, **(calling or {})
+        IMAGES[:3] if images is None else images, targets, **(calling or {})
     )
+
+
+def mixing(x: torch.Tensor) -> torch.Tensor:
+    """Take half of the mean image from each."""
+    return x - x.mean(0) / 2
 
 
 def path(place: str, message: str, step: Any, ways: dict[str, Any] | None = None) -> Row:
@@ -1022,7 +1031,7 @@ HEADS = [
 
 # --- the path from the target layer to the features -------------------------------------------------------------------
 
-BACKWARD, CHECK, RECORDER = "autodiff/backward.py: ", "autodiff/check.py: ", "autodiff/recorder.py: "
+BACKWARD, PATH, RECORDER, FOREIGN = (f"autodiff/{name}.py: " for name in ("backward", "path", "recorder", "foreign"))
 RULES, CONTEXT, PROGRAM = "autodiff/rules/", "cams/context.py: ", "export/graph.py: "
 
 
@@ -1035,6 +1044,22 @@ def bessel(*, secant: Any = "elementwise", rule: Any = None) -> None:
     register_jacobian(torch.special.i0, secant=secant)(rule or slope)
 
 
+def with_facts(function: Any = torch.special.i0, step: Any = None, **facts: Any) -> Callable[[], SignedMaps]:
+    """Return a function for maps behind such a step, whose rule is right, and says this of itself."""
+
+    def follow() -> SignedMaps:
+        def flipped(input: Tensor, dims: Any, *, y: Tensor, grad: Tensor) -> Tensor:
+            return grad.flip([dim + 1 for dim in dims])
+
+        def slope(input: Tensor, *, y: Tensor, grad: Tensor) -> Tensor:
+            return grad * torch.special.i1(input)
+
+        register_jacobian(function, **facts)(slope if function is torch.special.i0 else flipped)
+        return stepped(step or function)
+
+    return follow
+
+
 def with_bessel(
     method: Any = ClosedFormGradCAM, layer: str = "stem", jacobian: str = "closed_form", **rule: Any
 ) -> Any:
@@ -1045,17 +1070,6 @@ def with_bessel(
 
 def not_understood(input: Tensor, *, y: Tensor, grad: Tensor) -> Tensor:
     raise TypeError("it is of no use")
-
-
-class Growing(nn.Module):
-    """More steps at every call, which no copy of the network forgets."""
-
-    calls = count(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(next(Growing.calls)):
-            x = x * 1
-        return x
 
 
 class Inner(nn.Module):
@@ -1090,10 +1104,10 @@ class Moded(nn.Module):
         return self.later(y).tanh().flatten(1)
 
 
-def moded() -> SignedMaps:
+def moded(**options: Any) -> SignedMaps:
     backbone = seeded(Moded)
     net = PCASVMNet(backbone, head_for(backbone)).eval()
-    return ClosedFormGradCAM(net, ["stem"]).explain(IMAGES[:3])
+    return ClosedFormGradCAM(net, ["stem"], **options).explain(IMAGES[:3])
 
 
 def moded_outside() -> SignedMaps:
@@ -1102,13 +1116,62 @@ def moded_outside() -> SignedMaps:
 
 
 def written_over(x: Tensor) -> Tensor:
-    y = x.flatten(2)
-    y.mul_(3)
-    return x
+    y = 2 * x
+    y.data.mul_(3)
+    return y
 
 
-def not_written_over(x: Tensor) -> Tensor:
-    return 3 * x
+def hooked() -> nn.Module:
+    layer = nn.Tanh()
+    layer.register_full_backward_hook(lambda *given: None)
+    return layer
+
+
+class Doubling(torch.autograd.Function):
+    """A function with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+def doubling() -> SignedMaps:
+    register_jacobian(Doubling)(lambda x, *, y, grad: 2 * grad)
+    return stepped(lambda x: Doubling.apply(x))
+
+
+class Aside(Stepped):
+    """A step that the features do not look at."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x).tanh()
+        self.step(y)
+        return self.later(y).tanh().flatten(1)
+
+
+def aside(layer: str) -> SignedMaps:
+    backbone = seeded(lambda: Aside(nn.Tanh()))
+    return ClosedFormGradCAM(PCASVMNet(backbone, head_for(backbone)).eval(), [layer]).explain(IMAGES[:3])
+
+
+def nested(x: Tensor) -> Tensor:
+    return torch.nested.to_padded_tensor(torch.nested.as_nested_tensor([*x]), 0.0)
+
+
+def several_written(x: Tensor) -> Tensor:
+    y = 2 * x
+    torch._foreach_mul_([y, x.exp()], 3.0)
+    return y
+
+
+def other_memory(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    y.set_(2 * x)
+    return y
 
 
 def constant_written_over(x: Tensor) -> Tensor:
@@ -1124,25 +1187,6 @@ def record_of_constant() -> Tensor:
     with torch.no_grad():
         recorded = Recorded(backbone, None, ["stem"]).record(IMAGES[:3])
         return recorded.pullback([torch.ones(1, *recorded.output.shape, dtype=torch.float64)], 0).dense()
-
-
-class Attending(nn.Module):
-    """A MultiheadAttention over positions, and what is taken of it."""
-
-    def __init__(self, take: Callable[[Any, Tensor], Tensor], **options: Any) -> None:
-        super().__init__()
-        self.attention, self.take = nn.MultiheadAttention(4, 2, batch_first=True, **options), take
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.take(self.attention, x.flatten(2).mT)
-
-
-def of_values(attention: Any, x: Tensor) -> Tensor:
-    return attention(x, x, x, need_weights=False)[0]
-
-
-def of_weights(attention: Any, x: Tensor) -> Tensor:
-    return attention(x, x, x)[1]
 
 
 class Folded(Attention):
@@ -1192,8 +1236,16 @@ def fails_at_zero(x: Tensor) -> Tensor:
     return 2 * x
 
 
+def infinite_at_zero(x: Tensor) -> Tensor:
+    return x.abs().log()
+
+
 def other_at_zero(x: Tensor) -> Tensor:
     return x.exp() if x.any() else 2 * x.exp()
+
+
+def mirrored(x: Tensor) -> Tensor:
+    return torch.flip(x, [2, 3])
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -1305,6 +1357,8 @@ class Learner:
 
 WRONG = Step(torch.special.i0)  # which has no rule until one is registered
 LATER, BY_GRADIENT = "choose a later target layer", "use a gradient method such as ClosedFormGradCAM"
+KEPT = random(4, 6, 6)
+BY_AUTOGRAD = "use autograd on the path, as ClosedFormGradCAM(net, [layer], jacobian='autograd')"
 PATHS = [
     Row(
         BACKWARD + "heads can be separated",
@@ -1340,23 +1394,80 @@ PATHS = [
         "heads and images cannot be told apart",
         {"leave heads=False": partial(tokens, "blocks.1.norm1", folded=True, fused=True)},
     ),
-    Row(
-        BACKWARD + "is not understood",
-        partial(with_bessel, rule=not_understood),
-        "the call of special_i0 is not understood",
-        {"pass jacobian='auto'": partial(with_bessel, rule=not_understood, jacobian="auto")},
+    *(
+        Row(
+            BACKWARD + place,
+            partial(with_bessel, rule=rule),
+            message,
+            {BY_AUTOGRAD: partial(with_bessel, rule=rule, jacobian="autograd")},
+        )
+        for place, message, rule in (
+            ("is not understood", "the call of special_i0 is not understood", not_understood),
+            (
+                "the rule of {step.name} returns",
+                "the rule of special_i0 returns",
+                lambda input, *, y, grad: grad.sum(1),
+            ),
+        )
     ),
     Row(
-        BACKWARD + "the rule of {step.name} returns",
-        partial(with_bessel, rule=lambda input, *, y, grad: grad.sum(1)),
-        "the rule of special_i0 returns",
-        {"pass jacobian='auto'": partial(with_bessel, rule=lambda input, *, y, grad: grad.sum(1), jacobian="auto")},
+        "cams/contributions.py: the network mixes the images of a batch",
+        partial(stepped, mixing, ContributionCAM, baseline="zero"),
+        "do not add up: the network mixes the images of a batch",
+        {
+            "explain one image at a time": partial(
+                stepped, mixing, ContributionCAM, baseline="zero", images=IMAGES[:1]
+            ),
+            BY_GRADIENT: partial(stepped, mixing),
+        },
     ),
-    path(
+    Row(
         BACKWARD + "depends on the target layer, and its rule has no gradient",
+        partial(stepped, lambda x: F.prelu(x, x[0, :, 0, 0])),
         "prelu depends on the target layer, and its rule has no gradient",
-        lambda x: F.prelu(x, x[0, :, 0, 0]),
-        {LATER: partial(stepped, lambda x: F.prelu(x, x[0, :, 0, 0]), layer="later")},
+        {
+            LATER: partial(stepped, lambda x: F.prelu(x, x[0, :, 0, 0]), layer="later"),
+            BY_AUTOGRAD: partial(stepped, lambda x: F.prelu(x, x[0, :, 0, 0]), jacobian="autograd"),
+        },
+    ),
+    *(
+        Row(FOREIGN + place, wrong, place, {way: right, BY_AUTOGRAD: partial(stepped, step, jacobian="autograd")})
+        for place, way, wrong, right, step in (
+            (
+                "is not autograd's Jacobian of it",
+                "correct it in @register_jacobian",
+                partial(with_bessel, rule=lambda input, *, y, grad: 2 * grad),
+                with_bessel,
+                torch.special.i0,
+            ),
+            (
+                "as one that reads what its needs= leaves out",
+                "correct it in @register_jacobian",
+                with_facts(needs="y"),
+                with_facts(needs="inputs"),
+                torch.special.i0,
+            ),
+            (
+                "says that sums over positions stay the same, and they do not",
+                "correct keeps_sums= in @register_jacobian",
+                with_facts(keeps_sums=lambda *given, **named: True),
+                with_facts(),
+                torch.special.i0,
+            ),
+            (
+                "mixes tokens, or puts them elsewhere than its tokens= or secant= says",
+                "correct it in @register_jacobian",
+                with_facts(torch.flip, mirrored, tokens=lambda dim, *given, **named: dim),
+                with_facts(torch.flip, mirrored),
+                mirrored,
+            ),
+        )
+    ),
+    Row(
+        FOREIGN + "contributions do not add up",
+        partial(with_bessel, ContributionCAM, secant="linear"),
+        "the secant of special_i0 is wrong",
+        {"correct secant=": partial(with_bessel, ContributionCAM), BY_GRADIENT: partial(with_bessel, secant="linear")},
     ),
     path(
         BACKWARD + "closed-form rule",
@@ -1364,16 +1475,27 @@ PATHS = [
         torch.special.i0,
         {LATER: partial(stepped, torch.special.i0, layer="later"), "register its Jacobian": with_bessel},
     ),
-    path(CHECK + "{hooked} has a backward hook", "takes different steps in every run", Growing()),
+    path(
+        "autodiff/calls.py: which may change gradients unseen",
+        "Tanh has a backward hook on the path",
+        hooked(),
+        {"remove the hook": partial(stepped, nn.Tanh())},
+    ),
     Row(
-        CHECK + "the network cannot be run from the baseline",
+        PATH + "does not lead to",
+        partial(aside, "step"),
+        "the target layer 'step' does not lead to the features",
+        {"choose a layer before them": partial(aside, "stem")},
+    ),
+    Row(
+        PATH + "the network cannot be run from the baseline",
         contributions(fails_at_zero),
         "cannot be run from the baseline of 'stem' (nothing to see)",
         {"choose another baseline": another_baseline(fails_at_zero)},
     ),
     *(
         Row(
-            CHECK + "is another function at the baseline",
+            PATH + "is another function at the baseline",
             contributions(step),
             message,
             {
@@ -1384,33 +1506,26 @@ PATHS = [
         )
         for step, message in (
             (other_at_zero, "is another function at the baseline"),
-            (lambda x: x.abs().log(), "does not return finite numbers at the baseline of 'stem'"),
+            (lambda x: x.exp() if x.any() else x.log(), "does not return finite numbers at the baseline of 'stem'"),
         )
     ),
-    path(
-        CHECK + "is a step that cannot be seen",
-        "between 'stem' and the features is a step that cannot be seen",
-        Step(scripted_tanh),
-        {LATER: partial(stepped, Step(scripted_tanh), layer="later")},
-    ),
-    path(
-        CHECK + "differs from autograd",
-        "the Jacobian of the path from 'stem' differs from autograd's",
-        lambda x: x + scripted_tanh(x),
-    ),
-    Row(
-        "autodiff/closed_form.py: do not add up",
-        partial(with_bessel, ContributionCAM, secant="linear"),
-        "do not add up: the secant of special_i0 is wrong",
-        {"correct secant=": partial(with_bessel, ContributionCAM), BY_GRADIENT: partial(with_bessel, secant="linear")},
+    secant(
+        "autodiff/closed_form.py: does not return finite numbers",
+        "does not return finite numbers at the baseline of 'stem'",
+        infinite_at_zero,
+        {
+            "choose another baseline": another_baseline(infinite_at_zero),
+            LATER: partial(stepped, infinite_at_zero, ContributionCAM, "later", baseline="zero"),
+            BY_GRADIENT: partial(stepped, infinite_at_zero),
+        },
     ),
     Row(
         "autodiff/forward_pass.py: an autograd path has no",
-        partial(stepped, torch.special.i0, ContributionCAM, jacobian="auto", baseline="zero"),
-        "an autograd path has no",
+        partial(stepped, torch.tanh, ContributionCAM, jacobian="autograd", baseline="zero"),
+        "an autograd path has no secants",
         {
-            "pass jacobian='closed_form' to see which step has none": "names the step, whose way out leads back here",
-            BY_GRADIENT: partial(stepped, torch.special.i0, jacobian="auto"),
+            "pass jacobian='closed_form'": contributions(torch.tanh),
+            BY_GRADIENT: partial(stepped, torch.tanh, jacobian="autograd"),
         },
     ),
     Row(
@@ -1427,31 +1542,79 @@ PATHS = [
         RECORDER + "is inside a layer with a registered rule",
         partial(inside_a_layer, "stem", "step.inner"),
         "the target layer 'step.inner' is inside a layer with a registered rule",
-        {"choose that layer itself": partial(inside_a_layer, "step")},
+        {
+            "choose that layer itself": partial(inside_a_layer, "step"),
+            "use a gradient method, as ClosedFormGradCAM(net, [layer], jacobian='auto')": partial(
+                stepped, Inner(), layer="step.inner", jacobian="auto"
+            ),
+        },
     ),
     Row(
-        RECORDER + "leaves a TorchFunctionMode",
+        PATH + "leaves a TorchFunctionMode",
         moded,
         "the network leaves a TorchFunctionMode",
-        {"enter it before the network runs, as in with mode: cam.explain(images)": moded_outside},
+        {
+            "enter it before the network runs, as in with mode: cam.explain(images)": moded_outside,
+            "pass jacobian='auto'": partial(moded, jacobian="auto"),
+        },
     ),
     path(
-        RECORDER + "is a scripted module",
-        "is a scripted module, Tanh, whose steps cannot be seen",
-        ScriptedTanh,
-        {"use the module that was scripted": partial(stepped, nn.Tanh())},
-    ),
-    Row(
         RECORDER + "works in place on a tensor",
-        partial(stepped, written_over),
         "works in place on a tensor that the path uses again",
-        {"use the out-of-place version": partial(stepped, not_written_over)},
+        written_over,
+        {"use the out-of-place version": partial(stepped, lambda x: 6 * x)},
+    ),
+    path(
+        RECORDER + "writes into tensors, and is not known",
+        "_foreach_mul_ writes into tensors",
+        several_written,
+        {"write y = ..., without out= or an underscore": partial(stepped, lambda x: 2 * x * 3.0)},
     ),
     Row(
-        RECORDER + "writes into a tensor given as out=",
-        partial(stepped, lambda x: torch.tanh(x, out=torch.empty_like(x))),
-        "tanh writes into a tensor given as out=",
-        {"without out=": partial(stepped, torch.tanh)},
+        RECORDER + "writes into tensors, and is not known",
+        partial(stepped, lambda x: torch.max(x, 1, out=(torch.empty_like(x[:, 0]), torch.empty(0).long()))[0]),
+        "max writes into tensors",  # and autograd knows no out=, either
+        {"write y = ..., without out= or an underscore": partial(stepped, lambda x: torch.max(x, 1)[0])},
+    ),
+    Row(
+        RECORDER + "gives a tensor other memory",
+        partial(stepped, other_memory),
+        "set_ gives a tensor other memory",
+        {"write y = x": partial(stepped, lambda x: 2 * x)},
+    ),
+    path(
+        RECORDER + "the path goes through a nested tensor",
+        "the path goes through a nested tensor",
+        nested,
+        {"pad its parts to one shape": partial(stepped, lambda x: torch.stack([*x]))},
+    ),
+    path(
+        RECORDER + "is an autograd.Function",
+        "Doubling is an autograd.Function",
+        lambda x: Doubling.apply(x),
+        {
+            "@register_jacobian(Doubling)": doubling,
+            LATER: partial(stepped, lambda x: Doubling.apply(x), layer="later"),
+        },
+    ),
+    *(
+        Row(
+            RECORDER + "the network draws random numbers",
+            partial(stepped, drawing),
+            "the network draws random numbers",
+            {
+                "as with dropout(x, training=self.training)": partial(stepped, switched_off),
+                "draw the numbers once, in __init__": partial(stepped, lambda x: x * KEPT),
+            },
+        )
+        for drawing, switched_off in (
+            (lambda x: F.dropout(x, 0.5), lambda x: F.dropout(x, 0.5, training=False)),
+            (lambda x: F.rrelu(x, training=True), nn.RReLU()),
+            (
+                lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1),
+                lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.0),
+            ),
+        )
     ),
     Row(
         "autodiff/tape.py: was written into after the path had used it",
@@ -1472,32 +1635,6 @@ PATHS = [
         lambda x: torch.div(x, 0.3, rounding_mode="floor") + x,
         {"divide without rounding_mode": contributions(lambda x: torch.div(x, 0.3) + x)},
     ),
-    path(
-        RULES + "attention.py: dropout in attention",
-        "dropout in attention has no rule",
-        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1),
-    ),
-    path(
-        RULES + "attention.py: with added keys",
-        "a MultiheadAttention with added keys",
-        Attending(of_values, add_bias_kv=True),
-    ),
-    path(
-        RULES + "attention.py: the attention weights that",
-        "the attention weights that a MultiheadAttention returns",
-        Attending(of_weights),
-    ),
-    path(
-        RULES + "convolutions.py: 'same' padding",
-        "a convolution with uneven 'same' padding has no rule",
-        nn.Conv2d(4, 4, 2, padding="same"),
-    ),
-    path(
-        RULES + "dense.py: takes a diagonal",
-        "takes a diagonal",
-        lambda x: torch.einsum("nchh->nch", x),
-        {"use x.diagonal()": partial(stepped, lambda x: x.diagonal(dim1=2, dim2=3))},
-    ),
     secant(
         RULES + "dense.py: an einsum of more than two",
         "an einsum of more than two values that change has no secant",
@@ -1516,41 +1653,6 @@ PATHS = [
             "write it as torch.exp(": contributions(lambda x: torch.exp(x * torch.log(1 + x * x))),
             BY_GRADIENT: partial(stepped, lambda x: (1 + x * x) ** x),
         },
-    ),
-    path(
-        RULES + "elementwise.py: an RReLU that draws",
-        "an RReLU that draws random slopes",
-        lambda x: F.rrelu(x, training=True),
-        {"put it in evaluation mode": partial(stepped, nn.RReLU())},
-    ),
-    path(
-        RULES + "norms.py: a BatchNorm without running statistics",
-        "a BatchNorm without running statistics mixes the images",
-        nn.BatchNorm2d(4, track_running_stats=False),
-    ),
-    path(
-        RULES + "norms.py: a norm of order",
-        "a norm of order inf has no rule",
-        lambda x: torch.linalg.vector_norm(x, torch.inf, -1),
-        {"use x.abs().amax(dim)": partial(stepped, lambda x: x.abs().amax(-1))},
-    ),
-    path(
-        RULES + "norms.py: a norm of matrices",
-        "a norm of matrices other than Frobenius'",
-        lambda x: torch.linalg.norm(x, 1, dim=(2, 3)),
-        {"use the norm of vectors": partial(stepped, lambda x: torch.linalg.vector_norm(x, 2, dim=(2, 3)))},
-    ),
-    path(
-        RULES + "shapes.py: dropout that is always on",
-        "dropout that is always on changes every run",
-        lambda x: F.dropout(x, 0.5),
-        {"pass training=self.training": partial(stepped, lambda x: F.dropout(x, 0.5, training=False))},
-    ),
-    path(
-        RULES + "softmaxes.py: a softmax without a dim",
-        "a softmax without a dim has no rule",
-        F.log_softmax,
-        {"pass dim=-1": partial(stepped, lambda x: F.log_softmax(x, dim=-1))},
     ),
     Row(
         "autodiff/secants.py: has no secant, without which",

@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.autodiff.call import Call
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.autodiff.rules.rule import mixes_images
 from pytorch_grad_cam_pcasvm.autodiff.rules.weight import player_rows
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, has_gradient
 from pytorch_grad_cam_pcasvm.runtime.looks import may_look
@@ -20,24 +21,23 @@ class AffineBeginning:
     Args:
         tape: the path.
         root: the target layer's value.
-        checked: whether a pass of these steps was found not to mix images.
 
     Attributes:
         end: the value up to which it is affine.
-        checked: whether it is known not to mix images.
     """
 
-    def __init__(self, tape: Tape, root: int, *, checked: bool) -> None:
+    def __init__(self, tape: Tape, root: int) -> None:
         self.tape, self.root = tape, root
-        count, line = len(tape.values[root]), [root]
+        count, line = tape.values[root].shape[0], [root]
         for step in tape.line(root, tape.following(root, switches=True)[0]):
-            if not _is_affine(step, line[-1]) or not has_gradient(tape.values[step.output]):
+            if (
+                not _is_affine(step, line[-1])
+                or not has_gradient(tape.values[step.output])
+                or self._mixes_images(step, line[-1])
+            ):
                 break
             line.append(step.output)
         self.end = next(index for index in reversed(line) if tape.values[index].shape[:1] == (count,))
-        self.checked = checked or count > 1
-        if self.end != root and count > 1 and not checked and self._mixes_images():
-            self.end, self.checked = root, False
 
     @property
     def value(self) -> Tensor:
@@ -58,13 +58,11 @@ class AffineBeginning:
         reached = bool(calls) and calls[-1][1].step.output == self.end
         return reached and self.is_output and len(counting) == 1 and self._averages(counting[0])
 
-    def _mixes_images(self) -> bool:
-        """Return whether another first image changes the rows of others."""
-        activations = self.tape.values[self.root].clone()
-        activations[0] = torch.randn(activations.shape[1:], generator=torch.Generator().manual_seed(0)).to(activations)
-        before, after = self.value[1:].double(), self.tape.replay({self.root: activations}, self.end)[self.end][1:]
-        eps = torch.finfo(self.value.dtype).eps
-        return bool((before - after.double()).abs().max() > eps**0.5 * before.abs().max())
+    def _mixes_images(self, step: Step, value: int) -> bool:
+        call = Call.of(step)
+        assert call is not None
+        now = call.recorded(self.tape)
+        return mixes_images(call.rule, call.args.index(Ref(value)), now.args, now.kwargs, now.y)
 
     def rows(self, x: Tensor, over: str, chunk: slice = slice(None)) -> Tensor:
         """Return what each player alone brings to the value by the linear map, shape (N, J, *value.shape[1:]).

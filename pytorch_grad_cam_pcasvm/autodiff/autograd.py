@@ -1,42 +1,36 @@
 """The path by autograd: the fallback for a network, and the reference for a closed form."""
 
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_any, tree_is_leaf, tree_leaves, tree_map, tree_map_only
+from torch.utils._python_dispatch import _push_mode
+from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.autodiff.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
-from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, Regions, modes_kept
+from pytorch_grad_cam_pcasvm.autodiff.recorder import Differentiable
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
+from pytorch_grad_cam_pcasvm.errors import refuse
 from pytorch_grad_cam_pcasvm.model.features import output_of
 from pytorch_grad_cam_pcasvm.model.inputs import each
-from pytorch_grad_cam_pcasvm.model.modules import modules_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
-from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, without_inference
+from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 
 
 class _Differentiable(Mode):
-    """Records a graph for every call, also in a region without one that the target layer is in."""
-
-    def __init__(self, regions: Regions, watches: bool) -> None:
-        super().__init__()
-        self._regions, self._watches = regions, watches
+    """Records a graph for every call behind a target layer, also in a region of inference mode that this is in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._watches and func is torch._C._set_grad_enabled:
-            self._regions.switch(args[0], sys._getframe(1))
-        if self._regions.off or not tree_any(lambda item: isinstance(item, Tensor), (args, kwargs)):
-            return func(*args, **kwargs)
+        Rollback.go_above_autograd()  # the end of a compiled part puts back what it began with
         # Tensors made in inference mode, as the weights of some networks, can take no part in a graph.
         args, kwargs = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs))
+        if not (torch.is_inference_mode_enabled() and torch.is_grad_enabled()):
+            return func(*args, **kwargs)
         with without_inference(), torch.enable_grad():
             return func(*args, **kwargs)
 
@@ -53,29 +47,27 @@ class AutogradPath:
     def __init__(self, backbone: nn.Module, layer: str | None, names: Sequence[str]) -> None:
         self._backbone, self._layer, self._names = backbone, layer, list(names)
 
-    def run(self, x: Tensor, recorder: Recorder | None = None) -> "AutogradPass":
-        """Run the network once, up to the features; a recorder records the same pass."""
-        leaves: dict[str, Tensor] = {}
+    def run(self, x: Tensor) -> "AutogradPass":
+        """Run the network once, up to the features."""
+        leaves, mode = dict[str, Tensor](), Differentiable()
 
         # What follows a target layer gets another tensor, with a graph that begins there.
         def split(name: str, output: Tensor) -> Tensor:
             if not leaves:
-                regions = Regions() if recorder is None else recorder.regions
-                regions.begin()
-                torch.set_grad_enabled(True)
-                _Differentiable(regions, watches=recorder is None).__enter__()
+                _Differentiable().__enter__()
+            mode.reached = True
+            set_gradients(enabled=True)  # the end of a region that switches them off here puts that back
+            rollback.go_above_autograd()
             with torch._C.DisableTorchFunction(), without_inference(), torch.enable_grad():
                 leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
-                following = leaves[name].clone()
-            return following if recorder is None else recorder.root(name, output, following)
+                return leaves[name].clone()
 
         x = each(lambda given: given.clone() if given.is_inference() else given, x)
-        with without_inference(), torch.no_grad(), modes_kept():
-            output = run_to_features(self._backbone, self._layer, self._names, x, split, recorder)
-            if recorder is not None:
-                recorder.stop()
-        if recorder is not None:
-            recorder.finish(output)
+        with without_inference(), Rollback() as rollback:
+            rollback.note_modes()
+            rollback.go_below_autograd()
+            _push_mode(mode)
+            output = run_to_features(self._backbone, self._layer, self._names, x, split)
         return AutogradPass([leaves[name] for name in self._names], output)
 
 
@@ -110,7 +102,7 @@ class AutogradPass(Pass):
             if seed is not None and tensor.requires_grad
         ]
         if not pairs:
-            raise ValueError("the features do not depend on the target layer (a detach, or no gradient on the way?)")
+            raise ValueError(_UNCONNECTED)
         tensors, given = zip(*pairs, strict=True)
         # Seeds far below 1 would be lost in a backbone's half precision.
         size = torch.stack([seed.reshape(len(seed), -1).abs().amax(1) for seed in given]).amax(0)
@@ -120,7 +112,9 @@ class AutogradPass(Pass):
             for k, factor in enumerate(size):
                 rows = [(seed[k] / factor).to(tensor.dtype) for tensor, seed in pairs]
                 (part,) = torch.autograd.grad(tensors, leaf, rows, retain_graph=True, allow_unused=True)
-                pulled.append(torch.zeros_like(leaf) if part is None else part)
+                if part is None:
+                    raise ValueError(_UNCONNECTED)
+                pulled.append(part)
         stacked = torch.stack(pulled).to(given[0].dtype)
         return Pullback(Cotangent(stacked * size.reshape(-1, *[1] * leaf.dim())))
 
@@ -129,14 +123,16 @@ class AutogradPass(Pass):
         return 4 * max(leaf.numel() * leaf.element_size() for leaf in self._leaves)
 
 
+_UNCONNECTED = "the features do not depend on the target layer (a detach, or no gradient on the way?)"
+
+
 def run_to_features(
     backbone: nn.Module,
     layer: str | None,
     names: Sequence[str],
     x: Tensor,
     reached: Any,
-    recorder: Recorder | None = None,
-    modules: Sequence[nn.Module] | None = None,
+    copied: Callable[[Tensor], Tensor] = Tensor.clone,
 ) -> Any:
     """Run a network up to its features, and return them.
 
@@ -146,26 +142,33 @@ def run_to_features(
         names: dotted names of the target layers.
         x: input, shape (N, ...).
         reached: called with the name and output of every target layer; may return another output.
-        recorder: watches the layers that have rules of their own.
-        modules: all modules of the network, if known.
+        copied: copies a tensor of the features that what follows may write into.
     """  # noqa: DOC201, DOC501 - said in one line
-    ran: set[str] = set()
+    ran, ended = set[str](), list[bool]()
 
     def hook(name: str, output: Any) -> Any:
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
             )
+        if ended:
+            return None
         ran.add(name)
         return reached(name, output)
 
-    with ExitStack() as stack:
-        if recorder is not None:
-            stack.enter_context(recorder.watching(backbone, modules_of(backbone) if modules is None else modules))
-        hooks = stack.enter_context(hooked())
+    with hooked() as hooks:
         for name in dict.fromkeys(names):
             hooks.after_call(backbone, name, hook, once=True)
-        output = output_of(backbone, layer, x)
+        try:
+            output = output_of(backbone, layer, x, done=lambda: ended.append(True), copied=copied)
+        except RuntimeError as error:
+            if "flex_attention" not in str(error):
+                raise
+            refuse(
+                ValueError,
+                "flex_attention compiles itself, which cannot be done while its steps are watched",
+                "use torch.nn.functional.scaled_dot_product_attention with the mask",
+            )
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):

@@ -11,17 +11,6 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.registry import rule_of
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Rule
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
 
-# What torch calls the same thing elsewhere, in the manner of numpy.
-_ALIASES = {
-    "axis": "dim",
-    "keepdims": "keepdim",
-    "axis0": "dim0",
-    "axis1": "dim1",
-    "x": "input",
-    "x1": "input",
-    "x2": "other",
-}
-
 
 @dataclass(frozen=True)
 class Resolved:
@@ -77,7 +66,7 @@ class Call:
         rule = rule_of(step.function)
         if rule is None:
             return None
-        args, named = step.args, {_ALIASES.get(name, name): value for name, value in step.kwargs.items()}
+        args, named = step.args, dict(step.kwargs)
         for parameter in rule.parameters[len(args) :] if named else ():
             if parameter not in named:
                 break
@@ -87,7 +76,7 @@ class Call:
     @property
     def inputs(self) -> tuple[Any, ...]:
         """The arguments without the layer, if it is one."""
-        return self.args[1:] if isinstance(self.step.function, type) else self.args
+        return self.args[1:] if self.step.is_layer else self.args
 
     def recorded(self, tape: Tape) -> Resolved:
         """Return the call as it was recorded, for what its shapes tell; ``y`` is the first output."""

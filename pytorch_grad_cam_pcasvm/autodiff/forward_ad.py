@@ -19,7 +19,16 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradien
 _lock = threading.RLock()  # there is one dual level in all threads
 _ADD, _SUB, _MUL, _DIV = ({getattr(torch, name), getattr(Tensor, name)} for name in ("add", "sub", "mul", "div"))
 _WEIGHTED = {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
-_AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED | {torch.addcdiv, torch.addmm, F.batch_norm}
+_BATCH_NORM = torch.batch_norm
+_AFFINE = _ADD | _SUB | _MUL | _DIV | _WEIGHTED | {torch.addcdiv, torch.addmm, _BATCH_NORM}
+_aten = torch.ops.aten
+# What a replay calls, which are operations, by what they are called in Python.
+_FUNCTIONS = {
+    _aten.add.Tensor: torch.add, _aten.sub.Tensor: torch.sub, _aten.mul.Tensor: torch.mul, _aten.div.Tensor: torch.div,
+    _aten.linear.default: F.linear, _aten.conv1d.default: torch.conv1d, _aten.conv2d.default: torch.conv2d,
+    _aten.conv3d.default: torch.conv3d, _aten.addcdiv.default: torch.addcdiv, _aten.addmm.default: torch.addmm,
+    _aten.batch_norm.default: _BATCH_NORM, _aten.layer_norm.default: F.layer_norm, _aten.cat.default: torch.cat,
+}  # fmt: skip
 
 
 _KERNELS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
@@ -73,7 +82,7 @@ class _Constants(Mode):
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, function = kwargs or {}, _FUNCTIONS.get(function, function)
         if function is torch._C._set_grad_enabled:  # no concern of a mode that records around this
             return set_gradients(*args)
         if function is F.layer_norm and is_traced():  # whose derivative in one piece is for a known number of images
@@ -116,7 +125,7 @@ def _with(args: tuple[Any, ...], place: int, x: Tensor) -> list[Any]:
     return [*args[:place], x, *args[place + 1 :]]
 
 
-def _layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+def _layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any) -> Tensor:
     dims = [*range(-len(shape), 0)]
     x = x - x.mean(dims, keepdim=True)
     x = x / (x.square().mean(dims, keepdim=True) + eps).sqrt()
@@ -125,9 +134,16 @@ def _layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps
 
 
 def _normalised(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Any = None, bias: Any = None, training: bool = False,
-    momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor | None:  # fmt: skip
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Tensor,
+    var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *rest: Any,
+) -> Tensor | None:
     """Return what a batch norm makes of the change of its input, in evaluation."""
     scale = (var + eps).rsqrt() * (1 if weight is None else weight)
     return None if training else x * scale.reshape(-1, *[1] * (x.dim() - 2))
@@ -138,7 +154,7 @@ def _linear(function: Any, args: list[Any], place: int, kwargs: dict[str, Any]) 
     if function in _WEIGHTED and place == 0 and len(args) > 1:
         args[2:3] = [None]  # a bias changes nothing
         return function(*args, **{name: item for name, item in kwargs.items() if name != "bias"})
-    if function is F.batch_norm:
+    if function is _BATCH_NORM:
         return _normalised(*args, **kwargs)
     if kwargs:
         return None

@@ -20,10 +20,12 @@ class Pass:
     Attributes:
         activations: outputs of the target layers, (N, T, ...) each.
         output: what the network, or its feature layer, gave.
+        heads: whether the heads of the first attention are kept apart.
     """
 
     activations: list[Tensor]
     output: Any
+    heads: bool = False
 
     def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Pullback:
         """Return the derivative of K targets with respect to ``activations[target]``, or its secant from a baseline.

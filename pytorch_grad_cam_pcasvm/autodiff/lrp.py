@@ -86,9 +86,8 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
 
 
 def _called(step: Step, args: Any, kwargs: Any) -> Tensor:
-    if isinstance(step.function, type):
+    if step.is_layer:
         return args[0].forward(args[1], **kwargs)
-    args = [args[0].clone(), *args[1:]] if step.inplace else args
     return step.function(*args, **kwargs)
 
 

@@ -1,416 +1,633 @@
-"""Recording: what the network itself computes between its target layers and the features, recorded while it runs.
+"""Recording: what torch's dispatcher runs between the target layers and the features, while the network itself runs.
 
-A hook on the first target layer that runs switches on a :class:`Recorder`, a ``TorchFunctionMode`` that sees every
-call of a torch function or method in this thread. It records those with an argument that depends on a target layer's
-output. Everything else is a constant of this call: the stem, weights, and whatever bypasses a target layer. Comparisons
-and indices are recorded, too, as *switches*: no gradient flows through them, but a replay has to compute them again.
-For gradients they are constants: what happens to them is never a reason to refuse a path.
+A :class:`Recorder` is a ``TorchDispatchMode`` below autograd, where an operation arrives under one name, as a whole,
+with its arguments in the order of its schema: from modules, functions, scripted code, ``vmap``, checkpoints and
+autocast. Those with an argument that depends on a target layer's output are recorded. Everything else is a constant of
+this call: the stem, weights, and whatever bypasses a target layer. Comparisons, indices, and what is detached or
+computed without gradients are recorded, too, as *switches*: no gradient flows through them, but a replay computes them
+again.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from contextvars import ContextVar
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.autograd.function import Function
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import CheckpointFunction
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import CONSTANTS, has_layers, layer_kind, of_shape, rule_of
-from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape, autocast_dtype, has_gradient, mapped, version_of
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.model.features import output_of
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
-from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
-
-_SWITCH, _SMOOTH = 1, 2  # how something depends on a target layer
-
-
-class Regions:
-    """Where the network switches gradients off after the target layer: what is computed there is a constant.
-
-    A region that began before the target layer, such as a frozen tower called under ``torch.no_grad()``, is ignored.
-    """
-
-    def __init__(self) -> None:
-        self._switched_off = False
-        self._before: dict[int, tuple[Any, bool]] = {}  # by context, which is kept so that its id stays its own
-        self._inference = False
-
-    def begin(self) -> None:
-        """Begin at the target layer."""
-        self._inference = torch.is_inference_mode_enabled()
-
-    @property
-    def off(self) -> bool:
-        """Whether gradients are off now."""
-        inference = torch.is_inference_mode_enabled()
-        self._inference = self._inference and inference
-        return self._switched_off or (inference and not self._inference)
-
-    def switch(self, enabled: bool, frame: FrameType) -> None:
-        """Record a call of ``torch._C._set_grad_enabled`` from a frame; contexts make it when they begin and end."""
-        # no_grad().__enter__ and __exit__ call set_grad_enabled.__init__: the context is the outer of the two.
-        outer = frame.f_back
-        if outer is not None and isinstance(outer.f_locals.get("self"), torch.no_grad | torch.enable_grad):
-            frame = outer
-        context = frame.f_locals.get("self")
-        if frame.f_code.co_name == "__exit__":
-            _, self._switched_off = self._before.pop(id(context), (None, False))
-        else:
-            self._before.setdefault(id(context), (context, self._switched_off))
-            self._switched_off = not enabled
+from pytorch_grad_cam_pcasvm.autodiff.aliases import Alias, Memory, View, views_of
+from pytorch_grad_cam_pcasvm.autodiff.operations import (
+    Operation,
+    decomposed,
+    functional,
+    mask_of,
+    memory_of,
+    operation,
+    plain,
+    tensors_in,
+)
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import is_constant, rule_of
+from pytorch_grad_cam_pcasvm.autodiff.tape import (
+    HALF,
+    Ref,
+    Step,
+    Tape,
+    autocast_dtype,
+    has_gradient,
+    mapped,
+    version_of,
+)
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 
 
-class Recorder(Mode):
-    """Records the calls that depend on the target layers.
+class Recorder(TorchDispatchMode):
+    """Records the operations that depend on the target layers.
 
     Args:
-        named: also record the modules that made them, for messages.
         keeps_all: keep the numbers of all values, as a replay from other activations needs; otherwise of those that
             rules read for gradients, and the network's own memory is given back as without a recorder.
+        halves: keep what constants were before they were cast to half precision, as autocast does to weights.
     """
 
-    def __init__(self, *, named: bool = False, keeps_all: bool = True) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, *, keeps_all: bool = True, halves: bool = False) -> None:
         super().__init__()
         self.tape = Tape(complete=keeps_all)
-        self.named, self._keeps_all = named, keeps_all
-        self._index: dict[int, int] = {}  # of the tensor object that stands for a value
-        self._smooth: set[int] = set()  # the values that are no switches
-        self._tensors: list[Callable[[], Tensor | None]] = []
-        self._kept: dict[int, Tensor] = {}  # an id is a tensor's own only while the tensor lives
-        self._held: list[torch.UntypedStorage] = []  # so is a storage's
+        self._keeps_all, self._halves = keeps_all, halves
+        self._explaining = _explaining.get()
+        self._aliases: dict[int, Alias] = {}  # by id of the tensor, which is its own while the tensor lives
+        self._sharing: dict[int, set[int]] = {}  # ids of tensors, by their memory
+        self._memories: dict[int, Memory] = {}  # what was written into
+        self._kept: dict[int, list[int]] = {}  # values whose numbers are kept, by the memory that they lie in
+        self._tensors: list[Any] = []  # of each value, while it lives
+        self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
+        self._foreign: set[Any] = set()  # functions that were noted
         self._nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._versions: list[int | None] = []
-        self._storages: dict[int, list[int]] = {}
-        self._overwritten: dict[int, str] = {}
-        self._written: dict[int, str] = {}  # storages, by what wrote values of the tape into them
-        self.regions = Regions()
-        self._entered = False
-        self._layers: list[tuple[Any, ...] | None] = []  # registered layers that are running
-        self._modules: list[str] = []
+        self.enabled = True  # whether Python has gradients switched on: in an autograd.Function torch has them off
+        self._in_inference = False  # whether the target layer's own region of inference mode has not ended yet
+        self._exposed: list[tuple[Tensor, Tensor, int | None]] = []  # as they are, and as they were
+        self._written: set[int] | None = None  # memories, by a call that is one step as a whole; None: there is none
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call, and record it if it depends on a target layer."""
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and record it if it depends on a target layer."""
         kwargs = kwargs or {}
-        if func is torch._C._set_grad_enabled:
-            self.regions.switch(args[0], sys._getframe(1))
-        if self._layers:
+        if not self.listens:
             return func(*args, **kwargs)
-        depends = self._depends(args)
-        if kwargs and depends < _SMOOTH:
-            depends = max(depends, self._depends(kwargs.values()))
-        constant = func in CONSTANTS or self.regions.off or (depends == _SWITCH and kwargs.get("out") is not None)
-        if depends and constant and not of_shape(func):
-            self.tape.branches = True
-        if not depends or (constant and (depends == _SWITCH or self.regions.off)):
+        known = operation(func)
+        if known.draws and known.is_random(args, kwargs):
+            raise _random(known.name)
+        if not self.tape.roots:
             return func(*args, **kwargs)
-        written = _written(func, args, kwargs)
-        with torch._C.DisableTorchFunction():  # other modes are not to see what is asked here
-            noted = self._noted(func, args, kwargs, written, smooth=depends == _SMOOTH)
+        if self._written is not None:
+            for tensor in known.written_in(args, kwargs):
+                self._before_write(tensor)
+            return func(*args, **kwargs)
+        if not self.depends((args, kwargs.values()) if kwargs else args):
+            for tensor in known.written_in(args, kwargs):
+                self._write_constant(tensor, known.name)
+            result = func(*args, **kwargs)
+            if known.aliases:
+                self._note_views(func, args, kwargs, result, switch=False)
+            if self._halves and known.name in _CASTS and result.dtype in HALF and args[0].dtype not in HALF:
+                self._cast[id(result)] = result, args[0]
+            return result
+        if known.of_shape:
+            return func(*args, **kwargs)
+        smooth = self._is_smooth((args, kwargs.values())) and self._has_gradients() and not is_constant(func)
+        if known.written:
+            return self._write(func, known, args, kwargs, smooth=smooth)
+        if smooth and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
+            with self._listening():
+                return parts(*args, **kwargs)
+        call = self._noted(*plain(func, args), kwargs, smooth=smooth)
         result = func(*args, **kwargs)
-        if func not in CONSTANTS:
-            with torch._C.DisableTorchFunction():
-                self._note(noted, result if written is None else written)
+        if self._note(call, result, smooth=smooth):
+            self._note_views(func, args, kwargs, result, switch=not smooth)
         return result
 
-    def root(self, name: str, output: Tensor, following: Tensor | None = None) -> Tensor:
+    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Whole | None":
+        """Begin a call that has a rule as a whole; return what :meth:`end` needs, or None if its parts are recorded."""
+        if self._written is not None or not self.tape.roots or not self.depends((args, kwargs.values())):
+            return None
+        if not self._is_smooth((args, kwargs.values())) or not self._has_gradients():
+            return None
+        noted = self._noted(call, args, kwargs, smooth=True)
+        self._written = set()
+        return Whole(noted, {id(tensor) for tensor in tensors_in((args, kwargs.values()))})
+
+    def end(self, whole: "Whole", result: Any, *, several: bool = False) -> None:
+        """Record such a call as one step, unless it has failed, and the network goes on without it."""
+        written, self._written = self._written or set(), None
+        for memory in written:
+            self._bump(memory, str(getattr(whole.noted[0], "__name__", whole.noted[0])))
+        if result is None:
+            return
+        over = isinstance(result, Tensor) and id(result) in whole.arguments and memory_of(result) in written
+        self._note(whole.noted, result, smooth=True, inplace=bool(written), several=several, over=over)
+
+    def root(self, name: str, output: Tensor) -> Tensor:
         """Begin at the output of a target layer, or add one; return an alias of it for what follows."""
-        if self._layers:
+        if self._written is not None:
             raise NoClosedFormError(
                 f"the target layer {name!r} is inside a layer with a registered rule", "choose that layer itself"
             )
-        with torch._C.DisableTorchFunction():
+        if not self.tape.roots:
+            self._in_inference = torch.is_inference_mode_enabled()
+        with self._alone():
             # A layer may give its input back, which is another value where it is used besides.
-            alias = output.detach() if following is None else following
-            index = self._value(alias, smooth=True)
+            following = output.detach()
+            source = self._current(output) if id(output) in self._aliases else None
+            index = self._value(following, smooth=True)
             self._keep(index)
-            if id(output) in self._index:
-                source = self._index[id(output)]
-                if source in self._smooth:
-                    self._current(output)
-                self.tape.steps.append(Step(torch.clone, (Ref(source),), {}, (source,), (index,), True, False))
+            if source is not None:
+                self._aliases[id(following)].view = View(output, torch.ops.aten.alias.default, (), {}, False)
+                self._add(Step(torch.ops.aten.alias.default, (Ref(source),), {}, (source,), (index,), True, False))
         self.tape.roots[name] = index
-        if not self._entered:
-            self.regions.begin()
-            self.__enter__()
-            self._entered = True
-        return alias
+        return following
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor that stands for the same value, whatever is written into the tensor later."""
+        with self._alone():
+            value, copy = self._current(tensor), tensor.clone()
+            if value is not None:
+                self._alias(copy).value = value
+                self._tensors[value] = self._alias(copy).tensor
+        return copy
 
     def finish(self, output: Any) -> Tape:
         """Return the tape of a pass that returned ``output``."""
-        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        for leaf in leaves:
-            by = self._overwritten.get(id(leaf), self._written.get(_storage(leaf)))
-            if by is not None and id(leaf) not in self._index:
-                raise _unseen_write(by)
-        for index in [index for indices in self._storages.values() for index in indices]:
-            if index in self._smooth and self._changed(index):
-                raise _unseen_write("something that cannot be seen")
-        self.tape.outputs = [self._current(leaf) for leaf in leaves]
-        self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
-        self._tensors.clear()  # whose callbacks hold this recorder, and with it all that it kept
+        for now, before, memory in self._exposed:
+            if memory not in self._memories and not torch.equal(now, before):
+                raise unseen_write("something that cannot be seen")
+        with self._alone():
+            leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            self.tape.outputs = [self._current(leaf) for leaf in leaves]
+            self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
+        self.tape.drop_dead_ends()
         return self.tape
 
-    def stop(self) -> None:
-        """Switch the mode off."""
-        # A mode of the network's that ends behind the target layer takes ours for itself: calls may have been missed.
-        if self._entered and torch.overrides._get_current_function_mode() is not self:
-            raise NoClosedFormError(
-                "the network leaves a TorchFunctionMode between the target layer and the features",
-                "enter it before the network runs, as in with mode: cam.explain(images)",
-            )
-        if self._entered:
-            self.__exit__(None, None, None)
-        self._entered = False
+    def clear(self) -> None:
+        """Forget the tensors of the pass, whose callbacks hold this recorder, and with it all that it kept."""
+        self._aliases.clear()
+        self._cast.clear()
+        self._tensors.clear()
 
-    @contextmanager
-    def watching(self, backbone: nn.Module, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Record layers that have rules of their own as one step each; keep track of names if requested."""
-        with hooked() as hook:
-            if any(issubclass(kind, torch.jit.ScriptModule) for kind in set(map(type, modules))):
-                hook.before_scripted(self._refuse_scripted)
-            if has_layers():
-                for module in modules:
-                    if layer_kind(module) is not None:
-                        hook.before(module, self._enter_layer)
-                        # First of all: the user's own hooks on the layer are steps of their own.
-                        hook.after(module, self._leave_layer, prepend=True)
-            if self.named:
-                for name, module in backbone.named_modules():
-                    if isinstance(module, torch.jit.ScriptModule):
-                        continue  # it takes no hooks, and calls nothing that can be seen
-                    hook.before(module, lambda module, args, kwargs, name=name: self._modules.append(name))
-                    hook.after(module, lambda module, args, kwargs, output: self._modules.__delitem__(-1))
-            yield
+    # What depends on a target layer.
 
-    def _refuse_scripted(self, module: Any, args: Any) -> None:
-        if self._entered and not self._layers and not self.regions.off and self._depends(args) == _SMOOTH:
-            raise NoClosedFormError(
-                f"between the target layer and the features is a scripted module, {module.original_name}, whose steps "
-                "cannot be seen",
-                "use the module that was scripted",
-                "pass jacobian='auto' to use autograd on the path",
-            )
+    @property
+    def listens(self) -> bool:
+        """Whether what runs belongs to the pass that is recorded, not to another explanation inside it."""
+        return _explaining.get() is self._explaining
 
-    def _enter_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        depends = self._entered and max(self._depends(args), self._depends(kwargs.values())) == _SMOOTH
-        if self._layers or not depends:
-            self._layers += [None] if self._layers else []
-            return
-        written = args[0] if getattr(module, "inplace", False) and args else None
-        x = args[0] if len(args) == 1 else args
-        with torch._C.DisableTorchFunction():
-            self._layers.append(self._noted(layer_kind(module), (module, x), kwargs, written, several=x is args))
-
-    def _leave_layer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self._layers:
-            return
-        noted = self._layers.pop()
-        if noted is not None:
-            with torch._C.DisableTorchFunction():
-                self._note(noted, output)
-
-    def _depends(self, arguments: Any) -> int:
-        """Return how arguments depend on a target layer: 0, _SWITCH or _SMOOTH."""
-        found = 0
+    def depends(self, arguments: Any) -> bool:
+        """Return whether any tensor among arguments depends on a target layer."""
         for argument in arguments:
             if isinstance(argument, Tensor):
-                index = self._index.get(id(argument))
-                if index is not None:
-                    found = _SMOOTH if index in self._smooth else _SWITCH
-                elif id(argument) in self._overwritten or (self._written and _storage(argument) in self._written):
-                    found = _SMOOTH
-            elif isinstance(argument, list | tuple):
-                found = max(found, self._depends(argument))
-            if found == _SMOOTH:
-                return found
+                alias = self._aliases.get(id(argument))
+                if alias is not None:
+                    if alias.value is not None or alias.memory in self._memories:
+                        return True
+                elif self._memories and (memory := memory_of(argument)) in self._memories:
+                    raise unseen_write(self._memories[memory].by)  # type: ignore[index]
+            elif isinstance(argument, _SEVERAL) and self.depends(argument):
+                return True
+        return False
+
+    def expose(self, arguments: Any) -> None:
+        """Note that numbers are read, or may be written, where the dispatcher does not see it."""
+        if self.tape.roots and self.depends(arguments):
+            self.tape.branches = True
+            for tensor in tensors_in(arguments):
+                with self._alone():
+                    self._exposed.append((tensor.detach(), tensor.clone(), memory_of(tensor)))
+
+    def _is_smooth(self, arguments: Any) -> bool:
+        found = False
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                index = self._current(argument)
+                found |= index is not None and index not in self.tape.switches
+            elif isinstance(argument, _SEVERAL):
+                found |= self._is_smooth(argument)
         return found
 
-    def _changed(self, index: int) -> bool:
-        tensor = self._tensors[index]()
-        return tensor is not None and self._versions[index] != version_of(tensor)
+    def _has_gradients(self) -> bool:
+        """Return whether autograd would record a graph here; refuse what has a gradient of its own."""
+        inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        self._in_inference = self._in_inference and inference
+        if inference and not self._in_inference:
+            return False
+        if not self.enabled:
+            return False
+        if not torch._C._is_fwd_grad_enabled() and not (inference and grad):
+            function = _function_around(sys._getframe(2))
+            if function is Function:
+                function = _named_in(sys._getframe(2))
+            if function is not CheckpointFunction:
+                raise NoClosedFormError(
+                    f"{function.__name__} is an autograd.Function, whose gradient is whatever it says",
+                    f"register its Jacobian with @register_jacobian({function.__name__})",
+                    "choose a later target layer",
+                )
+        return grad
 
-    def _keep(self, index: int) -> None:
-        """Keep the numbers of a value."""
-        tensor = self._tensors[index]()
-        if index not in self._kept and tensor is not None:
-            self._kept[index], self.tape.values[index] = tensor, tensor.detach()
-
-    def _forget(self, index: int, identity: int, storage: int) -> None:
-        """Forget a tensor that the network has dropped: its id, and that of its storage, may become another's."""
-        if self._index.get(identity) == index:
-            del self._index[identity]
-        self._overwritten.pop(identity, None)
-        left = self._storages.get(storage, [])
-        if index in left:
-            left.remove(index)
+    # Values.
 
     def _current(self, tensor: Tensor) -> int | None:
-        """Return the value that a tensor stands for; refuse one that was written over behind the tape's back."""
-        index = self._index.get(id(tensor))
-        if index is not None and self._changed(index):
-            if index in self._smooth:
-                raise _unseen_write("something that cannot be seen")
+        """Return the value that a tensor stands for, after all that was written into its memory."""
+        alias = self._aliases.get(id(tensor))
+        if alias is None:
+            if self._memories and (memory := memory_of(tensor)) in self._memories:
+                raise unseen_write(self._memories[memory].by)  # type: ignore[index]
             return None
+        written = self._memories.get(alias.memory) if alias.memory is not None else None
+        if written is None or alias.version == written.version:
+            return alias.value
+        if alias.view is None:
+            raise unseen_write(written.by)
+        parent, view = self._current(alias.view.parent), alias.view
+        if parent is None:
+            alias.value, alias.version = None, written.version
+            return None
+        smooth = not view.switch and parent not in self.tape.switches
+        with self._alone():
+            index = self._value(tensor, smooth=smooth and has_gradient(tensor))
+            self._add(Step(view.function, (Ref(parent), *view.args), view.kwargs, (parent,), (index,), True, False))
         return index
 
-    def _noted(
-        self, function: Any, args: Any, kwargs: Any, written: Any, *, smooth: bool = True, several: bool = False
-    ) -> tuple[Any, ...]:
+    def _alias(self, tensor: Tensor) -> Alias:
+        """Return what is known of a tensor; from now on something is."""
+        identity = id(tensor)
+        alias = self._aliases.get(identity)
+        if alias is None:
+            memory = memory_of(tensor)
+
+            def forget(_: Any) -> None:  # its id, and that of its memory, may become another's
+                self._aliases.pop(identity, None)
+                if memory is not None:
+                    self._sharing.get(memory, set()).discard(identity)
+
+            alias = self._aliases[identity] = Alias(ref(tensor, forget), memory)
+            if memory is not None:
+                self._sharing.setdefault(memory, set()).add(identity)
+                if memory in self._memories:
+                    alias.version = self._memories[memory].version
+        return alias
+
+    def _value(self, tensor: Tensor, *, smooth: bool) -> int:
+        """Return the position of a new value, which a tensor stands for from now on."""
+        if tensor.is_nested:
+            raise NoClosedFormError("the path goes through a nested tensor", "pad its parts to one shape")
+        index, alias = len(self.tape.values), self._alias(tensor)
+        alias.value = index
+        if alias.memory in self._memories:
+            alias.version = self._memories[alias.memory].version
+        if not smooth:
+            self.tape.switches.add(index)
+        self._tensors.append(alias.tensor)
+        self.tape.values.append(tensor if self._keeps_all else self._shape_of(tensor))
+        if self._keeps_all:
+            self._keep(index)
+        return index
+
+    def _shape_of(self, tensor: Tensor) -> Tensor:
+        """Return the shape of a tensor in no memory."""
+        kind = tensor.dtype, tensor.device
+        if kind not in self._nothing:
+            self._nothing[kind] = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+            if has_gradient(tensor):
+                self._nothing[kind].fill_(torch.nan)
+        return self._nothing[kind].expand(tensor.shape)
+
+    def _keep(self, index: int) -> None:
+        """Keep the numbers of a value, which its tensor has now."""
+        tensor = self._tensors[index]()
+        if tensor is not None and index not in self.tape.kept:
+            self.tape.kept.add(index)
+            self.tape.values[index] = tensor.detach()
+            memory = memory_of(tensor)
+            if memory is not None:
+                self._kept.setdefault(memory, []).append(index)
+
+    def _noted(self, function: Any, args: Any, kwargs: Any, *, smooth: bool, written: Any = None) -> tuple[Any, ...]:
         """Return what is to be noted of a call, before it runs and writes into anything."""
         inputs: list[int] = []
 
         def taken(item: Any) -> Any:
             if not isinstance(item, Tensor):
                 return item
-            if id(item) in self._overwritten:
-                raise _unseen_write(self._overwritten[id(item)])
             index = self._current(item)
-            if index not in self._smooth and item is not written and smooth:
-                if index is None and _storage(item) in self._written:
-                    raise _unseen_write(self._written[_storage(item)])
-                self.tape._constants.append((item, version_of(item)))
-            if index is None:
-                return item.clone() if item is written else item
-            inputs.append(index)
-            return Ref(index)
+            if index is not None:
+                inputs.append(index)
+                return Ref(index)
+            if item is written or self._shares(item):
+                return item.clone()
+            self.tape._constants.append((item, version_of(item)))
+            if id(item) in self._cast:
+                self.tape.full[id(item)] = self._cast[id(item)][1]
+            return item
 
-        args, kwargs = mapped(tuple(args), taken), {name: mapped(value, taken) for name, value in kwargs.items()}
-        rule = rule_of(function)
-        smooths = [index for index in inputs if index in self._smooth]
-        if rule is None or rule.needs in ("all", "inputs") or (rule.needs == "others" and len(smooths) > 1):
-            for index in smooths:
-                self._keep(index)
-        if written is not None and smooth:
-            self._preserve(written, getattr(function, "__name__", str(function)))
-        elif written is not None:
-            self._preserve_switches(written)
-        return function, args, kwargs, tuple(inputs), written, several
+        with self._alone():
+            args, kwargs = mapped(tuple(args), taken), {name: mapped(value, taken) for name, value in kwargs.items()}
+            if smooth:
+                rule = rule_of(function)
+                smooths = [index for index in inputs if index not in self.tape.switches]
+                first = rule is not None and rule.foreign and function not in self._foreign  # is compared with autograd
+                if (
+                    rule is None
+                    or first
+                    or rule.needs in ("all", "inputs")
+                    or (rule.needs == "others" and len(smooths) > 1)
+                ):
+                    for index in smooths:
+                        self._keep(index)
+                for index in self.tape.switches.intersection(inputs):
+                    self._keep(index)
+        return function, args, kwargs, tuple(inputs)
 
-    def _preserve_switches(self, written: Tensor) -> None:
-        """Keep copies of switches that a call is going to write over; other views of them are constants from now on."""
-        for index in list(self._storages.get(_storage(written), ())):
-            tensor = self._tensors[index]()
-            if index not in self._smooth:
-                self.tape.values[index] = self.tape.values[index].clone()
-                if self._index.get(id(tensor)) == index and tensor is not written:
-                    del self._index[id(tensor)]
-
-    def _preserve(self, written: Tensor, by: str) -> None:
-        """Keep copies of what a call is going to write over, and know the tensors that will have changed."""
-        self._written[_storage(written)] = by
-        self._held.append(written.untyped_storage())
-        for index in list(self._storages.pop(_storage(written), ())):
-            if index in self._kept:
-                self.tape.values[index] = self.tape.values[index].clone()
-            tensor = self._tensors[index]()
-            if self._index.get(id(tensor)) == index and tensor is not written:
-                del self._index[id(tensor)]
-                self._overwritten[id(tensor)] = by
-
-    def _note(self, noted: tuple[Any, ...], result: Any) -> None:
-        function, args, kwargs, inputs, written, several = noted
-        for index in self._smooth.intersection(inputs):
-            tensor = self._tensors[index]()
-            if tensor is not written and id(tensor) in self._index and self._changed(index):
-                raise _unseen_write(getattr(function, "__name__", str(function)))
+    def _note(
+        self, noted: tuple[Any, ...], result: Any, *, smooth: bool, inplace: bool = False, several: bool = False,
+        over: bool = False,
+    ) -> bool:  # fmt: skip
+        """Note a call that has run; return whether it gave new tensors."""
+        function, args, kwargs, inputs = noted
         single = isinstance(result, Tensor)
         tensors = [result] if single else list(result) if isinstance(result, list | tuple) else []
-        if written is None and single and id(result) in self._index:
-            return  # dropout in evaluation mode, and whatever else gives its input back
-        if not inputs or not any(isinstance(tensor, Tensor) for tensor in tensors):
-            self.tape.branches |= not inputs or not of_shape(function)
-            return
-        smooth = not self._smooth.isdisjoint(inputs)
-        outputs = tuple(
-            self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
-            for tensor in tensors
-        )
-        rule = rule_of(function)
-        if smooth and (rule is None or rule.needs in ("all", "y")):
+        if single and not over and id(result) in self._aliases and self._aliases[id(result)].value is not None:
+            return False  # dropout in evaluation mode, and whatever else gives its input back
+        if not any(isinstance(tensor, Tensor) for tensor in tensors):
+            self.tape.branches = True
+            return False
+        with self._alone():
+            outputs = tuple(
+                self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
+                for tensor in tensors
+            )
+            rule = rule_of(function)
             for output in outputs:
-                if output is not None:
+                first = rule is not None and rule.foreign and function not in self._foreign
+                if smooth and output is not None and (rule is None or first or rule.needs in ("all", "y")):
                     self._keep(output)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not _OUTSIDE:
-            self.tape.codes[id(frame.f_code)] = frame.f_code
-            frame = frame.f_back
-        where = self._modules[-1] if self._modules else None
-        cast = autocast_dtype(self.tape.values[inputs[0]].device.type)
-        self.tape.steps.append(
-            Step(function, args, kwargs, inputs, outputs, single, written is not None, where, several, cast)
-        )
+            self._foreign.add(function)
+        cast = autocast_dtype(self.tape.values[inputs[0]].device.type) if not hasattr(function, "_schema") else None
+        self._add(Step(function, args, kwargs, inputs, outputs, single, inplace, None, several, cast))
+        return True
 
-    def _value(self, tensor: Tensor, *, smooth: bool) -> int:
-        """Return the position of a new value."""
-        index = len(self.tape.values)
-        if smooth:
-            self._smooth.add(index)
-        identity, storage = id(tensor), _storage(tensor)
-        self._tensors.append(ref(tensor, lambda _: self._forget(index, identity, storage)))
-        self._versions.append(version_of(tensor))
-        self._index[identity] = index
-        self._overwritten.pop(identity, None)
-        self._storages.setdefault(storage, []).append(index)
-        if self._keeps_all or not smooth:
-            self.tape.values.append(tensor.detach())
-            self._kept[index] = tensor
-        else:  # the shape of nothing, in no memory
-            kind = tensor.dtype, tensor.device
-            if kind not in self._nothing:
-                self._nothing[kind] = torch.full((), torch.nan, dtype=tensor.dtype, device=tensor.device)
-            self.tape.values.append(self._nothing[kind].expand(tensor.shape))
-        return index
+    def _add(self, step: Step) -> None:
+        step.where = _module_around(sys._getframe(2))
+        self.tape.steps.append(step)
+
+    # Writes and views.
+
+    def _note_views(self, func: Any, args: Any, kwargs: Any, result: Any, *, switch: bool) -> None:
+        """Note which outputs of an operation are views of one of its arguments."""
+        outputs = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
+        outputs = [output for output in outputs if isinstance(output, Tensor)]
+        memory = memory_of(outputs[0]) if outputs else None
+        if not isinstance(func, OpOverload):
+            return
+        parent = None if memory is None else next((x for x in tensors_in(args) if memory_of(x) == memory), None)
+        if parent is None or any(parent is output for output in outputs):
+            return
+        self._alias(parent)
+        for output, view in zip(outputs, views_of(func, args, kwargs, parent, outputs, switch=switch), strict=True):
+            self._alias(output).view = view
+
+    def _shares(self, tensor: Tensor) -> bool:
+        """Return whether a constant shares its memory with what depends on a target layer."""
+        memory = memory_of(tensor)
+        others = () if memory is None else self._sharing.get(memory, ())
+        return any(self._aliases[other].value is not None for other in others)
+
+    def _before_write(self, tensor: Tensor) -> None:
+        """Keep copies of what is going to be written over."""
+        memory = memory_of(tensor)
+        if memory is not None:
+            for index in self._kept.pop(memory, ()):
+                self.tape.values[index] = self.tape.values[index].clone()
+            if self._written is not None:
+                self._written.add(memory)
+
+    def _bump(self, memory: int, by: str) -> None:
+        """Count a write into memory that values of the tape lie in."""
+        if memory in self._memories:
+            self._memories[memory].version += 1
+            return
+        tensors = (self._aliases[other].tensor() for other in self._sharing.get(memory, ()))
+        tensor = next((tensor for tensor in tensors if tensor is not None), None)
+        if tensor is not None:
+            self._memories[memory] = Memory(tensor.untyped_storage(), by, 1)
+
+    def _write_constant(self, tensor: Tensor, by: str) -> None:
+        """Refuse a write of constants that values of the tape would not know of."""
+        self._before_write(tensor)
+        if self._shares(tensor):
+            raise unseen_write(by)
+
+    def _write(self, func: Any, known: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
+        """Run an operation that writes into its first argument, and record it as one that does not."""
+        with self._listening():
+            mask = mask_of(func, args)
+            if mask is not None:
+                return args[0].masked_fill_(mask, args[2].reshape(()))
+        (target, *others), twin = known.written_in(args, kwargs), functional(func)
+        if others or twin is None:
+            if not others and (parts := decomposed(func)) is not None:
+                with self._listening():
+                    return parts(*args, **kwargs)
+            refuse(
+                ValueError if any(item.is_out for item in func._schema.arguments) else NoClosedFormError,  # as autograd
+                f"{known.name} writes into tensors, and is not known as an operation that does not",
+                "write y = ..., without out= or an underscore",
+            )
+        given = {name: item for name, item in kwargs.items() if item is not target}  # without out=
+        if smooth and rule_of(twin) is None:
+            if (parts := decomposed(func)) is not None:
+                with self._listening():
+                    return parts(*args, **kwargs)
+            if (parts := decomposed(twin)) is not None:
+                with self._listening():
+                    return target.copy_(parts(*args, **given))
+        if not smooth and self._is_smooth((target,)) and not is_constant(func):
+            raise unseen_write(f"{known.name}, without gradients,")
+        call = self._noted(twin, args, given, smooth=smooth, written=target)
+        upwards = self._upwards(target)
+        self._before_write(target)
+        result = func(*args, **kwargs)
+        alias = self._alias(target)
+        if memory_of(target) != alias.memory:
+            refuse(ValueError, f"{known.name} gives a tensor other memory", "write y = x")  # as autograd
+        shared = bool(upwards) or len(self._sharing.get(alias.memory, ())) > 1 if alias.memory is not None else False
+        if known.reshapes and shared:
+            raise unseen_write(known.name)
+        if alias.memory is not None and not known.reshapes:
+            self._bump(alias.memory, known.name)
+        alias.view = None if known.reshapes else alias.view
+        self._note(call, target, smooth=smooth, over=True)
+        value, view = alias.value, alias.view
+        for parent, parent_before in upwards:
+            assert view is not None
+            smooth_parent = value not in self.tape.switches or (
+                isinstance(parent_before, Ref) and parent_before.index not in self.tape.switches
+            )
+            function, arguments = view.written_back(parent_before, Ref(value))  # type: ignore[arg-type]
+            with self._alone():
+                index = self._value(parent, smooth=smooth_parent and has_gradient(parent))
+            inputs = tuple(item.index for item in arguments if isinstance(item, Ref))
+            self._add(Step(function, arguments, {}, inputs, (index,), True, False))
+            value, view = index, self._aliases[id(parent)].view
+        return result
+
+    def _upwards(self, target: Tensor) -> list[tuple[Tensor, Any]]:
+        """Return the tensors that one is a view of, one after another, with their values before a write into it."""
+        found: list[tuple[Tensor, Any]] = []
+        view = self._alias(target).view
+        while view is not None:
+            with self._alone():
+                before = self._current(view.parent)
+                if view.switch and before is not None and before not in self.tape.switches:
+                    break  # its gradient knows nothing of this write
+                found.append((view.parent, view.parent.clone() if before is None else Ref(before)))
+            view = self._alias(view.parent).view
+        return found
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Record what an operation is made of, from within its own call."""
+        _push_mode(self)
+        try:
+            yield
+        finally:
+            _pop_mode()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Record nothing."""
+        before, self._written = self._written, set()
+        try:
+            yield
+        finally:
+            self._written = before
 
 
-_INPLACE = {"__setitem__"} | {
-    f"__i{name}__" for name in ("add", "and", "or", "xor", "lshift", "rshift", "mod", "floordiv")
-}
+def _has_rule(function: Any, args: Any) -> bool:
+    rule = rule_of(function)
+    return rule is not None and (rule.holds is None or rule.holds(*args))
 
 
-def _unseen_write(by: str) -> NoClosedFormError:
+_explaining: ContextVar[object] = ContextVar("explaining", default=None)
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Be one explanation: what records another one around it, as where a hook explains a network, does not see it."""
+    before = _explaining.set(object())
+    try:
+        with Rollback() as rollback:
+            rollback.note_autograd()
+            rollback.go_above_autograd()
+            yield
+    finally:
+        _explaining.reset(before)
+
+
+class Differentiable(TorchDispatchMode):
+    """Refuses operations that draw random numbers, and behind a target layer those of which autograd has no gradient.
+
+    Attributes:
+        reached: whether a target layer has run.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = False
+        self._explaining = _explaining.get()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, unless it is refused."""
+        if _explaining.get() is self._explaining:
+            known = operation(func)
+            if known.is_random(args, kwargs or {}):
+                raise _random(known.name)
+            if self.reached and not known.differentiable:
+                raise NoClosedFormError(
+                    f"autograd has no gradient of {known.name}, and would take it for 0",
+                    "explain the network as it was before it was quantised",
+                )
+        return func(*args, **kwargs or {})
+
+
+class Whole(NamedTuple):
+    """A call that has a rule as a whole, while it runs: what was noted of it, and the ids of its tensors."""
+
+    noted: tuple[Any, ...]
+    arguments: set[int]
+
+
+_CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}
+_SEVERAL: Any = (list, tuple, type({}.values()))
+
+
+def unseen_write(by: str) -> NoClosedFormError:
+    """Return the refusal of a write that a tape cannot follow."""
     return NoClosedFormError(
         f"{by} works in place on a tensor that the path uses again, or of which it uses another view",
         "use the out-of-place version, as in x = torch.relu(x)",
     )
 
 
-_OUTSIDE = output_of.__code__  # which runs the network
+def _random(name: str) -> ValueError:
+    module = _module_around(sys._getframe(2))
+    where = "" if module is None else f" in a {type(module).__name__}"
+    return ValueError(
+        f"the network draws random numbers ({name}{where}), so that every run gives other numbers, and there is "
+        "nothing to explain: switch that off in evaluation mode, as with dropout(x, training=self.training), or draw "
+        "the numbers once, in __init__, and keep them with register_buffer"
+    )
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+_MODULE_CALL = nn.Module._call_impl.__code__
 
 
-def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor that a call writes into, or None."""
-    name = getattr(function, "__name__", "")
-    if kwargs.get("out") is not None:
-        raise NoClosedFormError(f"{name} writes into a tensor given as out=", "write y = ... without out=")
-    inplace = kwargs.get("inplace", False)
-    if not inplace and (position := _inplace_position(function)) is not None and len(args) > position:
-        inplace = args[position]
-    if inplace or (name.endswith("_") and not name.endswith("__")) or name in _INPLACE:
-        return args[0] if args else kwargs.get("input")
-    return None
+def _module_around(frame: FrameType | None) -> nn.Module | None:
+    """Return the module whose call a frame is in."""
+    while frame is not None and frame.f_code is not _MODULE_CALL:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
 
 
-@lru_cache(maxsize=1024)
-def _inplace_position(function: Any) -> int | None:
-    try:
-        return list(inspect.signature(function).parameters).index("inplace")
-    except (TypeError, ValueError):
-        return None  # a builtin: its twin that works in place has a name of its own
+def _function_around(frame: FrameType | None) -> type[Function]:
+    """Return the ``autograd.Function`` whose forward a frame is in; ``Function`` itself if it is not known."""
+    functions: dict[Any, type[Function]] = {}
+    kinds = [Function]
+    for kind in kinds:  # which grows
+        kinds += kind.__subclasses__()
+        functions[getattr(inspect.unwrap(kind.forward), "__code__", None)] = kind
+    while frame is not None and frame.f_code not in functions:
+        frame = frame.f_back
+    return Function if frame is None else functions[frame.f_code]
 
 
-@contextmanager
-def modes_kept() -> Iterator[None]:
-    """Remove, at the end, every torch function mode that was entered inside."""
-    with Rollback() as rollback:
-        rollback.note_modes()
-        yield
+def _named_in(frame: FrameType | None) -> type[Function]:
+    """Return the first ``autograd.Function`` that code around a frame names: one whose forward has ended already."""
+    while frame is not None:
+        for name in (*frame.f_code.co_names, *frame.f_code.co_freevars):
+            value = frame.f_globals.get(name, frame.f_locals.get(name))
+            if isinstance(value, type) and issubclass(value, Function) and value is not Function:
+                return value
+        frame = frame.f_back
+    return Function

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import rule_of
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
@@ -22,19 +22,20 @@ class Ref:
     index: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """One recorded call.
 
     Attributes:
-        function: a torch function or tensor method, or the registered class of a layer.
+        function: an operation of torch's dispatcher, or what has a rule as a whole: a function, an
+            ``autograd.Function``, the registered class of a layer.
         args: its arguments, a :class:`Ref` for every value of the tape; for a layer, the layer and its inputs.
         kwargs: its keyword arguments, likewise.
         inputs: the values of the tape among the arguments.
         outputs: the values that it returned; None for an output that is not a tensor.
         single: whether it returned one tensor, not several.
-        inplace: whether it wrote into its first argument.
-        where: dotted name of the module that called it, if requested.
+        inplace: whether it wrote into its arguments, as only what has a rule as a whole may.
+        where: the module that called it.
         several: whether a layer was called with several arguments, which are then in a tuple.
         autocast: the dtype of autocast, if it ran under that.
     """
@@ -46,20 +47,26 @@ class Step:
     outputs: tuple[int | None, ...]
     single: bool
     inplace: bool
-    where: str | None = None
+    where: nn.Module | None = None
     several: bool = False
     autocast: torch.dtype | None = None
 
     @property
     def name(self) -> str:
-        """Name of the function, or of the layer's class."""
-        name = getattr(self.function, "__name__", str(self.function))
-        return self.function.__self__.__name__ if name == "__get__" else name  # a property, as .imag
+        """Name of the operation, as in ``"aten.relu"``, or of the function or class."""
+        if isinstance(self.function, OpOverload):
+            return str(self.function.overloadpacket)
+        return getattr(self.function, "__name__", str(self.function))
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a layer with a rule of its own."""
+        return isinstance(self.function, type) and issubclass(self.function, nn.Module)
 
     @property
     def first(self) -> Any:
         """The first argument of the call; for a layer, its input."""
-        args = self.args[1:] if isinstance(self.function, type) else self.args
+        args = self.args[1:] if self.is_layer else self.args
         return args[0] if args else None
 
     @property
@@ -74,8 +81,8 @@ class Step:
 class Tape:
     """The steps of one forward pass, and the values between them.
 
-    A value may be a *switch*: a comparison, an index, or something computed from these. It depends on a target layer,
-    but has no gradient: pullbacks treat it as a constant, and only a replay computes it again.
+    A value may be a *switch*: a comparison, an index, something detached, or computed without gradients or from these.
+    It depends on a target layer, but has no gradient: pullbacks treat it as a constant, and only a replay computes it.
 
     Attributes:
         steps: the steps in the order of their calls.
@@ -83,10 +90,14 @@ class Tape:
         roots: value of each target layer's output, by dotted name.
         output: the output of the network, or of its feature layer.
         outputs: position of each tensor of the output among the values; None if it depends on no target layer.
-        branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``,
-            ``detach`` or under ``no_grad``: constants here, but different ones at other activations.
-        codes: the code of all functions of the network that the steps were called from, by id.
+        branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``:
+            constants here, but different ones at other activations.
         complete: whether all numbers were kept; otherwise those that gradients need.
+        switches: values without a gradient.
+        kept: values whose numbers were kept.
+        full: constants in half precision as they were before they were cast, by id.
+        verified: users' rules that were compared with autograd.
+        network: the network that ran, which knows the names of its modules.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -95,14 +106,33 @@ class Tape:
     output: Any = None
     outputs: list[int | None] = field(default_factory=list)
     branches: bool = False
-    codes: dict[int, CodeType] = field(default_factory=dict)
     complete: bool = True
+    switches: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    full: dict[int, Tensor] = field(default_factory=dict)
+    verified: set[Any] = field(default_factory=set)
+    network: nn.Module | None = None
     _constants: list[tuple[Tensor, int | None]] = field(default_factory=list)
 
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """Which functions were called on which values: equal for passes that take the same steps."""
-        return tuple((step.function, step.inputs, step.outputs) for step in self.steps), tuple(self.outputs)
+    def name_of(self, module: nn.Module | None) -> str | None:
+        """Return the dotted name of a module in the network, or None."""
+        modules = () if self.network is None or module is None else self.network.named_modules()
+        return next((name or type(module).__name__ for name, other in modules if other is module), None)
+
+    def __str__(self) -> str:
+        """Return the steps, line by line: operation, module, shapes, and the first one without a rule."""
+        names = {} if self.network is None else {module: name for name, module in self.network.named_modules()}
+        lines, missing = [], False
+        for number, step in enumerate(self.steps):
+            shapes = ", ".join(str(tuple(self.values[o].shape)) for o in step.outputs if o is not None)
+            constant = all(output is None or output in self.switches for output in step.outputs)
+            rule = "no gradient" if constant else "rule" if rule_of(step.function) is not None else "no rule"
+            first = rule == "no rule" and not missing
+            missing |= first
+            mark = "  <-- the first without a rule" if first else ""
+            where = names.get(step.where, "") if step.where is not None else ""
+            lines.append(f"{number:4d}  {step.name:<36} {where:<32} {shapes:<24} {rule}{mark}")
+        return "\n".join(lines)
 
     def following(self, *roots: int, switches: bool = False) -> tuple[list[Step], set[int]]:
         """Return the steps and the values that depend on some, including these; with switches or without."""
@@ -112,12 +142,21 @@ class Tape:
                 outputs = [
                     output
                     for output in step.outputs
-                    if output is not None and (switches or has_gradient(self.values[output]))
+                    if output is not None and (switches or output not in self.switches)
                 ]
                 if outputs:
                     steps.append(step)
                     values.update(outputs)
         return steps, values
+
+    def drop_dead_ends(self) -> None:
+        """Drop the steps that do not lead to the output."""
+        wanted, steps = {*self.outputs, *self.roots.values()}, []
+        for step in reversed(self.steps):
+            if not wanted.isdisjoint(step.outputs):
+                wanted.update(step.inputs)
+                steps.append(step)
+        self.steps = steps[::-1]
 
     def line(self, value: int, steps: Sequence[Step]) -> Iterator[Step]:
         """Yield the steps after a value one by one, as long as nothing else uses the last one's output."""
@@ -195,10 +234,11 @@ class Tape:
         with torch.no_grad():
             for step in reversed(steps):
                 with _autocast(step.autocast, kind):
-                    result = self._called(step, values)
+                    result = self.called(step, values)
                 for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
                     if output is not None:
-                        values[output] = tensor
+                        # What was written into has its own precision, whatever the source's.
+                        values[output] = tensor.to(self.values[output].dtype)
                         if tensor.shape != self.values[output].shape:
                             raise NoClosedFormError(
                                 f"{step.name} returns shape {tuple(tensor.shape)} where it returned "
@@ -245,14 +285,17 @@ class Tape:
         Raises:
             NoClosedFormError: a step cannot be run in single precision.
         """
-        if not any(value.dtype in _HALF for value in self.values):
+        if not any(value.dtype in HALF for value in self.values):
             return self
+
+        def single(item: Any) -> Any:
+            return _single(self.full.get(id(item), item) if isinstance(item, Tensor) else item)
+
         steps = [
             replace(
                 step,
-                function=Tensor.float if step.function in (Tensor.half, Tensor.bfloat16) else step.function,
-                args=mapped(step.args, _single),
-                kwargs={name: mapped(item, _single) for name, item in step.kwargs.items()},
+                args=mapped(step.args, single),
+                kwargs={name: mapped(item, single) for name, item in step.kwargs.items()},
                 autocast=None,
             )
             for step in self.steps
@@ -269,22 +312,18 @@ class Tape:
             ) from error
         return replace(tape, output=tape.structured(tape.outputs_of(dict(enumerate(tape.values)))))
 
-    def _called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
+    def called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
         """Return what a step gives for other values."""
         args, kwargs = self.resolved(step.args, values), self.resolved(step.kwargs, values)
-        written = None
-        if isinstance(step.function, type):
-            layer, x = args
-            args = tuple(x) if step.several else (x,)
-            if step.inplace:
-                args = (args[0].clone(), *args[1:])
-            with unchanged(layer):
-                return layer.forward(*args, **kwargs)  # without its hooks, which are steps of their own
         if step.inplace:
-            written = args[0].clone() if args else kwargs["input"].clone()
-            args, kwargs = ((written, *args[1:]), kwargs) if args else (args, kwargs | {"input": written})
-        result = step.function(*args, **kwargs)
-        return result if written is None else written
+            args, kwargs = (tree_map_only(Tensor, Tensor.clone, given) for given in (args, kwargs))
+        if step.is_layer:
+            layer, x = args
+            with unchanged(layer):
+                return layer.forward(*(x if step.several else (x,)), **kwargs)  # its hooks are steps of their own
+        if isinstance(step.function, type):
+            return step.function.apply(*args, **kwargs)  # type: ignore[attr-defined]
+        return step.function(*args, **kwargs)
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
@@ -318,14 +357,14 @@ def _fixed(tape: Tape, name: str, item: Any, names: Sequence[str]) -> Any:
     return tape.resolved((item,))[0] if name in names else item
 
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 def _single(item: Any) -> Any:
     """Return a tensor, or the name of a dtype, in single precision if it is in half."""
     if isinstance(item, torch.dtype):
-        return torch.float32 if item in _HALF else item
-    return item.float() if isinstance(item, Tensor) and item.dtype in _HALF else item
+        return torch.float32 if item in HALF else item
+    return item.float() if isinstance(item, Tensor) and item.dtype in HALF else item
 
 
 def has_gradient(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Pass, Path, explaining
+from pytorch_grad_cam_pcasvm.cams.check import CheckReport, of_contributions, of_gradient
 from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.docstrings import completed
 from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
@@ -43,7 +45,7 @@ from pytorch_grad_cam_pcasvm.model.token_layout import Layout
 from pytorch_grad_cam_pcasvm.model.trunk import last_blocks, norms_before_attention
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.hooks import called
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look
+from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.targets import (
     PCATarget,
@@ -187,10 +189,6 @@ class ClosedFormCAM(Named, BaseCAM):
         self._given: list[Any] = [] if auto else list(target_layers)
         self._found_for: Any = () if auto else None  # the backbone and the shape of images that layers were looked for
         self._names: list[str | None] = [None] * len(self._given)
-        self._by_autograd = jacobian == "autograd"
-        self._checked: set[Any] = set()
-        self._seen: set[Any] = set()
-        self._checked_head: Any = None
         self._doubts = Doubts()
         if next(model.parameters(), None) is None:
             raise ValueError(
@@ -317,6 +315,45 @@ class ClosedFormCAM(Named, BaseCAM):
         if isinstance(run.output, HeadRun):
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return results if branches else results[0]
+
+    def check(self, input_tensor: Any, targets: Sequence[Target] | Target | None = None) -> CheckReport:
+        """Compare what explanations of these images rest on with autograd, and with the network itself.
+
+        For each target layer, the gradients of the targets with autograd's; and the sum of contributions from zero
+        activations with the difference between the network's outputs. It takes a few more passes, and is meant for
+        networks that are new to you, and for bug reports; maps do not depend on it.
+
+        Args:
+            input_tensor: images, as for :meth:`explain`.
+            targets: K targets, each for all images; None: every component, then the predicted class.
+
+        Returns:
+            The comparisons; print them.
+
+        Raises:
+            NoClosedFormError: the path has a step without a rule; ``print(error.tape)`` shows which.
+            TypeError: the input is not a floating-point tensor, or a target is not callable.
+            ValueError: the batch is empty, or has NaN or infinite values; or a target does not fit the head.
+
+        Example:
+            >>> cam.check(images).agrees
+            True
+        """
+        x = self._checked_images(input_tensor)
+        with self._running(x) as modules:
+            layers = self._layers(self.model, x)
+            path = Path(*layers, modules)
+            passed, reference = path.run(x), AutogradPath(*layers).run(x)
+            run = Run(self.model, x, passed, passed.output, layers[2], [None] * len(layers[2]))
+            run.output = run.output_of(passed.output)
+            targets = self._default_targets(run.output) if targets is None else _as_list(targets)
+            seeds = run.output_gradients(targets)
+            found = []
+            for target, name in enumerate(layers[2]):
+                found.append(of_gradient(name, passed, reference, seeds, target))
+                at = partial(path.network_at, x, name)
+                found.append(of_contributions(name, passed, seeds, target, at))
+        return CheckReport(tuple(found))
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
         """Return the full Jacobians of components and margins with respect to the activations (Algorithm 1).
@@ -491,30 +528,28 @@ class ClosedFormCAM(Named, BaseCAM):
             _refuse_what_is_around(self.model)  # hooks may have come since
         layers = self._layers(self.model, x)
         passed: Pass | None = None
-        if not self._by_autograd:
+        if self.jacobian != "autograd":
             try:
                 passed = self._path(layers, modules).run(x)
             except NoClosedFormError as error:
-                if self.jacobian == "closed_form":
+                if self.jacobian == "closed_form" or self.replays or is_traced():
                     raise
-                warn(f"using autograd on the path: {error.reason}", AutogradFallbackWarning)
-                self._by_autograd = True
+                self._doubts.tell(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
         passed = AutogradPath(*layers).run(x) if passed is None else passed
         transforms = [
-            transform_of(self.reshape_transform, layers[0], name, x, activations, self._seen)
+            transform_of(self.reshape_transform, layers[0], name, x, activations, self._doubts.once)
             for name, activations in zip(layers[2], passed.activations, strict=True)
         ]
         run = Run(self.model, x, passed, passed.output, layers[2], transforms)
-        if isinstance(self.model, PCASVMNet) and self._checked_head is not self.model.head:
+        if isinstance(self.model, PCASVMNet) and may_look(x):
             self.model.head.check(flatten(passed.output)[:2])
-            self._checked_head = self.model.head
         if isinstance(self.model, PCASVMNet):
             check_rows(flatten(passed.output), x)
         run.output = run.output_of(passed.output)
         return run
 
     def _path(self, layers: tuple[nn.Module, Any, list[str]], modules: Sequence[nn.Module]) -> Path:
-        return Path(*layers, self._checked, modules, self.attention, self.in_single, self.replays)
+        return Path(*layers, modules, self.attention, self.in_single, self.replays)
 
     def _tell_blind_tokens(self, run: Run, layer: int, nu: Tensor) -> bool:
         """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
@@ -637,6 +672,7 @@ class ClosedFormCAM(Named, BaseCAM):
             modules = modules_of(self.model)
             stack.enter_context(evaluating(self.model, modules))
             stack.enter_context(eager(modules))
+            stack.enter_context(explaining())
             # Evaluating puts this back, not a context, which an interrupt could leave to the garbage collector; and not
             # inference mode, whose tensors a user could not train on.
             set_gradients(False)

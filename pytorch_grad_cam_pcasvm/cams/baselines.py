@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.cams.undecided import Undecided
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.model.channel_means import everywhere
-from pytorch_grad_cam_pcasvm.model.features import check_loader, checked_images, output_of, refuse_repeated
+from pytorch_grad_cam_pcasvm.model.features import ask_anew, check_loader, checked_images, output_of
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs
 from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, modules_of, network_of
 from pytorch_grad_cam_pcasvm.model.net import HeadRun, PCASVMNet
@@ -107,8 +107,6 @@ class WithBaseline(ClosedFormCAM):
         if isinstance(given, Tensor) and not bool(given.isfinite().all()):
             raise ValueError("the baseline has NaN or infinite values")
         self._baseline = given
-        # What the network does there has to be looked at anew.
-        self._checked -= {kind for kind in self._checked if kind[0] in ("baseline", "secant")}
 
     @property
     def mean(self) -> Sequence[Tensor] | None:
@@ -399,11 +397,10 @@ def mean_activations(
     name = layer_name(backbone, layer)
     total: Tensor | None = None
     count = 0
+    ask_anew(backbone)
     with evaluating(net), torch.no_grad():
         for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
             images = checked_images(image_and_label(batch)[0], backbone)
-            if not count and name is not None:
-                refuse_repeated(backbone, [name], images.to(device_of(net)))
             activations = output_of(backbone, name, images.to(device_of(net)))
             if not isinstance(activations, Tensor):
                 raise TypeError(

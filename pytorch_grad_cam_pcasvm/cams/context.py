@@ -94,6 +94,10 @@ class Run:
         dtype = self.output.head_trace.values[until].dtype if until else self.dtype
         return seeds_of(self.output, self.count, targets, dtype, baseline, until=until)
 
+    def output_gradients(self, targets: Sequence[Any]) -> list[Tensor | None]:
+        """Return the gradients of K targets with respect to the tensors of the path's output, (K, *its shape) each."""
+        return self._grads(self.seeds(targets))
+
     @property
     def public_output(self) -> Any:
         """The network's output in the form that users get."""

@@ -12,8 +12,10 @@ from pytorch_grad_cam_pcasvm.cams.context import Run
 from pytorch_grad_cam_pcasvm.cams.levels import WAYS, as_one
 from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise
 from pytorch_grad_cam_pcasvm.cams.recombine import moved
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.maps import signed_maps
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look
 
 
 class ContributionCAM(WithBaseline, ClosedFormCAM):
@@ -74,9 +76,13 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         if seeds.excess is not None:
             maps = moved(maps, seeds.excess)
         weights = run.sums(seeds, layer, at.path)
-        return Explained(
+        made = Explained(
             maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
         )
+        # Of several layers, or of several heads, each map has a part.
+        if may_look(maps) and len(run.layers) == 1 and not run.passed.heads:
+            _check_sums(run, layer, made)
+        return made
 
     def _of_layers(self, run: Run, targets: Sequence[Any]) -> Explained:
         return as_one([self._explained(run, layer, targets) for layer in range(len(run.layers))], self.combine)
@@ -105,6 +111,22 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         at = self._at_baseline(run, layer)
         gradients = run.gradients(self._seeds(run, layer, [target]), layer, at.path)
         return gradients.dense()[0] * run.shaped(at.difference, layer)
+
+
+def _check_sums(run: Run, layer: int, made: Explained) -> None:
+    """Refuse contributions that do not add up image by image, as where one image changes the features of another."""
+    assert made.baseline_values is not None
+    scale = made.log_scale.exp()
+    parts = [made.maps.flatten(2)] + ([] if made.remainder is None else [made.remainder.unsqueeze(-1)])
+    total = torch.stack([part.sum(-1) for part in parts]).sum(0) * scale + made.baseline_values - made.values
+    size = torch.stack([part.abs().sum(-1) for part in parts]).sum(0) * scale + made.values.abs()
+    tolerance = 1e-2 if made.maps.dtype == torch.float32 else 1e-5  # far above what rounding loses on the way
+    if bool((total.abs() > tolerance * (size + made.baseline_values.abs())).any()):
+        raise NoClosedFormError(
+            f"contributions at {run.layers[layer]!r} do not add up: the network mixes the images of a batch",
+            "explain one image at a time",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
 
 
 class LIFTCAM(WithBaseline, ClosedFormCAM):

@@ -28,6 +28,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._told: set[type[Warning]] = set()
+        self._asked: set[Any] = set()
         self._distances: dict[str, list[float]] = {}  # of the latest images, by measure
 
     def of_layer(self, layer: str, positions: Sequence[int]) -> None:
@@ -87,6 +88,12 @@ class Doubts:
                 f"value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to {value - start:.3g}; with "
                 "baseline='neutral', it adds up to the value",
             )
+
+    def once(self, key: Any) -> bool:
+        """Return whether something is asked for the first time."""
+        first = key not in self._asked
+        self._asked.add(key)
+        return first
 
     def tell(self, category: type[Warning], message: str) -> None:
         """Give a warning, unless one of its kind was given."""

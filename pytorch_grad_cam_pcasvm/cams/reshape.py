@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.model.token_layout import Layout, layout_of, looks_
 
 
 def transform_of(
-    given: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, seen: set[Any]
+    given: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, once: Callable[[Any], bool]
 ) -> Callable[[Tensor], Tensor] | None:
     """Return the transform that reshapes the activations of a target layer to (N, T, H, W); None if nothing is needed.
 
@@ -23,7 +23,7 @@ def transform_of(
         name: name of the layer.
         x: images, shape (N, ...).
         activations: the layer's output for them.
-        seen: layers and shapes for which a function has been checked; new ones are added.
+        once: whether a layer and a shape are asked for the first time, as a hint is given once.
 
     Returns:
         A function, a :class:`Layout` if that is known, or None.
@@ -46,9 +46,7 @@ def transform_of(
                 Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
             )
         return None
-    key = (name, x.shape[1:], activations.shape[1:])
-    if key not in seen:
-        seen.add(key)
+    if once((name, x.shape[1:], activations.shape[1:])):
         _hint_at_other_tokens(given, name, activations, layout)
 
     def guarded(activations: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class _Named(nn.Module):
 
 def _refuse(cam: ClosedFormCAM, made: SignedMaps) -> None:
     """Refuse what autograd would be needed for."""
-    if cam._by_autograd:
+    if cam.jacobian == "autograd":
         raise NoProgramError(
             "a program has no autograd, and the path from the target layer to the features needs it",
             "choose a later target layer",

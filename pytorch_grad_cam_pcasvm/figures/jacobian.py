@@ -98,6 +98,8 @@ def _dense_levels(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Te
         if levels:
             levels.append(args[0])
 
+    with evaluating(net), torch.no_grad():
+        net(x)  # a first pass may go on behind the features
     handles = [net.backbone.get_submodule(name).register_forward_hook(start)]
     handles += [m.register_forward_pre_hook(unit) for m in net.backbone.modules() if isinstance(m, nn.Linear)]
     try:

@@ -33,7 +33,7 @@ class ChannelMeans:
         self._counts: dict[str, int] = {}
         self._repeated: set[str] = set()
         for name in layers:
-            output = output_of(backbone, name, x)
+            output = output_of(backbone, name if called(name)[1] else f"{name}#1", x)
             if not isinstance(output, Tensor) or output.dim() < 3:
                 continue
             layout = None

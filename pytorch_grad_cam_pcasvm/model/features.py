@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.data import image_and_label
 from pytorch_grad_cam_pcasvm.errors import refuse
 from pytorch_grad_cam_pcasvm.model.inputs import Inputs, inputs_of
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, network_of, unchanged
+from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name, network_of
 from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
 from pytorch_grad_cam_pcasvm.model.streaming import Streamed
-from pytorch_grad_cam_pcasvm.model.token_layout import layout_of, without_hooks
+from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
@@ -44,7 +45,7 @@ def extract_features(
     """Run a backbone over a data loader and collect the features to fit a scikit-learn head on.
 
     The backbone runs in evaluation mode, without gradients, on the device of its parameters; its training flags are
-    restored afterwards. Modules after ``layer`` are run only once, on two images, to see whether the layer runs again.
+    restored afterwards. Modules after ``layer`` are run for the first batch only, to see whether the layer runs again.
 
     Args:
         backbone: the network.
@@ -222,12 +223,7 @@ class FeatureSource:
         return FeatureSource(layer_name(backbone, layer), None, pool, named)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
-        """Return the same source with the pool as a function, for images of the shape of x.
-
-        Raises:
-            ValueError: a layer runs more than once, and no call of it is named; or the pool does not fit its output.
-        """
-        _check_once(backbone, [part.layer for part in self.parts or (self,) if part.layer is not None], x)
+        """Return the same source with the pool as a function, for images of the shape of x."""
         if self.parts:
             return replace(self, parts=tuple(part.at(backbone, x) for part in self.parts))
         if self.pool is None or callable(self.pool):
@@ -263,46 +259,9 @@ class FeatureSource:
 _once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
-def _check_once(backbone: nn.Module, layers: Sequence[str], x: Tensor) -> None:
-    """Refuse layers that run more than once on images of a shape, unless that is known."""
-    known, key = _once.setdefault(backbone, set()), (tuple(layers), tuple(x.shape[1:]), x.dtype)
-    if key not in known and not is_traced():
-        refuse_repeated(backbone, layers, x)
-        known.add(key)
-
-
 def ask_anew(backbone: nn.Module) -> None:
     """Forget which layers run once: the network may have been changed."""
     _once.pop(backbone, None)
-
-
-def refuse_repeated(backbone: nn.Module, layers: Sequence[str], x: Tensor) -> None:
-    """Refuse layers that run more than once in a pass if no call of them is named.
-
-    Passes end at the layers, so this is another one, of two images, which goes on to the end, on a copy without hooks.
-    What fails in it behind the layers is of no concern.
-
-    Raises:
-        ValueError: there is such a layer.
-    """
-    unnamed = [name for name in layers if "#" not in name]
-    if not unnamed:
-        return
-    calls: Counter[str] = Counter()
-    with unchanged(backbone), torch.no_grad(), hooked() as hooks, suppress(Exception):
-        twin = without_hooks(backbone)
-        for name in unnamed:
-            hooks.after(twin.get_submodule(name), lambda *_, name=name: calls.update([name]))
-        _given(twin, x[:2])
-    for name, count in calls.items():
-        if count > 1:
-            names = [repr(f"{name}#{call}") for call in range(1, count + 1)]
-            names = names if count < 9 else [*names[:3], "...", names[-1]]
-            raise ValueError(
-                f"the layer {name!r} runs {count} times in a forward pass: name the call whose output is meant, "
-                f"{', '.join(names[:-1])} or {names[-1]}"
-            )
 
 
 def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
@@ -310,28 +269,63 @@ def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tenso
     return flatten(output_of(backbone, layer, x))
 
 
-def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource | None, x: Tensor) -> Any:
-    """Return the first output of ``layer`` (None: the backbone; a tuple: a list of theirs); what follows is not run."""
+def output_of(
+    backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource | None, x: Tensor, *, ends: bool = False,
+    done: Callable[[], None] | None = None, copied: Callable[[Tensor], Tensor] = Tensor.clone,
+) -> Any:  # fmt: skip
+    """Return the output of ``layer`` (None: the backbone; a tuple: a list of theirs); what follows is not run.
+
+    The first pass for images of a shape does go on to the end, to see whether a layer runs again, unless it ``ends``;
+    ``done`` is called where the layer, or the last of several, has run; ``copied`` copies what may be written into.
+
+    Raises:
+        ValueError: a layer does not run, or runs more than once and no call of it is named.
+        Reached: it is that of a pass around this one.
+    """
     if isinstance(layer, FeatureSource):
-        return layer.of_output(output_of(backbone, layer.where if layer.parts else layer.layer, x))
+        return layer.of_output(
+            output_of(backbone, layer.where if layer.parts else layer.layer, x, ends=ends, done=done)
+        )
     if layer is None:
         return _given(backbone, x)
-    names = (layer,) if isinstance(layer, str) else layer
+    names = list(dict.fromkeys((layer,) if isinstance(layer, str) else layer))
+    unnamed, key = [name for name in names if "#" not in name], (tuple(names), tuple(x.shape[1:]), x.dtype)
+    # What fails behind the layers is of no concern.
+    whole = bool(unnamed) and not ends and not _is_compiled() and key not in _once.setdefault(backbone, set())
     reached: dict[str, Any] = {}
+    calls: Counter[str] = Counter()
 
     def note(name: str, output: Any) -> None:
-        reached.setdefault(name, output)
-        if len(reached) == len(set(names)):
+        calls[name] += 1
+        if name not in reached:
+            # What comes may write into it.
+            reached[name] = tree_map_only(Tensor, copied, output) if whole else output
+        if len(reached) == len(names) and done is not None:
+            done()
+        if len(reached) == len(names) and not whole:
             raise Reached
 
     try:
         with hooked() as hooks:
-            for name in dict.fromkeys(names):
+            for name in names:
                 hooks.after_call(backbone, name, note)
             _given(backbone, x)
     except Reached:
-        if len(reached) < len(set(names)):  # that of a pass around this one
+        if len(reached) < len(names):  # that of a pass around this one
             raise
+    except Exception:
+        if not whole or len(reached) < len(names):
+            raise
+    for name in unnamed if whole else ():
+        if calls[name] > 1:
+            known = [repr(f"{name}#{call}") for call in range(1, calls[name] + 1)]
+            known = known if len(known) < 9 else [*known[:3], "...", known[-1]]
+            raise ValueError(
+                f"the layer {name!r} runs {calls[name]} times in a forward pass: name the call whose output is meant, "
+                f"{', '.join(known[:-1])} or {known[-1]}"
+            )
+    if whole:
+        _once[backbone].add(key)
     missing = next((name for name in names if name not in reached), None)
     if missing is None:  # also where a bare "except:" of the network's own kept the pass running
         return reached[layer] if isinstance(layer, str) else [reached[name] for name in names]
@@ -339,6 +333,10 @@ def output_of(backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource 
         f"the layer {missing!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
         "layers cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
     )
+
+
+def _is_compiled() -> bool:
+    return is_traced() or torch.compiler.is_compiling()
 
 
 def _given(backbone: nn.Module, x: Any) -> Any:

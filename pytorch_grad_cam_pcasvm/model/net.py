@@ -182,8 +182,8 @@ class PCASVMNet(Named, nn.Module):
     """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
 
     The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works. Modules after ``layer``
-    are run only before the first scores, on two images, to see whether the layer runs again. ``torch.compile(net)``
-    gives the same scores.
+    are run for the first images only, to see whether the layer runs again. ``torch.compile(net)`` gives the same
+    scores.
 
     Args:
         backbone: the network that the features came from. For a compiled network, the original module is used, because

@@ -75,7 +75,7 @@ def _passed(backbone: nn.Module, source: FeatureSource, x: Tensor) -> dict[str, 
     with hooked() as hooks, torch.no_grad():
         for module in modules_of(backbone):
             hooks.after(module, note)
-        output_of(backbone, source, x)
+        output_of(backbone, source, x, ends=True)
     return {name: each for name, each in found.items() if name not in twice}
 
 

@@ -30,14 +30,24 @@ class Hooks:
         self._rollback.note(_remove, run, module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
         module.register_forward_pre_hook(run, with_kwargs=True)
 
-    def after(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> None:
-        """Call ``hook(module, args, kwargs, output)`` after the module runs; it may return another output."""
+    def after(
+        self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False, always: bool = False
+    ) -> None:
+        """Call ``hook(module, args, kwargs, output)`` after the module runs; it may return another output.
+
+        Args:
+            module: the module.
+            hook: the hook.
+            prepend: call it before the module's other hooks.
+            always: call it if the module fails, too, with None for its output.
+        """
 
         def run(*args: Any) -> Any:
             return hook(*args) if threading.get_ident() == self._thread else None
 
-        self._rollback.note(_remove, run, module._forward_hooks, module._forward_hooks_with_kwargs)
-        module.register_forward_hook(run, with_kwargs=True, prepend=prepend)
+        kept = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+        self._rollback.note(_remove, run, module._forward_hooks, *kept)
+        module.register_forward_hook(run, with_kwargs=True, prepend=prepend, always_call=always)
 
     def after_call(
         self, backbone: nn.Module, name: str, hook: Callable[[str, Any], Any], *, once: bool = False

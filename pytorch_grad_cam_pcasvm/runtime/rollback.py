@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _pop_mode
 
 
 class Rollback:
@@ -57,11 +58,32 @@ class Rollback:
         self.note_modes()
 
     def note_modes(self) -> None:
-        """Note the torch function modes of this thread: those that are entered inside will be left."""
+        """Note torch's modes of this thread, for functions and for dispatch: those entered inside will be left."""
         # Where torch sets a mode aside for a call of its own, an interrupt can bring it back after everything.
         while (count := torch._C._len_torch_function_stack()) and _is_left(torch._C._get_function_stack_at(count - 1)):
             torch._C._pop_torch_function_stack()
         self.note(_leave_modes, torch._C._len_torch_function_stack(), late=False)
+        self.note(_leave_dispatch_modes, self._owner, torch._C._len_torch_dispatch_stack())
+
+    def note_autograd(self) -> None:
+        """Note whether torch dispatches to autograd in this thread."""
+        # torch's own guard puts this back whenever it is freed, which after an interrupt may be any time.
+        for key in _AUTOGRAD:
+            self.note(_exclude, self._owner, key, torch._C._dispatch_tls_is_dispatch_key_excluded(key))
+
+    def go_below_autograd(self) -> None:
+        """Leave autograd out of what torch dispatches to in this thread, with gradients switched on all the same."""
+        self.note_autograd()
+        for key in _AUTOGRAD:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+        self.note(_set_gradients_of, self._owner, torch.is_grad_enabled())
+        set_gradients(enabled=True)
+
+    @staticmethod
+    def go_above_autograd() -> None:
+        """Let torch dispatch to autograd again, after :meth:`go_below_autograd`."""
+        for key in _AUTOGRAD:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
 
     def _close(self, late: bool = False) -> None:
         for inner in reversed(_open[_open.index(self) + 1 :] if self in _open else []):
@@ -88,6 +110,7 @@ class Rollback:
 
 
 _open: list[Rollback] = []  # of all threads
+_AUTOGRAD = [torch._C._dispatch_key_parse(f"Autograd{name}") for name in ("Functionality", "Other", "NestedTensor")]
 
 
 def without_inference() -> AbstractContextManager[Any]:
@@ -144,6 +167,21 @@ def set_gradients(enabled: bool) -> None:
     """Switch gradients on or off for this thread, unseen by torch function modes, which may be recording around it."""
     with torch._C.DisableTorchFunction():
         torch._C._set_grad_enabled(enabled)
+
+
+def _exclude(thread: threading.Thread, key: Any, excluded: bool) -> None:
+    if threading.current_thread() is thread:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
+
+
+def _set_gradients_of(thread: threading.Thread, enabled: bool) -> None:
+    if threading.current_thread() is thread:
+        set_gradients(enabled)
+
+
+def _leave_dispatch_modes(thread: threading.Thread, count: int) -> None:
+    while threading.current_thread() is thread and torch._C._len_torch_dispatch_stack() > count:
+        _pop_mode()
 
 
 def _put_back_flags(thread: threading.Thread, grad: bool, cached: bool) -> None:

@@ -14,7 +14,7 @@ from torchvision import models
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
 from pytorch_grad_cam_pcasvm.autodiff import AutogradPath, Path
-from pytorch_grad_cam_pcasvm.autodiff.rules import cotangents, registry
+from pytorch_grad_cam_pcasvm.autodiff.rules import cotangents
 from pytorch_grad_cam_pcasvm.autodiff.rules.weight import by_weight, through_sums
 
 # Family: builder, output of the last block, layers users take features from (None: the logits).
@@ -254,7 +254,7 @@ def test_an_argument_without_a_gradient_is_refused():
 
     with torch.no_grad():
         passed = Path(Slopes(), None, ["first"]).record(X)
-    with pytest.raises(NoClosedFormError, match="an argument of prelu depends on the target layer"):
+    with pytest.raises(NoClosedFormError, match=r"an argument of aten\.prelu depends on the target layer"):
         passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()
 
 
@@ -270,8 +270,24 @@ class Masked(nn.Module):
 
 
 def test_a_network_that_is_random_is_refused():
-    with torch.no_grad(), pytest.raises(ValueError, match=r"Masked returns different numbers in every run.*switch"):
+    with pytest.raises(ValueError, match=r"draws random numbers \(aten::rand_like in a Masked\)"):
         Path(Masked().double(), None, ["conv"]).run(X)
+
+
+QUIET = {
+    "rrelu": F.rrelu,
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "dropout": lambda x: F.dropout(x, training=False) + F.alpha_dropout(x),
+}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_what_draws_nothing_is_no_reason_for_autograd_to_refuse(case):
+    net = small()
+    net[1].forward = QUIET[case]
+    seeds = torch.randn(2, 3, 6, dtype=torch.float64)
+    expected = Path(net, None, ["0"]).run(X).pullback([seeds], 0).dense()
+    assert relative(AutogradPath(net, None, ["0"]).run(X).pullback([seeds], 0).dense(), expected) < 1e-12
 
 
 class Twice(nn.Module):
@@ -311,27 +327,9 @@ class SideBranch(nn.Module):
         return self.out(self.conv(x).relu().flatten(1))
 
 
-class Sorted(nn.Module):
+class Bessel(nn.Module):
     def forward(self, x):
-        return torch.sort(x)[0]
-
-
-class Cubed(torch.autograd.Function):
-    """Its derivative is not that of what it computes."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 5 * grad
-
-
-class Custom(nn.Module):
-    def forward(self, x):
-        return Cubed.apply(x)
+        return torch.special.bessel_j0(x)
 
 
 def scripted(module):
@@ -340,42 +338,19 @@ def scripted(module):
         return torch.jit.script(module)
 
 
-class Beside(nn.Module):
-    """Something that cannot be seen, beside something that can."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = scripted(nn.Tanh())
-
-    def forward(self, x):
-        return x + 0.1 * self.hidden(x)
-
-
 REFUSALS = {
     "after the features": (small(), "1", "4", ValueError, "'4' does not run before the features"),
     "twice": (Twice(), None, "relu", ValueError, "'relu' runs more than once"),
     "tuple": (Tuples(), None, "pair", TypeError, "'pair' returns a tuple"),
     "leads nowhere": (SideBranch(), None, "aside", ValueError, "'aside' does not lead to the network's output"),
     "function without rule": (
-        small(Sorted()),
+        small(Bessel()),
         None,
         "1",
         NoClosedFormError,
-        r"goes through sort of '2'.*register its Jacobian with @register_jacobian.*jacobian='auto'",
+        r"goes through aten.special_bessel_j0 of '2'.*register its Jacobian with @register_jacobian.*jacobian='auto'",
     ),
-    "scripted layer": (small(scripted(nn.Tanh())), None, "0", NoClosedFormError, "is a scripted module, Tanh"),
-    "scripted branch": (small(Beside()), None, "0", NoClosedFormError, "is a scripted module, Tanh"),
-    "autograd.Function": (small(Custom()), None, "0", NoClosedFormError, "differs from autograd's"),
-    "another graph": (small(), None, "0", ValueError, "does not lead to"),
 }
-
-
-class Detached(nn.Module):
-    def forward(self, x):
-        return x.detach()
-
-
-REFUSALS["another graph"] = (small(Detached()), None, "0", ValueError, "'0' does not lead to")
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -383,15 +358,6 @@ def test_what_cannot_be_explained_is_refused_by_name(case):
     net, layer, target, error, message = REFUSALS[case]
     with torch.no_grad(), pytest.raises(error, match=message):
         Path(net.double().eval(), layer, [target]).run(X)
-
-
-def test_a_scripted_layer_put_in_later_is_refused():
-    net = small(nn.Tanh())
-    path = Path(net, None, ["0"])
-    check(net, path=path)
-    net[2] = Beside()
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="is a scripted module, Tanh"):
-        path.run(X)
 
 
 def test_a_traced_stem_and_control_flow_on_data():
@@ -454,70 +420,51 @@ class Inplace(nn.Sequential):
         return self[4](self[3](self.statements(self[0](x)).flatten(1)))
 
 
-def clamped(x):
-    x.clamp_(max=0.1)
-    return x
-
-
 def preactivation(x):
     y = torch.relu_(x)
     return x + 2 * y
 
 
-def of_a_view(x):
-    y = x.flatten(2)
-    y.mul_(3)
-    return y.tanh()
-
-
-def copied(x):
-    y = torch.zeros_like(x)
-    y += x
-    y *= x
-    return y
-
-
-@pytest.mark.parametrize("statements", [clamped, preactivation, of_a_view, copied])
-def test_in_place_statements_are_noted_with_copies(statements):
-    check(Inplace(statements))
-
-
-def view_again(x):
-    y = x.flatten(2)
-    y.mul_(3)
-    return x  # which is another one now
-
-
-def constant_again(x):
-    factor = torch.full_like(x, 2.0)
-    y = x.tanh() * factor
-    factor.zero_()
-    return y
-
-
-def by_numpy_alike(x):
+def scripted_write(x):
     y = x.tanh()
     z = y * y
-    scripted_write(y)
+    doubled_in_place(y)
     return z + y
 
 
 @torch.jit.script
-def scripted_write(x):
+def doubled_in_place(x):
     return x.mul_(2)
 
 
+def written_when_saved(x):
+    y = x * 2
+    z = F.gelu(y)
+    y.add_(1)
+    return z
+
+
+def written_by_a_detached_alias(x):
+    y = x * 2
+    z = y * y
+    y.detach().mul_(3)
+    return z
+
+
 @pytest.mark.parametrize(
-    ("statements", "message"),
+    ("statements", "twin"),
     [
-        (view_again, "mul_ works in place on a tensor that the path uses again"),
-        (constant_again, "autograd cannot follow the path from '0'"),
-        (by_numpy_alike, "something that cannot be seen works in place"),
+        (scripted_write, lambda x: x.tanh() ** 2 + 2 * x.tanh()),
+        (written_when_saved, lambda x: F.gelu(x * 2)),
+        (written_by_a_detached_alias, lambda x: 4 * x * x),
     ],
 )
-def test_in_place_statements_that_cannot_be_followed_are_refused(statements, message):
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
-        Path(Inplace(statements), None, ["0"]).run(X)
+def test_what_is_written_over_after_its_use_has_a_gradient_even_where_autograd_has_none(statements, twin):
+    seeds = torch.randn(2, 3, 6, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(Inplace(statements), None, ["0"]).run(X)
+    _, expected = path_by_autograd(Inplace(twin), None, "0", X, seeds)
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
 
 
 def test_a_stem_may_work_in_place_as_it_likes():
@@ -633,10 +580,6 @@ def test_black_images_and_odd_widths(shape):
         assert not path.run(torch.zeros(shape, dtype=torch.float64)).output.any()
     x = torch.randn(shape, dtype=torch.float64)
     check(net, x=x, path=path)
-    net[4].register_forward_hook(lambda module, args, output: Cubed.apply(output))
-    x[0] = 0
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="differs from autograd's"):
-        Path(net, None, ["0"]).run(x)
 
 
 def test_sums_that_are_identically_zero_are_compared_with_their_terms():
@@ -695,17 +638,16 @@ def test_the_path_can_be_run_again_from_other_activations():
         assert relative(passed.rerun({0: passed.activations[0]}), passed.output) == 0
 
 
-def test_the_first_call_costs_one_more_pass_of_two_images():
+def test_every_call_runs_the_network_once():
     net, rows = small(), []
     net[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
     path = Path(net, None, ["0"])
     with torch.no_grad():
         path.run(X)
-        assert rows == [2, 3]
         path.run(X)
         net[1] = nn.Sigmoid()
         path.run(X[:2])
-    assert rows == [2, 3, 3, 2, 2], "a new sequence of steps is checked once"
+    assert rows == [3, 3, 2]
 
 
 def test_networks_run_beside_recordings():
@@ -733,7 +675,7 @@ def test_networks_run_beside_recordings():
     assert not errors
 
 
-def test_a_wrong_rule_and_a_wrong_claim_of_kept_sums_are_found_out():
+def test_a_wrong_rule_and_a_wrong_claim_of_kept_sums_are_found_out(rules):
     class SumPool(nn.Module):
         def forward(self, x):
             return 4 * nn.functional.avg_pool2d(x, 2)
@@ -742,20 +684,18 @@ def test_a_wrong_rule_and_a_wrong_claim_of_kept_sums_are_found_out():
         return grad.repeat_interleave(2, -1).repeat_interleave(2, -2)
 
     net = nn.Sequential(nn.Conv2d(3, 4, 3), SumPool(), nn.Flatten(), nn.Linear(16, 6)).double()
-    before = dict(registry._rules)
-    try:
-        register_jacobian(SumPool)(rule)
-        check(net)
-        for wrong in (
-            lambda: register_jacobian(SumPool, keeps_sums=lambda layer, x, y: True)(rule),
-            lambda: register_jacobian(SumPool)(lambda layer, x, y, grad: 2 * rule(layer, x, y, grad)),
-        ):
-            wrong()
-            with torch.no_grad(), pytest.raises(NoClosedFormError, match="keeps_sums"):
-                Path(net, None, ["0"]).run(X)
-    finally:
-        registry._rules.clear()
-        registry._rules.update(before)
+    register_jacobian(SumPool)(rule)
+    check(net)
+    for claim, wrong, message in (
+        ({"keeps_sums": lambda layer, x, y: True}, rule, "SumPool says that sums over positions stay the same"),
+        ({}, lambda *args, **named: 2 * rule(*args, **named), "the rule of SumPool is not autograd's Jacobian of it"),
+    ):
+        register_jacobian(SumPool, **claim)(wrong)
+        for ask in ("dense", "sums"):
+            with torch.no_grad():
+                passed = Path(net, None, ["0"]).run(X)
+            with pytest.raises(NoClosedFormError, match=message):
+                getattr(passed.pullback([torch.randn(2, 3, 6, dtype=torch.float64)], 0), ask)()
 
 
 def test_a_copy_of_a_network_is_independent():
@@ -774,19 +714,6 @@ def test_half_precision_autograd_keeps_small_gradients():
         exact = Path(net, None, ["0"]).run(X).pullback([seeds[0].double()], 0).sums()
     weights = AutogradPath(half, None, ["0"]).run(X.half()).pullback([1e-12 * seeds[0]], 0).sums()
     assert relative(weights, 1e-12 * exact) < 0.05
-
-
-def test_functions_in_place_on_the_activations_of_a_densenet():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.features, self.out = nn.Conv2d(3, 4, 3), nn.Linear(4, 6)
-
-        def forward(self, x):
-            out = F.relu(self.features(x), inplace=True)
-            return self.out(torch.flatten(F.adaptive_avg_pool2d(out, (1, 1)), 1))
-
-    check(Block().double(), ["features"])
 
 
 class Leaving(torch.overrides.TorchFunctionMode):
@@ -816,19 +743,26 @@ def test_a_mode_of_the_users_that_ends_on_the_path_is_refused_and_taken_off(mode
     check(Moded(2, 5), ["inner.0"])
 
 
-def test_a_constant_that_is_written_over_with_a_note_after_its_use_is_refused():
-    def statements(x):
-        y = torch.ones_like(x)
-        z = x * y
-        y += x
-        return z + y
+def with_a_note(x):
+    y = torch.ones_like(x)
+    z = x * y
+    y += x
+    return z + y
 
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="autograd cannot follow the path from '0'"):
-        Path(Inplace(statements), None, ["0"]).run(X)
+
+def with_a_constant(x):
+    factor = torch.full_like(x, 2.0)
+    y = x.tanh() * factor
+    factor.zero_()
+    return y
+
+
+@pytest.mark.parametrize("statements", [with_a_note, with_a_constant])
+def test_a_constant_that_is_written_over_after_its_use_is_refused(statements):
     with torch.no_grad():
-        passed = Path(Inplace(statements), None, ["0"]).record(X)
-        with pytest.raises(NoClosedFormError, match="was written into after the path had used it"):
-            passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()
+        passed = Path(Inplace(statements), None, ["0"]).run(X)
+    with pytest.raises(NoClosedFormError, match="was written into after the path had used it"):
+        passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()
 
 
 class Behind(nn.Module):
@@ -839,10 +773,7 @@ class Behind(nn.Module):
         torch.manual_seed(0)
         self.conv, self.fc, self.function = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), function
         self.layer = layer or nn.Conv2d(4, 4, 1)
-        self.norm = nn.BatchNorm1d(4)
-        nn.init.zeros_(self.norm.weight)
-        self.act, self.gate = nn.Tanh(), 0.0
-        self.hidden = scripted(nn.Tanh())
+        self.act = nn.Tanh()
         self.double().eval()
 
     def forward(self, x):
@@ -854,20 +785,10 @@ def pooled(x):
     return x.mean((2, 3))
 
 
-def scaled_without_gradient(net, x, before):
-    with torch.no_grad():
-        scale = x.square().mean((2, 3), keepdim=True).sqrt()
+def gated_in_inference_mode(net, x, before):
     with torch.inference_mode():
-        other = torch.sigmoid(x)
-    with torch.set_grad_enabled(False):
-        third = torch.sigmoid(2 * x)
-    with torch.enable_grad():
-        y = x / scale * other.clone()
-    return net.fc(pooled(y + third * x.tanh()))
-
-
-def constant_written(net, x, before):
-    return net.fc(pooled(x) + (torch.ones(len(x), 4, dtype=x.dtype) * 2).mul_(pooled(x)))
+        gate = torch.sigmoid(x)
+    return net.fc(pooled(x * gate.clone()))
 
 
 def asked_by_shape(net, x, before):
@@ -881,72 +802,25 @@ def of_two_shapes(net, x, before):
     return net.fc(pooled(y.where(x > 0, 2 * x)) + torch.nn.functional.softplus(pooled(x), 2.0))
 
 
-@pytest.mark.parametrize("function", [scaled_without_gradient, constant_written, asked_by_shape, of_two_shapes])
+@pytest.mark.parametrize("function", [gated_in_inference_mode, asked_by_shape, of_two_shapes])
 def test_what_a_reviewer_found(function):
     check(Behind(function), ["layer"])
 
 
 def test_a_layer_that_gives_its_input_back():
-    net = Behind(lambda net, x, before: net.fc(pooled(x) * pooled(before)), nn.Identity())
-    path = Path(net, None, ["layer"])
-    check(net, ["layer"], path=path)
-    rows = []
-    net.conv.register_forward_hook(lambda module, args, output: rows.append(len(output)))
-    with torch.no_grad():
-        path.run(X)
-    assert rows == [3], "it was checked once"
-
-
-@torch.jit.script
-def centred(x):
-    return x - x.mean(0)
-
-
-def view_written(net, x, before):
-    buffer = torch.zeros(len(x), 4, dtype=x.dtype)
-    view = buffer[:, :]
-    view.add_(pooled(x))
-    return net.fc(pooled(x) + net.gate * buffer)
-
-
-def written_when_saved(net, x, before):
-    y = x * 2
-    z = torch.nn.functional.gelu(y)
-    y.add_(1)
-    return net.fc(pooled(z))
-
-
-def written_by_a_detached_alias(net, x, before):
-    y = pooled(x) * 2
-    z = y * y
-    y.detach().mul_(3)
-    return net.fc(z)
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda net, x, before: net.fc(pooled(x) + 5 * torch.relu(centred(pooled(x)))), "differs from autograd's"),
-        (lambda net, x, before: net.fc(pooled(x) + net.norm(net.hidden(pooled(x)))), "is a scripted module, Tanh"),
-        (view_written, "add_ works in place"),
-        (written_when_saved, "autograd cannot follow"),
-        (written_by_a_detached_alias, "works in place|autograd cannot follow"),
-    ],
-)
-def test_what_a_reviewer_found_is_refused(function, message):
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
-        Path(Behind(function), None, ["layer"]).run(X)
+    check(Behind(lambda net, x, before: net.fc(pooled(x) * pooled(before)), nn.Identity()), ["layer"])
 
 
 def test_global_backward_hooks_that_come_later():
     net = Behind(lambda net, x, before: net.fc(net.act(pooled(x))))
+    net.beside = scripted(nn.Tanh())  # takes no hooks
     path = Path(net, None, ["layer"])
     check(net, ["layer"], path=path)
     handle = torch.nn.modules.module.register_module_full_backward_hook(
         lambda module, grads, outputs: (3 * grads[0],) if module is net.act else None
     )
     try:
-        with torch.no_grad(), pytest.raises(NoClosedFormError, match=r"backward hook|differs from autograd's"):
+        with torch.no_grad(), pytest.raises(NoClosedFormError, match="has a backward hook on the path"):
             path.run(X)
     finally:
         handle.remove()
@@ -956,11 +830,9 @@ def test_backward_hooks_that_come_later():
     net = Behind(lambda net, x, before: net.fc(net.act(pooled(x))))
     path = Path(net, None, ["layer"])
     check(net, ["layer"], path=path)
-    handle = net.act.register_full_backward_hook(lambda module, grads, outputs: (3 * grads[0],))
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="differs from autograd's"):
-        path.run(X)
-    handle.remove()
-    check(net, ["layer"], path=path)
-    net.act.register_full_backward_hook(lambda module, grads, outputs: None)
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="Tanh has a backward hook on the path"):
-        path.run(X)
+    for given in (lambda grad: (3 * grad,), lambda grad: None):
+        handle = net.act.register_full_backward_hook(lambda module, grads, outputs, given=given: given(grads[0]))
+        with torch.no_grad(), pytest.raises(NoClosedFormError, match="Tanh has a backward hook on the path"):
+            path.run(X)
+        handle.remove()
+        check(net, ["layer"], path=path)

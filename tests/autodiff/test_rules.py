@@ -171,6 +171,7 @@ WEIGHT = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manu
 OTHER = torch.randn(4, 1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 WIDE = torch.randn(7, 120, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 FILTERS = torch.randn(3, 4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+FIXED = torch.randn(2, 4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
 INDEX = torch.tensor([2, 0, 2])
 # x: (2, 4, 6, 5)
 FUNCTIONS = {
@@ -369,7 +370,7 @@ FUNCTIONS = {
     ),
     "conv2d, its weight on the path": lambda x: (
         F.conv2d(x, x[:, :, :3, :2], x[0, 0, :2, 0], 2, (1, 0), 2)
-        + F.conv2d(x.detach(), x[:, :2, :3, :2], None, 2, (1, 0), 2, groups=2)
+        + F.conv2d(FIXED, x[:, :2, :3, :2], None, 2, (1, 0), 2, groups=2)
     ),
     "conv1d of one image, its weight on the path": lambda x: F.conv1d(x[0, 0], x[0, :, :, :3], x[0, :, 0, 0]),
     "conv_transpose2d, its weight on the path": lambda x: F.conv_transpose2d(
@@ -421,7 +422,7 @@ FUNCTIONS = {
     "setitem on a constant": lambda x: written_into_zeros(x),
     "copy_, fill_, zero_": lambda x: copied(x),
     "index_add": lambda x: (
-        x.index_add(1, INDEX, x[:, :3].tanh(), alpha=2) + torch.index_add(x.detach(), -3, INDEX, x[:, 1:])
+        x.index_add(1, INDEX, x[:, :3].tanh(), alpha=2) + torch.index_add(FIXED, -3, INDEX, x[:, 1:])
     ),
     "masked_fill by a value on the path": lambda x: x.masked_fill(OTHER > 0, x.mean()),
     "sin, cos, atan": lambda x: x.sin() * torch.cos(x) + x.atan() + torch.arctan(x),
@@ -505,16 +506,17 @@ def test_pools_that_keep_the_sum_over_positions():
     def keeps(function, *args, x=x):
         return registry.rule_of(function).keeps_sums(x, *args, y=function(x, *args))
 
-    assert keeps(F.avg_pool2d, 2)
-    assert keeps(F.avg_pool2d, 3, 1, (0, 1), False, False)
-    assert not keeps(F.avg_pool2d, 3, 1, (0, 1))
-    assert not keeps(F.avg_pool2d, 2, 2, 0, False, True, 3)
-    for function in (torch.max_pool2d, F.adaptive_avg_pool2d):
-        assert keeps(function, 2)
-        assert not keeps(function, 2, x=x[0]), "there is no batch"
-    assert keeps(torch.mean, (-1, 2))
-    assert not keeps(torch.mean, 1)
-    assert not keeps(torch.mean)
+    aten = torch.ops.aten
+    assert keeps(aten.avg_pool2d.default, [2, 2])
+    assert keeps(aten.avg_pool2d.default, [3, 3], [1, 1], [0, 1], False, False)
+    assert not keeps(aten.avg_pool2d.default, [3, 3], [1, 1], [0, 1])
+    assert not keeps(aten.avg_pool2d.default, [2, 2], [2, 2], [0, 0], False, True, 3)
+    for function in (aten.max_pool2d.default, aten.adaptive_avg_pool2d.default):
+        assert keeps(function, [2, 2])
+        assert not keeps(function, [2, 2], x=x[0]), "there is no batch"
+    assert keeps(aten.mean.dim, [-1, 2])
+    assert not keeps(aten.mean.dim, [1])
+    assert not keeps(aten.mean.default)
 
 
 @pytest.mark.parametrize("mask", [None, "bool", "float", "by head"])
@@ -538,24 +540,6 @@ def test_multi_head_attention(bias, batch_first, mask):
     assert relative(actual, expected) < 1e-12
 
 
-def test_multi_head_attention_as_a_function():
-    """The module makes numbers of a boolean mask; a function may get one."""
-    attention = prepared(nn.MultiheadAttention(8, 2))
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, 8, dtype=torch.float64)
-    later = torch.ones(5, 5).triu(1).bool()
-
-    def function(x, **options):
-        return F.multi_head_attention_forward(
-            x, x.flip(0), x, 8, 2, attention.in_proj_weight, attention.in_proj_bias, None, None, False, 0.0,
-            attention.out_proj.weight, attention.out_proj.bias, False, None, False, later, **options,
-        )[0]  # fmt: skip
-
-    for options in ({}, {"is_causal": True}):
-        actual, _, expected = pulled(lambda x, options=options: function(x, **options), x)
-        assert relative(actual, expected) < 1e-12
-
-
 def test_attention_of_other_widths():
     attention = prepared(nn.MultiheadAttention(8, 2, kdim=4, vdim=4, batch_first=True))
     torch.manual_seed(0)
@@ -565,22 +549,32 @@ def test_attention_of_other_widths():
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.vector_norm(x, torch.inf, -1),
+        lambda x: torch.linalg.vector_norm(x, -torch.inf, (1, 2), keepdim=True),
+        lambda x: torch.linalg.vector_norm(x, -1, -1),
+        lambda x: torch.linalg.norm(x, 1, dim=(2, 3)),
+        lambda x: torch.norm(x, torch.inf, (2, 3)),
+        lambda x: F.normalize(x, torch.inf),
+        lambda x: F.pairwise_distance(x, x.exp(), p=torch.inf),
+        lambda x: torch.einsum("nchh->nch", x[..., :6, :]),
+        lambda x: torch.einsum("...hh,...h->...", x[..., :6, :], x[..., 0, :]),
+    ],
+)
+def test_what_a_rule_does_not_hold_for_is_what_it_is_made_of(function):
+    torch.manual_seed(0)
+    x = torch.randn(4, 4, 7, 6, dtype=torch.float64)
+    actual, _, expected = pulled(function, x)
+    assert relative(actual, expected) < 1e-12
+
+
+@pytest.mark.parametrize(
     ("function", "message"),
     [
-        (nn.BatchNorm2d(4, track_running_stats=False), "mixes the images of a batch"),
-        (nn.Conv2d(4, 4, (2, 2), padding="same"), "'same' padding"),
-        (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], "goes through max_pool2d_with_indices"),
-        (lambda x: F.dropout(x, 0.5), "dropout that is always on"),
         (lambda x: F.prelu(x, x[0, :, 0, 0]), "prelu depends on the target layer, and its rule has no gradient"),
-        (lambda x: torch.sort(x)[0], "goes through sort, which has no closed-form rule"),
-        (lambda x: F.rrelu(x, training=True), "an RReLU that draws random slopes"),
-        (lambda x: torch.linalg.norm(x, 1, dim=(2, 3)), "a norm of matrices other than Frobenius'"),
-        (lambda x: x.norm("nuc", dim=(2, 3)), "a norm of matrices other than Frobenius'"),
-        (lambda x: torch.linalg.vector_norm(x, torch.inf, -1), "a norm of order inf"),
-        (lambda x: F.log_softmax(x), "a softmax without a dim"),
-        (lambda x: torch.einsum("nchh->nch", x[..., :6, :]), "takes a diagonal"),
-        (lambda x: torch.add(x, 1, out=torch.empty_like(x)), "out="),
-        (lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.5), "dropout in attention"),
+        (lambda x: x.norm("nuc", dim=(2, 3)), "goes through aten._linalg_svd"),
+        (lambda x: torch.cdist(x, 2 * x, p=torch.inf), "goes through aten._cdist_forward"),
     ],
 )
 def test_what_has_no_closed_form_is_refused_by_name(function, message):
@@ -685,29 +679,71 @@ def test_a_registered_layer_of_two_tensors(rules):
     x, net = torch.randn(2, 3, 4, 4, dtype=torch.float64), Net()
     with torch.no_grad():
         passed = Path(net, None, ["start"]).record(x)
-        assert [step.name for step in passed.tape.steps] == ["tanh", "Blend"]
+        assert [step.name for step in passed.tape.steps] == ["aten.tanh", "Blend"]
         grad = torch.randn(2, *x.shape, dtype=torch.float64)
         assert relative(passed.pullback([grad], 0).dense(), grad * (0.7 * (1 - x.tanh() ** 2) + 0.3)) < 1e-12
+        register_jacobian(Blend)(lambda layer, x, y, grad: (0.1 * grad, 0.9 * grad))
+        with pytest.raises(NoClosedFormError, match="the rule of Blend is not autograd's Jacobian of it"):
+            Path(net, None, ["start"]).record(x).pullback([grad], 0).dense()
 
 
 @pytest.mark.parametrize(
     ("rule", "given"),
     [
-        (lambda layer, x, y, grad: grad.sum(1), r"\(2, 3, 4, 4\)"),
+        (lambda layer, x, y, grad: grad.sum(1), r"\([12], 3, 4, 4\)"),
+        (lambda layer, x, y, grad: grad.flatten(3), r"\([12], 2, 3, 16\)"),
         (lambda layer, x, y, grad: 3.0, "float"),
         (lambda layer, x, y, grad: "dx", "str"),
     ],
 )
 def test_a_rule_of_the_wrong_shape_is_named(rules, rule, given):
     register_jacobian(Swish)(rule)
-    message = rf"the rule of Swish returns {given}, not \(2, 2, 3, 4, 4\)"
+    message = rf"the rule of Swish returns {given}, not \([12], 2, 3, 4, 4\)"
     with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
         pulled(Swish(), torch.randn(2, 3, 4, 4, dtype=torch.float64))
 
 
+class Beside(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x) + x
+
+
+def test_a_rule_without_the_gradient_that_autograd_has_is_refused(rules):
+    register_jacobian(Swish)(lambda layer, x, y, grad: None)
+    with pytest.raises(NoClosedFormError, match="the rule of Swish is not autograd's Jacobian of it"):
+        pulled(Beside(Swish()), torch.randn(2, 3, 4, 4, dtype=torch.float64))
+
+
+class Failing(nn.Module):
+    def forward(self, x):
+        return x.reshape(7, 7)
+
+
+@pytest.mark.parametrize("call", [Failing(), torch.trace], ids=["layer", "function"])
+def test_a_registered_call_that_fails_may_be_caught(rules, call):
+    class Caught(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.call = call
+
+        def forward(self, x):
+            try:
+                return self.call(x)
+            except RuntimeError:
+                return x.tanh()
+
+    register_jacobian(Failing, torch.trace)(swish)
+    actual, _, expected = pulled(Caught(), torch.randn(2, 3, 4, 5, dtype=torch.float64))
+    assert relative(actual, expected) < 1e-12
+
+
 @pytest.mark.parametrize("wrong", [(), (nn.ReLU(),), (nn.ReLU, "relu"), (int,)], ids=str)
 def test_what_is_registered_must_be_a_layer_class_or_a_function(wrong):
-    with pytest.raises(TypeError, match="register_jacobian takes layer classes and torch functions"):
+    with pytest.raises(TypeError, match="register_jacobian takes layer classes, torch functions and operations"):
         register_jacobian(*wrong)
 
 

@@ -37,7 +37,6 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
 )
 from pytorch_grad_cam_pcasvm.autodiff import Path
-from pytorch_grad_cam_pcasvm.autodiff.backward import Walk
 from pytorch_grad_cam_pcasvm.autodiff.rules import registry
 
 GRID = (6, 4)
@@ -511,7 +510,8 @@ class Lambda(nn.Module):
 def test_a_class_token_needs_one_query(monkeypatch):
     net, x = net_of(tower(before=1, fused=True), "cls"), images(3, 1)
     rows = []
-    rule = registry.rule_of(torch.nn.functional.scaled_dot_product_attention)
+    attention = torch.ops.aten.scaled_dot_product_attention
+    rule = registry.rule_of(attention)
 
     def counted(query, *args, **kwargs):
         rows.append(query.shape[-2])
@@ -519,27 +519,10 @@ def test_a_class_token_needs_one_query(monkeypatch):
 
     cam = ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens")
     cam.explain(x)
-    monkeypatch.setitem(
-        registry._rules, torch.nn.functional.scaled_dot_product_attention, dataclasses.replace(rule, pull=counted)
-    )
+    counted.__module__ = rule.pull.__module__  # no rule of a user's, which would be compared with autograd
+    monkeypatch.setitem(registry._rules, attention, dataclasses.replace(rule, pull=counted))
     cam.explain(x)
     assert rows in ([1], [25]), rows
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (ClosedFormGradCAM, "_token_sums"),
-        (ContributionCAM, "_token_sums"),
-        (ContributionCAM, "_contributions"),
-    ],
-)
-def test_a_short_way_that_goes_wrong_gives_no_map(kind, name, monkeypatch):
-    net, x = net_of(tower(before=1), "cls"), images(3, 1)
-    right = getattr(Walk, name)
-    monkeypatch.setattr(Walk, name, lambda *given, **named: 1.001 * right(*given, **named))
-    with pytest.raises(NoClosedFormError, match="differ from its pullback, which is a bug in this package"):
-        kind(net, ["blocks.1.norm1"], "tokens").explain(x)
 
 
 # --- What a reviewer found ------------------------------------------------------------------------------------------
@@ -652,7 +635,7 @@ def test_a_named_argument_on_the_path_is_refused_behind_a_class_token_too():
     net = nn.Sequential(Following(behind, False), Lambda(lambda t: t[:, 0])).double()
     with torch.no_grad():
         passed = Path(net, None, ["0.start"]).record(torch.randn(3, 29, 12, dtype=torch.float64))
-    with pytest.raises(NoClosedFormError, match="an argument of clamp depends on the target layer"):
+    with pytest.raises(NoClosedFormError, match=r"an argument of aten\.clamp depends on the target layer"):
         passed.pullback([torch.ones(1, 3, 12, dtype=torch.float64)], 0).dense()
 
 

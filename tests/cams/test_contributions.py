@@ -29,6 +29,7 @@ from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
     ClosedFormGradCAM,
     ContributionCAM,
+    NoClosedFormError,
     PCASVMNet,
     PCATarget,
     ShapCAM,
@@ -335,3 +336,20 @@ def test_where_the_gradient_fades_contributions_do_not() -> None:
     assert grad.nu * grad.log_scale.exp() < 1e-6
     assert contribution.nu > 0.05
     assert gap(contribution) < 1e-10
+
+
+def test_a_network_that_mixes_images_is_refused():
+    """What one image brings to the features of another is on no map of the other."""
+
+    class Centred(nn.Module):
+        def forward(self, x):
+            return (x - x.mean(0) / 2).tanh()
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), Centred(), nn.Flatten(), nn.Linear(64, 3)).double().eval()
+    x = torch.randn(3, 3, 6, 6, dtype=torch.float64)
+    cam = ContributionCAM(net, ["0"], baseline="zero")
+    with pytest.raises(NoClosedFormError, match="do not add up: the network mixes the images of a batch"):
+        cam.explain(x)
+    maps = cam.explain(x[:1])
+    assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-10

@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm import (
     PCATarget,
     extract_features,
 )
+from pytorch_grad_cam_pcasvm.autodiff.calls import Calls
 from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder
 from pytorch_grad_cam_pcasvm.model import modules
 from pytorch_grad_cam_pcasvm.runtime import rollback
@@ -38,7 +39,8 @@ def state(net):
         "attributes": [sorted(vars(module)) for module in net.modules()],
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), forward_ad._current_level),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
-        "modes": torch._C._len_torch_function_stack(),
+        "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        "below autograd": str(torch._C._dispatch_tls_local_exclude_set()),
         "attention": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
         "open": (len(rollback._open), len(modules._evaluating), len(modules._eager_users)),
         "stance": torch._dynamo.eval_frame._stance.stance,
@@ -129,7 +131,7 @@ def test_what_a_torch_context_brings_back_after_an_interrupt_is_removed():
     """torch sets a mode aside for calls of its own, in a context that an interrupt can leave open."""
     problem = Problem()
     with rollback.Rollback():
-        Recorder().__enter__()
+        Calls(Recorder()).__enter__()
     assert torch._C._len_torch_function_stack() == 1
     problem.net.predict(problem.x)
     assert torch._C._len_torch_function_stack() == 0

@@ -5,32 +5,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import functions, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, by_number, mid
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
-@register_jacobian(*functions("add"), torch.Tensor.__radd__, secant="linear", needs="nothing", tokens=by_number)
+@register_jacobian(*aten("add"), secant="linear", needs="nothing", tokens=by_number)
 def add(input: Any, other: Any, *, alpha: float = 1, y: Tensor, grad: Tensor) -> Any:
     """``y = a + alpha b``."""
     return lambda: unbroadcast(grad, input), lambda: unbroadcast(grad if alpha == 1 else alpha * grad, other)
 
 
-@register_jacobian(*functions("sub", "subtract"), secant="linear", needs="nothing", tokens=by_number)
+@register_jacobian(*aten("sub"), secant="linear", needs="nothing", tokens=by_number)
 def sub(input: Any, other: Any, *, alpha: float = 1, y: Tensor, grad: Tensor) -> Any:
     """``y = a - alpha b``."""
     return add(input, other, alpha=-alpha, y=y, grad=grad)
 
 
-@register_jacobian(torch.Tensor.__rsub__, torch.rsub, secant="linear", needs="nothing", tokens=by_number)
+@register_jacobian(*aten("rsub"), secant="linear", needs="nothing", tokens=by_number)
 def rsub(input: Any, other: Any, *, alpha: float = 1, y: Tensor, grad: Tensor) -> Any:
     """``y = b - alpha a``."""
     return lambda: unbroadcast(-alpha * grad, input), lambda: unbroadcast(grad, other)
 
 
 @register_jacobian(
-    *functions("mul", "multiply"),
-    torch.Tensor.__rmul__,
+    *aten("mul"),
     secant="linear",
     needs="others",
     tokens=by_number,
@@ -57,7 +56,7 @@ def _div_secant(
     return lambda: unbroadcast(grad * of_input, input), lambda: unbroadcast(-grad * of_other, other)
 
 
-@register_jacobian(*functions("div", "divide", "true_divide"), secant=_div_secant, tokens=by_number, affine=(0,))
+@register_jacobian(*aten("div"), secant=_div_secant, tokens=by_number, affine=(0,))
 def div(input: Any, other: Any, *, rounding_mode: str | None = None, y: Tensor, grad: Tensor) -> Any:
     """``y = a / b``."""
     if rounding_mode is not None:
@@ -65,20 +64,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None, y: Tensor, 
     return lambda: unbroadcast(grad / other, input), lambda: unbroadcast(-grad * y / other, other)
 
 
-def _rdiv_secant(input: Any, other: Any, *, y: Tensor, grad: Tensor, base: Base) -> Any:
-    """The same with the arguments exchanged."""
-    exchanged = Base(base.args[1::-1], base.kwargs, base.y, base.eps)
-    of_other, of_input = _div_secant(other, input, y=y, grad=grad, base=exchanged)
-    return of_input, of_other
-
-
-@register_jacobian(torch.Tensor.__rdiv__, secant=_rdiv_secant, tokens=by_number)
-def rdiv(input: Any, other: Any, *, y: Tensor, grad: Tensor) -> Any:
-    """``y = b / a``."""
-    return lambda: unbroadcast(-grad * y / input, input), lambda: unbroadcast(grad / input, other)
-
-
-@register_jacobian(torch.where, secant="linear", needs="others", tokens=by_number)
+@register_jacobian(*aten("where"), secant="linear", needs="others", tokens=by_number)
 def where(condition: Tensor, input: Any, other: Any, *, y: Tensor, grad: Tensor) -> Any:
     """``y = a`` where the condition holds, otherwise b."""
     return (
@@ -88,14 +74,7 @@ def where(condition: Tensor, input: Any, other: Any, *, y: Tensor, grad: Tensor)
     )
 
 
-@register_jacobian(torch.Tensor.where, secant="linear", needs="others", tokens=by_number)
-def where_method(input: Tensor, condition: Tensor, other: Any, *, y: Tensor, grad: Tensor) -> Any:
-    """The same, with the arguments of the method."""
-    _, of_input, of_other = where(condition, input, other, y=y, grad=grad)
-    return of_input, None, of_other
-
-
-@register_jacobian(*functions("masked_fill"), secant="linear", needs="others", tokens=by_number)
+@register_jacobian(*aten("masked_fill"), secant="linear", needs="others", tokens=by_number)
 def masked_fill(input: Tensor, mask: Tensor, value: Any, *, y: Tensor, grad: Tensor) -> Any:
     """``y = x``, but where the mask holds."""
     return (
@@ -105,13 +84,13 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any, *, y: Tensor, grad: Ten
     )
 
 
-@register_jacobian(*functions("addcmul"), secant="linear", needs="others", tokens=by_number)
+@register_jacobian(*aten("addcmul"), secant="linear", needs="others", tokens=by_number)
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1, y: Tensor, grad: Tensor) -> Any:
     """``y = c + value a b``."""
     return lambda: unbroadcast(grad, input), *mul(tensor1, tensor2, y=y, grad=value * grad)
 
 
-@register_jacobian(*functions("addcdiv"), tokens=by_number)
+@register_jacobian(*aten("addcdiv"), tokens=by_number)
 def addcdiv(
     input: Tensor,
     tensor1: Tensor,
@@ -132,7 +111,7 @@ def addcdiv(
     return lambda: unbroadcast(grad, input), *(parts if isinstance(parts, tuple) else (parts,))
 
 
-@register_jacobian(*functions("lerp"), secant="linear", needs="others", tokens=by_number)
+@register_jacobian(*aten("lerp"), secant="linear", needs="others", tokens=by_number)
 def lerp(input: Tensor, end: Tensor, weight: Any, *, y: Tensor, grad: Tensor) -> Any:
     """``y = a + w (b - a)``."""
     return (

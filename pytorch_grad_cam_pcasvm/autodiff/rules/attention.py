@@ -5,13 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Outer, by_rows, cotangent
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Outer, by_rows
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
 from pytorch_grad_cam_pcasvm.autodiff.rules.softmaxes import logarithmic_mean, through_softmax
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
 def _queries(
@@ -26,7 +24,7 @@ def _queries(
 
 
 @register_jacobian(
-    F.scaled_dot_product_attention,
+    *aten("scaled_dot_product_attention"),
     needs="inputs",
     tokens=_queries,
     attends=("query", "key", "attn_mask"),
@@ -47,8 +45,6 @@ def attention(
     base: Base | None = None,
 ) -> Any:
     """``dV = A^T r``, ``dM = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dM K``, ``dK = s dM^T Q``."""
-    if dropout_p:
-        raise NoClosedFormError("dropout in attention has no rule")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     given = query, key, value, attn_mask
     # Queries that share a key stand in one group.
@@ -94,69 +90,3 @@ def attention(
         outer(weights, grad, given[2]),
         lambda: unbroadcast(of_scores, given[3]),
     )
-
-
-@register_jacobian(F.multi_head_attention_forward, needs="inputs", attends=("query", "key"))
-def multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-    *,
-    y: tuple[Tensor, Tensor | None],
-    grad: tuple[Tensor | None, Tensor | None],
-    base: Base | None = None,
-) -> Any:
-    """Input projections, attention head by head, output projection; tokens come first, (L, N, D)."""
-    extras = (bias_k, bias_v, key_padding_mask, static_k, static_v)
-    if any(extra is not None for extra in extras) or add_zero_attn or query.dim() != 3:
-        raise NoClosedFormError("a MultiheadAttention with added keys, padding or without a batch has no rule")
-    if len(grad) > 1 and grad[1] is not None:
-        raise NoClosedFormError("the attention weights that a MultiheadAttention returns have no rule")
-    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
-    matrices: Any = separate if in_proj_weight is None else in_proj_weight.chunk(3)
-    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-
-    def heads(x: Tensor) -> Tensor:
-        """(..., L, N, heads d) to (..., N, heads, L, d)."""
-        return x.unflatten(-1, (num_heads, -1)).movedim(-4, -2)
-
-    def joined(x: Tensor) -> Tensor:
-        return x.movedim(-2, -4).flatten(-2)
-
-    def projected(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(heads(F.linear(x, w, b)) for x, w, b in zip(inputs, matrices, biases, strict=True))
-
-    if attn_mask is not None and attn_mask.dim() == 3:
-        attn_mask = attn_mask.unflatten(0, (-1, num_heads))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = ~attn_mask  # here True means that a key is left out
-    causal = is_causal and attn_mask is None
-    assert grad[0] is not None
-    of_heads = heads(grad[0] @ out_proj_weight)
-    inner = None if base is None else Base(projected(base.args[:3]), {}, None, base.eps)
-    q, k, v = projected((query, key, value))
-    pulled = attention(q, k, v, attn_mask, 0.0, causal, y=y[0], grad=of_heads, base=inner)[:3]
-    pairs = zip(pulled, matrices, strict=True)
-    return tuple(lambda part=part, matrix=matrix: joined(cotangent(part).dense()) @ matrix for part, matrix in pairs)

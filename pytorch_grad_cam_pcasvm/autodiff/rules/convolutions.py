@@ -7,15 +7,21 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn import grad as nn_grad
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import register_jacobian
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, register_jacobian
 
 _INPUTS = (nn_grad.conv1d_input, nn_grad.conv2d_input, nn_grad.conv3d_input)
 _WEIGHTS = (nn_grad.conv1d_weight, nn_grad.conv2d_weight, nn_grad.conv3d_weight)
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
-@register_jacobian(*_CONVOLUTIONS, secant="linear", needs="others", relevance="weighted")
+_DENSE = aten("conv1d.default", "conv2d.default", "conv3d.default")
+
+
+def _has_batch(input: Tensor, weight: Tensor, *args: Any, y: Tensor) -> bool:
+    return input.dim() == weight.dim()
+
+
+@register_jacobian(*_DENSE, secant="linear", needs="others", relevance="weighted", by_image=_has_batch)
 def convolution(
     input: Tensor,
     weight: Tensor,
@@ -30,14 +36,6 @@ def convolution(
 ) -> Any:
     """The transposed convolution; of the weight, what it met."""
     spatial = weight.dim() - 2
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
-        dilations = [dilation] * spatial if isinstance(dilation, int) else dilation
-        total = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
-        if any(t % 2 for t in total):
-            raise NoClosedFormError("a convolution with uneven 'same' padding has no rule")
-        padding = [t // 2 for t in total]
     options = (stride, padding, dilation, groups)
 
     def of_input() -> Tensor:
@@ -61,9 +59,7 @@ def _of_bias(grad: Tensor, spatial: int) -> Tensor:
     return grad.flatten(-spatial).sum(-1).reshape(len(grad), -1, grad.shape[-spatial - 1]).sum(1)
 
 
-@register_jacobian(
-    torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, secant="linear", needs="others"
-)
+@register_jacobian(*aten("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), secant="linear", needs="others")
 def transposed_convolution(
     input: Tensor,
     weight: Tensor,
@@ -93,7 +89,19 @@ def transposed_convolution(
     return of_input, lambda: torch.stack([of_weight(part) for part in grad]), lambda: _of_bias(grad, spatial)
 
 
-@register_jacobian(F.unfold, secant="linear", needs="nothing")
+@register_jacobian(*aten("convolution", "_convolution"), secant="linear", needs="others")
+def either_convolution(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int, *rest: Any, y: Tensor, grad: Tensor,
+) -> Any:  # fmt: skip
+    """The one or the other, as what is decomposed calls it."""
+    if transposed:
+        options = (stride, padding, output_padding, groups, dilation)
+        return transposed_convolution(input, weight, bias, *options, y=y, grad=grad)
+    return convolution(input, weight, bias, stride, padding, dilation, groups, y=y, grad=grad)
+
+
+@register_jacobian(*aten("im2col"), secant="linear", needs="nothing", by_image=True)
 def unfold(
     input: Tensor,
     kernel_size: Any,
@@ -109,7 +117,7 @@ def unfold(
     return F.fold(patches, input.shape[-2:], kernel_size, dilation, padding, stride).reshape(len(grad), *input.shape)
 
 
-@register_jacobian(F.fold, secant="linear", needs="nothing")
+@register_jacobian(*aten("col2im"), secant="linear", needs="nothing")
 def fold(
     input: Tensor,
     output_size: Any,

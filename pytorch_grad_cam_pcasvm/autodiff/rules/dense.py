@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import BehindDense, by_rows
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import functions, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid
 from pytorch_grad_cam_pcasvm.autodiff.rules.weight import by_weight
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
@@ -18,7 +17,7 @@ def _rows(dim: int, *args: Any, y: Tensor, **options: Any) -> int | None:
     return dim if dim < y.dim() - 1 else None
 
 
-@register_jacobian(F.linear, secant="linear", needs="others", tokens=_rows, relevance="weighted")
+@register_jacobian(*aten("linear"), secant="linear", needs="others", tokens=_rows, relevance="weighted")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor) -> Any:
     """``y = x W^T + b``."""
     return (
@@ -32,11 +31,12 @@ def _queries(dim: int, input: Tensor, *args: Any, y: Tensor) -> list[int | None]
     return [dim, None] if dim == y.dim() - 2 and input.dim() == y.dim() else None
 
 
-_PRODUCTS = functions("matmul", "bmm", "mm", "mv", "dot", "inner")
-
-
 @register_jacobian(
-    *_PRODUCTS, torch.Tensor.__matmul__, secant="linear", needs="others", tokens=_queries, relevance="divided"
+    *aten("matmul", "bmm", "mm", "mv", "dot", "_sparse_mm"),
+    secant="linear",
+    needs="others",
+    tokens=_queries,
+    relevance="divided",
 )
 def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     """``y = A B`` for matrices, or stacks of them; a vector is a matrix of one column, or row."""
@@ -46,19 +46,15 @@ def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     if input.dim() == 1:
         of_row, of_other = matmul(input.unsqueeze(0), other, y=y, grad=grad.unsqueeze(-2))
         return lambda: of_row().squeeze(-2), of_other
+    if input.layout is not torch.strided:  # a constant
+        return None, lambda: torch.stack([input.t() @ part for part in grad])
     return (
         lambda: unbroadcast(by_rows(grad, other.mT), input),
         lambda: unbroadcast(by_rows(grad.mT, input).mT, other),
     )
 
 
-@register_jacobian(torch.Tensor.__rmatmul__, secant="linear", needs="others", relevance="divided")
-def rmatmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
-    """``y = B A``."""
-    return matmul(other, input, y=y, grad=grad)[::-1]
-
-
-@register_jacobian(*functions("addmm", "baddbmm", "addmv"), secant="linear", needs="others")
+@register_jacobian(*aten("addmm", "baddbmm", "addmv"), secant="linear", needs="others")
 def addmm(
     input: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1, y: Tensor, grad: Tensor
 ) -> Any:
@@ -66,13 +62,13 @@ def addmm(
     return lambda: unbroadcast(beta * grad, input), *matmul(first, second, y=y, grad=alpha * grad)
 
 
-@register_jacobian(*functions("outer", "ger"), secant="linear", needs="others")
+@register_jacobian(*aten("outer"), secant="linear", needs="others")
 def outer(input: Tensor, vec2: Tensor, *, y: Tensor, grad: Tensor) -> Any:
     """``y_ij = a_i b_j``."""
     return lambda: grad @ vec2, lambda: input @ grad
 
 
-@register_jacobian(F.bilinear, torch.bilinear, secant="linear", needs="others")
+@register_jacobian(*aten("bilinear"), secant="linear", needs="others")
 def bilinear(
     input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor
 ) -> Any:
@@ -83,7 +79,12 @@ def bilinear(
     )
 
 
-@register_jacobian(torch.einsum, needs="others")
+def _takes_no_diagonal(equation: str, *operands: Any) -> bool:
+    terms = equation.replace(" ", "").replace("...", "").partition("->")[0].split(",")
+    return all(len(set(term)) == len(term) for term in terms)
+
+
+@register_jacobian(*aten("einsum"), needs="others", holds=_takes_no_diagonal)
 def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
     """Grad in the place of the operand, for each of them."""
     tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
@@ -124,6 +125,4 @@ def _subscripts(equation: str, tensors: list[Tensor]) -> tuple[list[str], str, s
         letters = left.replace(",", "").replace(".", "")
         result = "..." * ("..." in left) + "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
     terms = [term.replace("...", hidden[len(hidden) - span :]) for term, span in zip(terms, spans, strict=True)]
-    if any(len(set(term)) < len(term) for term in terms):
-        raise NoClosedFormError(f"the einsum {equation!r} takes a diagonal, and has no rule", "use x.diagonal()")
     return terms, result.replace("...", hidden), targets

@@ -1,5 +1,6 @@
 """Distances and similarities of vectors."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -8,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.norms import normalised, size_slope
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, dims_of, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, mid, resolution
 
 
-@register_jacobian(F.cosine_similarity, needs="inputs")
+@register_jacobian(*aten("cosine_similarity"), needs="inputs")
 def cosine_similarity(
     input: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8, *, y: Tensor, grad: Tensor, base: Base | None = None
 ) -> Any:
@@ -37,7 +38,11 @@ def _apart(x1: Tensor, x2: Tensor, p: float, base: Base | None, grad: Tensor, ep
     return size_slope(apart, apart0, p, [-1], resolution(grad, base))
 
 
-@register_jacobian(F.pairwise_distance, needs="inputs")
+def _of_powers(x1: Tensor, x2: Tensor, p: float = 2.0, *rest: Any) -> bool:
+    return 0 < p < math.inf
+
+
+@register_jacobian(*aten("pairwise_distance"), needs="inputs", holds=_of_powers)
 def pairwise_distance(
     x1: Tensor,
     x2: Tensor,
@@ -54,7 +59,7 @@ def pairwise_distance(
     return lambda: unbroadcast(pulled, x1), lambda: unbroadcast(-pulled, x2)
 
 
-@register_jacobian(torch.cdist, needs="inputs")
+@register_jacobian(*aten("cdist"), needs="inputs", holds=_of_powers)
 def cdist(
     input: Tensor,
     other: Tensor,

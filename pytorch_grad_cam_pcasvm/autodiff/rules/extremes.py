@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import (
+    aten,
     dims_of,
-    functions,
     ratio,
     register_jacobian,
     unbroadcast,
@@ -53,8 +53,8 @@ def _extreme(sign: int) -> Callable[..., Tensor]:
 
 
 _amax, _amin = _extreme(1), _extreme(-1)
-register_jacobian(*functions("amax"), needs="inputs")(_amax)
-register_jacobian(*functions("amin"), needs="inputs")(_amin)
+register_jacobian(*aten("amax"), needs="inputs")(_amax)
+register_jacobian(*aten("amin"), needs="inputs")(_amin)
 
 
 def _of_two(sign: int) -> Callable[..., Any]:
@@ -72,8 +72,8 @@ def _of_two(sign: int) -> Callable[..., Any]:
 
 
 _maximum, _minimum = _of_two(1), _of_two(-1)
-register_jacobian(*functions("maximum", "fmax"), needs="inputs")(_maximum)
-register_jacobian(*functions("minimum", "fmin"), needs="inputs")(_minimum)
+register_jacobian(*aten("maximum", "fmax"), needs="inputs")(_maximum)
+register_jacobian(*aten("minimum", "fmin"), needs="inputs")(_minimum)
 
 
 def _with_index(sign: int) -> Callable[..., Any]:
@@ -100,4 +100,70 @@ def _with_index(sign: int) -> Callable[..., Any]:
 
 for _sign, _name in ((1, "max"), (-1, "min")):
     _rule = _with_index(_sign)
-    register_jacobian(*functions(_name), needs="inputs")(_rule)
+    register_jacobian(*aten(_name), needs="inputs")(_rule)
+
+
+def _ranked(dim: int, choose: Callable[[Tensor], tuple[Tensor, Tensor]], keeps_dim: bool) -> Callable[..., Tensor]:
+    """Return the pullback of numbers that are chosen along a dimension by their rank, as ``choose`` gives them."""
+
+    def pull(input: Tensor, grad: Tensor, base: Base | None) -> Tensor:
+        axis = dim % max(input.dim(), 1) + 1
+        grad = grad if keeps_dim else grad.unsqueeze(axis)
+        y, places = choose(input)
+        rest: Tensor | float = 0.0
+        if base is not None:
+            # As of a maximum: to where x has this rank if the number has grown, otherwise to where x0 had it, if that
+            # has changed by as much at least; else to all that have changed, in proportion.
+            change = input - base.args[0]
+            y0, places0 = choose(base.args[0])
+            places = torch.where(y >= y0, places, places0)
+            own, dy = change.gather(axis - 1, places), y - y0
+            alone = (own != 0) & (own.abs() >= dy.abs()) | (dy == 0)
+            rest = (grad * torch.where(alone, 0.0, dy)).sum(axis, keepdim=True)
+            rest = rest * ratio(change, change.square().sum(axis - 1, keepdim=True))
+            grad = grad * torch.where(alone, torch.where(own == 0, 1.0, ratio(dy, own)), 0.0)
+        pulled = grad.new_zeros(len(grad), *input.shape)
+        return pulled.scatter_add(axis, places.expand_as(grad), grad) + rest
+
+    return pull
+
+
+@register_jacobian(*aten("topk"), needs="inputs")
+def topk(
+    input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, y: Any, grad: Any,
+    base: Base | None = None,
+) -> Tensor:  # fmt: skip
+    """The k largest numbers, or smallest."""
+    return _ranked(dim, lambda x: x.topk(k, dim, largest, True), True)(input, grad[0], base)
+
+
+@register_jacobian(*aten("sort"), needs="inputs")
+def sort(
+    input: Tensor, dim: Any = -1, descending: bool = False, *, y: Any, grad: Any, base: Base | None = None,
+    stable: bool = False,
+) -> Tensor:  # fmt: skip
+    """All numbers, in order."""
+    return _ranked(dim, lambda x: x.sort(dim=dim, descending=descending, stable=bool(stable)), True)(
+        input, grad[0], base
+    )
+
+
+@register_jacobian(*aten("kthvalue"), needs="inputs")
+def kthvalue(
+    input: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, y: Any, grad: Any, base: Base | None = None
+) -> Tensor:
+    """The k-th smallest number."""
+    return _ranked(dim, lambda x: x.kthvalue(k, dim, keepdim=True), keepdim)(input, grad[0], base)
+
+
+@register_jacobian(*aten("median"), needs="inputs")
+def median(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, y: Any, grad: Any, base: Base | None = None
+) -> Tensor:
+    """The number in the middle; of two the smaller."""
+    if dim is not None:
+        return _ranked(dim, lambda x: x.median(dim, keepdim=True), keepdim)(input, grad[0], base)
+    flat = input.reshape(-1)
+    inner = None if base is None else Base((base.args[0].reshape(-1),), {}, None, base.eps)
+    pulled = _ranked(0, lambda x: x.median(0, keepdim=True), True)(flat, grad.reshape(-1, 1), inner)
+    return pulled.reshape(len(grad), *input.shape)

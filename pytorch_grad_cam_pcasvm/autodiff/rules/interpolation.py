@@ -6,39 +6,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import register_jacobian
-
-_OF_ONE_AXIS = {"bilinear": "linear", "trilinear": "linear"}
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, register_jacobian
 
 
-@register_jacobian(F.interpolate, secant="linear", needs="nothing")
-def interpolate(
-    input: Tensor,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-    *,
-    y: Tensor,
-    grad: Tensor,
-) -> Tensor:
-    """Every mode is separable: one small matrix per axis, what it makes of the unit vectors, transposed."""
-    spatial = input.dim() - 2
-    # A scale that is given counts itself, not the ratio of the sizes that come of it.
-    scaled = size is None and not recompute_scale_factor
-    factors = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor] * spatial
-    for axis in range(-spatial, 0):
-        units = torch.eye(input.shape[axis], dtype=grad.dtype, device=grad.device).unsqueeze(0)
-        flat = mode == "bicubic" or antialias  # torch has these for pictures only, here of one row
-        matrix = F.interpolate(
-            units.unsqueeze(-2) if flat else units,
-            size=None if scaled else (1, y.shape[axis]) if flat else y.shape[axis],
-            scale_factor=((1.0, factors[axis]) if flat else factors[axis]) if scaled else None,
-            mode=mode if flat else _OF_ONE_AXIS.get(mode, mode),
-            align_corners=align_corners,
-            antialias=antialias,
-        ).reshape(input.shape[axis], y.shape[axis])
-        grad = (grad.transpose(axis, -1) @ matrix.mT).transpose(axis, -1)
-    return grad
+def _upsampling(mode: str, *, antialias: bool = False) -> Any:
+    # torch has these for pictures only, here of one row
+    flat, aligns = mode == "bicubic" or antialias, mode in ("linear", "bicubic") or antialias
+
+    def rule(input: Tensor, output_size: Any, *options: Any, y: Tensor, grad: Tensor) -> Tensor:
+        """Every mode is separable: one small matrix per axis, what it makes of the unit vectors, transposed."""
+        align_corners, scales = (options[0], options[1:]) if aligns else (None, options)
+        factors = list(scales[0]) if scales and isinstance(scales[0], list | tuple) else list(scales)
+        for axis in range(2 - input.dim(), 0):
+            factor = factors[axis] if any(factors) else None  # it counts itself, not the ratio of the sizes
+            units = torch.eye(input.shape[axis], dtype=grad.dtype, device=grad.device).unsqueeze(0)
+            matrix = F.interpolate(
+                units.unsqueeze(-2) if flat else units,
+                size=None if factor else (1, y.shape[axis]) if flat else y.shape[axis],
+                scale_factor=((1.0, factor) if flat else factor) if factor else None,
+                mode="bilinear" if flat and mode == "linear" else mode,
+                align_corners=align_corners,
+                antialias=antialias,
+            ).reshape(input.shape[axis], y.shape[axis])
+            grad = (grad.transpose(axis, -1) @ matrix.mT).transpose(axis, -1)
+        return grad
+
+    return rule
+
+
+for _dims, _linear in enumerate(("linear", "bilinear", "trilinear"), start=1):
+    for _name, _mode in (
+        (f"upsample_nearest{_dims}d", "nearest"),
+        (f"_upsample_nearest_exact{_dims}d", "nearest-exact"),
+        (f"upsample_{_linear}{_dims}d", "linear"),
+    ):
+        register_jacobian(*aten(_name), secant="linear", needs="nothing", by_image=True)(_upsampling(_mode))
+for _name, _mode, _antialias in (
+    ("upsample_bicubic2d", "bicubic", False),
+    ("_upsample_bilinear2d_aa", "linear", True),
+    ("_upsample_bicubic2d_aa", "bicubic", True),
+):
+    register_jacobian(*aten(_name), secant="linear", needs="nothing", by_image=True)(
+        _upsampling(_mode, antialias=_antialias)
+    )

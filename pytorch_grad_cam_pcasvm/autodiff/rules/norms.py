@@ -6,31 +6,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, ratio, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, dims_of, ratio, register_jacobian, with_dims
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base, first_of, mid, resolution
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
-@register_jacobian(F.batch_norm, secant="linear", needs="others", relevance="kept")
+def _keeps_statistics(input: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> bool:
+    return not training and var is not None
+
+
+@register_jacobian(
+    *aten("batch_norm"), secant="linear", needs="others", relevance="kept", holds=_keeps_statistics, by_image=True
+)
 def batch_norm(
     input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *,
+    *rest: Any,
     y: Tensor,
     grad: Tensor,
 ) -> Tensor:
     """``grad weight / sqrt(var + eps)``, channel by channel."""
-    if training or running_var is None:
-        raise NoClosedFormError("a BatchNorm without running statistics mixes the images of a batch")
+    assert running_var is not None
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
     return grad * scale.reshape(-1, *[1] * (input.dim() - 2))
@@ -96,7 +99,7 @@ def _before_norm(dim: int, input: Tensor, normalized_shape: Any, *args: Any, y: 
     return dim if dim < y.dim() - len(normalized_shape) else None
 
 
-@register_jacobian(*functions("layer_norm"), needs="inputs", tokens=_before_norm, sums_tokens=True)
+@register_jacobian(*aten("layer_norm"), needs="inputs", tokens=_before_norm, sums_tokens=True)
 def layer_norm(
     input: Tensor,
     normalized_shape: Any,
@@ -115,7 +118,7 @@ def layer_norm(
     return _standardised(grad, input, first_of(base, input), dims, eps, summed=summed)
 
 
-@register_jacobian(*functions("rms_norm"), needs="inputs", tokens=_before_norm, sums_tokens=True)
+@register_jacobian(*aten("rms_norm"), needs="inputs", tokens=_before_norm, sums_tokens=True)
 def rms_norm(
     input: Tensor,
     normalized_shape: Any,
@@ -134,7 +137,7 @@ def rms_norm(
     return _standardised(grad, input, first_of(base, input), dims, eps, centred=False, summed=summed)
 
 
-@register_jacobian(*functions("group_norm"), needs="inputs")
+@register_jacobian(*aten("group_norm"), needs="inputs")
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -154,24 +157,24 @@ def group_norm(
     return _standardised(grad.reshape(len(grad), *groups.shape), groups, groups0, [-1], eps).reshape(grad.shape)
 
 
-@register_jacobian(F.instance_norm, needs="inputs")
+@register_jacobian(*aten("instance_norm"), needs="inputs")
 def instance_norm(
     input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *,
+    *rest: Any,
     y: Tensor,
     grad: Tensor,
     base: Base | None = None,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a channel, or by its running statistics."""
     if not use_input_stats:
-        return batch_norm(input, running_mean, running_var, weight, eps=eps, y=y, grad=grad)
+        return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, y=y, grad=grad)
     return group_norm(input, input.shape[1], weight, eps=eps, y=y, grad=grad, base=base)
 
 
@@ -181,8 +184,6 @@ def _sizes(x: Tensor, p: float, dims: list[int]) -> Tensor:
 
 def size_slope(x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float) -> Tensor:
     """``ds = slope dx`` of ``s = (sum |x|^p)^(1/p)``: for p = 2, ``mean(x) / mean(s)``; 0 where s is."""
-    if not 0 < p < math.inf:
-        raise NoClosedFormError(f"a norm of order {p} has no rule", "use x.abs().amax(dim) for the largest")
     s, s0 = _sizes(x, p, dims), _sizes(x0, p, dims)
     if p == 2:
         return ratio(mid(x, x0), mid(s, s0))
@@ -192,16 +193,16 @@ def size_slope(x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float) -> 
     return of_power * quotient(total, s, total0, s0, ratio(s, p * total), eps)
 
 
-def _order(ord: Any, dims: list[int], *, of_matrix: bool = False) -> float:
-    """Return p of a vector's norm; refuse that of a matrix."""
-    if ord in (None, "fro"):
-        return 2.0
-    if isinstance(ord, str) or (of_matrix and len(dims) == 2):
-        raise NoClosedFormError("a norm of matrices other than Frobenius' has no rule", "use the norm of vectors")
-    return float(ord)
+def _of_sum(input: Tensor, ord: Any = 2, *rest: Any) -> bool:
+    """Return whether a norm is the root of a sum of powers; others are what they are made of, as the largest."""
+    return 0 < _order(ord) < math.inf
 
 
-@register_jacobian(torch.linalg.vector_norm, needs="inputs")
+def _order(ord: Any) -> float:
+    return 2.0 if ord in (None, "fro") else float(ord)
+
+
+@register_jacobian(*aten("linalg_vector_norm"), needs="inputs", holds=_of_sum)
 def vector_norm(
     input: Tensor,
     ord: Any = 2,
@@ -216,33 +217,18 @@ def vector_norm(
 ) -> Tensor:
     """``s = (sum |x|^p)^(1/p)``."""
     dims = dims_of(input, dim)
-    p = _order(ord, dims)
+    p = _order(ord)
     eps = resolution(grad, base)
     from_behind = [d - input.dim() for d in dims]
     return with_dims(grad, dims, keepdim) * size_slope(input, first_of(base, input), p, from_behind, eps)
 
 
-@register_jacobian(*functions("norm"), needs="inputs")
+@register_jacobian(*aten("norm"), needs="inputs", holds=_of_sum)
 def norm(
     input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, *, base: Base | None = None, **options: Any
 ) -> Tensor:
     """The same by its older name."""
     return vector_norm(input, p, dim, keepdim, base=base, **options)
-
-
-@register_jacobian(torch.linalg.norm, needs="inputs")
-def linalg_norm(
-    A: Tensor,  # noqa: N803
-    ord: Any = None,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    base: Base | None = None,
-    **options: Any,
-) -> Tensor:
-    """The same, but for matrices, of which only Frobenius' norm has a rule."""
-    dims = dims_of(A, dim)
-    return vector_norm(A, _order(ord, dims, of_matrix=True), dim, keepdim, base=base, **options)
 
 
 def normalised(grad: Tensor, x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float, spacing: float) -> Tensor:
@@ -254,24 +240,6 @@ def normalised(grad: Tensor, x: Tensor, x0: Tensor, p: float, dims: list[int], e
     share = torch.where(above == above0, above, ratio(s.clamp(min=eps) - s0.clamp(min=eps), s - s0))
     slope = share * size_slope(x, x0, p, dims, spacing)
     return _divided(grad, (x, s.clamp(min=eps)), (x0, s0.clamp(min=eps)), dims, slope)
-
-
-@register_jacobian(F.normalize, needs="inputs")
-def normalize(
-    input: Tensor,
-    p: float = 2.0,
-    dim: Any = 1,
-    eps: float = 1e-12,
-    out: Any = None,
-    *,
-    y: Tensor,
-    grad: Tensor,
-    base: Base | None = None,
-) -> Tensor:
-    """``y = x / max(s, eps)``, s the norm of x."""
-    dims = [d - input.dim() for d in dims_of(input, dim)]
-    spacing = resolution(grad, base)
-    return normalised(grad, input, first_of(base, input), p, dims, eps, spacing)
 
 
 def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
@@ -313,29 +281,4 @@ def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
 
 for _name in ("var", "std", "var_mean", "std_mean"):
     _rule = _spread("std" in _name, "mean" in _name)
-    register_jacobian(*functions(_name), needs="inputs")(_rule)
-
-
-@register_jacobian(F.local_response_norm, needs="inputs")
-def local_response_norm(
-    input: Tensor,
-    size: int,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    k: float = 1.0,
-    *,
-    y: Tensor,
-    grad: Tensor,
-    base: Base | None = None,
-) -> Tensor:
-    """``y = x / d^beta`` with ``d = k + alpha / size sum x^2`` over the channels next to each."""
-    place = torch.arange(input.shape[1], device=grad.device)
-    apart = place - place.unsqueeze(1)
-    near = ((apart >= -(size // 2)) & (apart <= (size - 1) // 2)).to(grad) * alpha / size
-    x0 = first_of(base, input)
-    d, d0 = (k + torch.einsum("ij,nj...->ni...", near, x.square()) for x in (input, x0))
-    s, s0 = d**beta, d0**beta
-    eps = resolution(grad, base)
-    divided = grad / mid(s, s0)
-    of_d = divided * mid(input / s, x0 / s0) * quotient(d, s, d0, s0, beta * s / d, eps)
-    return divided - 2 * mid(input, x0) * torch.einsum("ij,kni...->knj...", near, of_d)
+    register_jacobian(*aten(_name), needs="inputs")(_rule)

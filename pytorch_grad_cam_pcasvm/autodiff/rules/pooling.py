@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, dims_of, register_jacobian, with_dims
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
 
 
@@ -16,7 +16,13 @@ def _over_positions(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **opt
     return dims_of(input, dim) == list(range(2, input.dim()))
 
 
-@register_jacobian(*functions("mean"), keeps_sums=_over_positions, secant="linear", needs="nothing")
+def _image_by_image(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **options: Any) -> bool:
+    return 0 not in dims_of(input, dim)
+
+
+@register_jacobian(
+    *aten("mean"), keeps_sums=_over_positions, secant="linear", needs="nothing", by_image=_image_by_image
+)
 def mean(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
@@ -25,7 +31,7 @@ def mean(
     return total(input, dim, keepdim, y=y, grad=grad / math.prod(input.shape[d] for d in dims))
 
 
-@register_jacobian(*functions("sum"), secant="linear", needs="nothing")
+@register_jacobian(*aten("sum"), secant="linear", needs="nothing", by_image=_image_by_image)
 def total(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
@@ -33,7 +39,7 @@ def total(
     return with_dims(grad, dims_of(input, dim), keepdim).expand(len(grad), *input.shape)
 
 
-@register_jacobian(*functions("cumsum"), secant="linear", needs="nothing")
+@register_jacobian(*aten("cumsum"), secant="linear", needs="nothing")
 def cumsum(input: Tensor, dim: int, *, y: Tensor, grad: Tensor, dtype: Any = None) -> Tensor:
     """The sums from behind."""
     axis = dim % input.dim() + 1
@@ -140,7 +146,6 @@ def _max_pool(spatial: int) -> Callable[..., Tensor]:
         padding: Any = 0,
         dilation: Any = 1,
         ceil_mode: bool = False,
-        return_indices: bool = False,
         *,
         y: Tensor,
         grad: Tensor,
@@ -156,33 +161,36 @@ def _max_pool(spatial: int) -> Callable[..., Tensor]:
 def _adaptive_max_pool(spatial: int) -> Callable[..., Tensor]:
     pool = getattr(F, f"adaptive_max_pool{spatial}d")
 
-    def rule(
-        input: Tensor,
-        output_size: Any,
-        return_indices: bool = False,
-        *,
-        y: Tensor,
-        grad: Tensor,
-        base: Base | None = None,
-    ) -> Tensor:
+    def rule(input: Tensor, output_size: Any, *, y: Any, grad: Any, base: Base | None = None) -> Tensor:
         """A maximum sends its whole gradient to one position of its channel, so the sum over positions stays."""
-        size = y.shape[-spatial:]
-        return _unpool(lambda x: pool(x, size, return_indices=True), spatial, input, grad, base)
+        size = y[0].shape[-spatial:]
+        return _unpool(lambda x: pool(x, size, return_indices=True), spatial, input, grad[0], base)
 
     return rule
+
+
+def _with_indices(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def of_values(input: Tensor, *args: Any, y: Any, grad: Any, base: Base | None = None) -> Tensor:
+        """The same for a pool that returns the positions as well."""
+        return rule(input, *args, y=y[0], grad=grad[0], base=base)
+
+    return of_values
 
 
 def _register(
     name: str, rule: Callable[..., Tensor], keeps_sums: Callable[..., bool] | None = None, **facts: Any
 ) -> None:
-    spatial = int(name[-2])
+    spatial = int(name.partition("pool")[2][0])
 
     def keeps(input: Tensor, *args: Any, y: Tensor, **options: Any) -> bool:
         # An image without a batch, or features taken for one, have no positions behind (N, T).
         positions = input.dim() - spatial >= 2
         return positions and (keeps_sums is None or keeps_sums(input, *args, y=y, **options))
 
-    register_jacobian(*functions(name), keeps_sums=keeps, **facts)(rule)
+    def images(input: Tensor, *args: Any, y: Any, **options: Any) -> bool:
+        return input.dim() - spatial >= 2
+
+    register_jacobian(*aten(name), keeps_sums=keeps, by_image=images, **facts)(rule)
 
 
 def _keeps_size(input: Tensor, *args: Any, y: Tensor) -> bool:
@@ -195,4 +203,5 @@ for _spatial in (1, 2, 3):
     _register(f"adaptive_avg_pool{_spatial}d", _adaptive_average(_spatial), keeps_numbers=_keeps_size, **_MEANS)
     _register(f"avg_pool{_spatial}d", _average_pool(_spatial), _keeps_sums, **_MEANS)
     _register(f"max_pool{_spatial}d", _max_pool(_spatial), **_EXTREMES)
+    _register(f"max_pool{_spatial}d_with_indices", _with_indices(_max_pool(_spatial)), **_EXTREMES)
     _register(f"adaptive_max_pool{_spatial}d", _adaptive_max_pool(_spatial), **_EXTREMES)

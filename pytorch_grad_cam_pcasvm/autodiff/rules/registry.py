@@ -1,4 +1,4 @@
-"""The registry: which rule pulls a gradient back through which torch function or module class.
+"""The registry: which rule pulls a gradient back through which operation, torch function or module class.
 
 A rule gets the arguments of a call as they were given, and as keyword arguments its output ``y`` and ``grad``, the
 derivative of K targets with respect to ``y``, of shape (K, *y.shape): targets come first, and ``y`` holds the whole
@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd import Function
+from torch.overrides import handle_torch_function
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Rule, Secant, Tokens
 
@@ -24,8 +26,9 @@ Pull = TypeVar("Pull", bound=Callable[..., Any])
 
 _rules: dict[Any, Rule] = {}
 _layers: set[type] = set()
+_functions: dict[Any, Any] = {}  # what is called in Python as a whole, and what its rule is registered for
 # What depends on its input by number only: autograd passes no gradient, either.
-CONSTANTS: set[Any] = set()
+_constants: set[Any] = set()
 
 
 def _never(*args: Any, **kwargs: Any) -> bool:
@@ -41,9 +44,10 @@ def register_jacobian(
     relevance: str | None = None,
     **facts: Any,
 ) -> Callable[[Pull], Pull]:
-    """Register the closed-form Jacobian of layer classes or torch functions.
+    """Register the closed-form Jacobian of layer classes, torch functions, operations or an ``autograd.Function``.
 
-    The rule of a layer takes ``(layer, x, y, grad)``; the rule of a function takes the function's own arguments, and
+    The rule of a layer takes ``(layer, x, y, grad)``; the rule of a function, of an operation such as
+    ``torch.ops.aten.erfinv.default`` or of an ``autograd.Function`` takes its own arguments, without ``ctx``, and
     ``y`` and ``grad`` as keyword arguments::
 
         @register_jacobian(Swish)
@@ -58,10 +62,12 @@ def register_jacobian(
     ``y`` is the output for the whole batch, and ``grad`` is the derivative of K targets with respect to it, shape
     ``(K, *y.shape)``. The rule returns ``grad @ dy/dx``, shape ``(K, *x.shape)``. Tensors have the dtype of ``grad``,
     float32 or better. For a layer called with several tensors, ``x`` is a tuple of them, and the rule returns a tuple.
-    The rule of a layer also applies to subclasses, unless they define their own ``forward``.
+    The rule of a layer also applies to subclasses, unless they define their own ``forward``. In every explanation the
+    first step of a rule is compared with autograd, and with its secant's sum; an error names the rule.
 
     Args:
-        *calls: module classes, or functions and tensor methods of torch.
+        *calls: module classes, functions and tensor methods of torch, operations, or subclasses of
+            ``autograd.Function``.
         keeps_sums: a function of the same arguments and ``y`` that returns whether the gradient's sum over the
             positions of a channel is the same before and after the layer, as for pooling; the weights of a map then
             need no pullback.
@@ -99,10 +105,10 @@ def register_jacobian(
         ...     return grad * 2 * x
     """
     for call in calls or (None,):
-        if not callable(call) or isinstance(call, nn.Module) or (isinstance(call, type) and not _is_layer(call)):
+        if not callable(call) or isinstance(call, nn.Module) or (isinstance(call, type) and not _is_class(call)):
             raise TypeError(
-                "register_jacobian takes layer classes and torch functions, as in @register_jacobian(nn.ReLU), got "
-                f"{call!r:.80}"
+                "register_jacobian takes layer classes, torch functions and operations, as in "
+                f"@register_jacobian(nn.ReLU), got {call!r:.80}"
             )
 
     for name, given, known, other in (
@@ -125,7 +131,13 @@ def register_jacobian(
         both = pull if secant is None and "base" in signature else secant
         known = {"affine": affine, "relevance": relevance, "tokens": tokens} | facts
         _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters, both, needs, **known)))
-        _layers.update(call for call in calls if isinstance(call, type))
+        for call in calls:
+            if isinstance(call, type) and issubclass(call, Function):
+                _be_seen(call)
+            elif isinstance(call, type):
+                _layers.add(call)
+            elif not isinstance(call, OpOverload | OpOverloadPacket):
+                _functions[call] = call
         return pull
 
     return register
@@ -135,9 +147,39 @@ def _is_layer(call: type) -> bool:
     return issubclass(call, nn.Module)
 
 
+def _is_class(call: type) -> bool:
+    return issubclass(call, nn.Module | Function)
+
+
+def _be_seen(function: type[Function]) -> None:
+    """Let modes see the calls of an ``autograd.Function``, as they see those of torch's own functions."""
+    if function in _functions.values():
+        return
+    apply = function.apply
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._is_torch_function_mode_enabled():
+            return handle_torch_function(seen, args, *args, **kwargs)
+        return apply(*args, **kwargs)
+
+    _functions[seen] = function
+    function.apply = seen  # type: ignore[method-assign, assignment]
+
+
 def rule_of(call: Any) -> Rule | None:
-    """Return the rule of a function or a registered module class, or None."""
-    return _rules.get(call)
+    """Return the rule of an operation, a function or a registered class, or None."""
+    rule = _rules.get(call)
+    return _rules.get(call.overloadpacket) if rule is None and isinstance(call, OpOverload) else rule
+
+
+def is_constant(call: Any) -> bool:
+    """Return whether an operation passes no gradient."""
+    return call.overloadpacket in _constants if isinstance(call, OpOverload) else call in _constants
+
+
+def whole_of(call: Any) -> Any:
+    """Return what the rule of a Python function is registered for, if it is one step; or None."""
+    return _functions.get(call)
 
 
 def has_layers() -> bool:
@@ -155,11 +197,14 @@ def layer_kind(layer: nn.Module) -> type | None:
     return None
 
 
-def functions(*names: str) -> list[Any]:
-    """Return all of torch's functions and tensor methods with these names, and their in-place versions."""
-    places = (torch, torch.Tensor, F, torch.special)
-    found = [getattr(place, name + end, None) for name in names for end in ("", "_") for place in places]
-    return [function for function in found if callable(function)]
+def aten(*names: str) -> list[Any]:
+    """Return operations of ATen by their names, all overloads of one, or one as in ``"sum.dim_IntList"``."""
+    return [_named(*name.split(".")) for name in names]
+
+
+def _named(name: str, *overload: str) -> Any:
+    packet = getattr(torch.ops.aten, name)
+    return getattr(packet, *overload) if overload else packet
 
 
 def elementwise(*calls: Any, secant: Secant = "elementwise", needs: str = "inputs") -> Callable[[Pull], Pull]:
@@ -178,23 +223,8 @@ def elementwise(*calls: Any, secant: Secant = "elementwise", needs: str = "input
 
 
 def constant(*calls: Any) -> None:
-    """Declare that functions have no derivative with respect to their arguments, as for ``detach``."""
-    CONSTANTS.update(calls)
-
-
-def of_shape(call: Any) -> bool:
-    """Return whether what a function without a gradient returns depends on shape, dtype and device alone."""
-    name = getattr(call, "__name__", "")
-    if name == "__get__":  # a property, such as .shape
-        return call not in CONSTANTS
-    return name in _OF_SHAPE or (name.startswith("is_") and name != "is_nonzero")
-
-
-_OF_SHAPE = {
-    *("__len__", "dim", "element_size", "get_device", "ndimension", "nelement", "numel", "size", "storage_offset"),
-    *("stride", "type", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
-    *("new_zeros", "new_ones", "new_full", "new_empty"),
-}
+    """Declare that operations have no derivative with respect to their arguments, as for ``detach``."""
+    _constants.update(calls)
 
 
 def unbroadcast(grad: Tensor, x: Any) -> Tensor:

@@ -44,6 +44,8 @@ class Rule:
         sums_tokens: whether the rule, called with the dimension of tokens as ``summed`` and a gradient (K, N, 1, D)
             that all tokens share, gives the sum over the tokens of (N, L, D), shape (K, N, 1, D).
         attends: names of the arguments that it makes attention weights of.
+        by_image: whether, or given the arguments and ``y`` whether, images, which come first, are treated separately.
+        holds: for which arguments it is right, where not for all; calls with others are recorded by their parts.
         separates_heads: whether its third last dimension is one of heads, which can be kept apart.
     """
 
@@ -59,6 +61,8 @@ class Rule:
     sums_tokens: bool = False
     attends: tuple[str, ...] = ()
     separates_heads: bool = False
+    by_image: bool | Callable[..., bool] = False
+    holds: Callable[..., bool] | None = None
 
     @property
     def is_by_number(self) -> bool:
@@ -77,9 +81,10 @@ class Rule:
 
     @property
     def foreign(self) -> bool:
-        """Whether the secant is user-defined."""
-        given = self.secant if callable(self.secant) else self.pull
-        return not str(getattr(given, "__module__", "")).startswith(__name__.partition(".")[0])
+        """Whether it, or its secant, is user-defined."""
+        own = __name__.partition(".")[0]
+        parts = (self.pull, self.secant) if callable(self.secant) else (self.pull,)
+        return any(str(getattr(part, "__module__", "")).partition(".")[0] != own for part in parts)
 
     def pulled(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], y: Any, grad: Any, base: Base | None = None
@@ -124,6 +129,14 @@ class Rule:
         if found is None:
             return None
         return [*([found] if isinstance(found, int) else found), *[None] * len(args)][: len(args)]
+
+
+def mixes_images(rule: Rule, place: int, args: Sequence[Any], kwargs: Mapping[str, Any], y: Tensor) -> bool:
+    """Return whether a step may mix the images of one of its arguments, or puts them elsewhere."""
+    dims = rule.tokens_of(0, args, kwargs, y)
+    if dims is not None and dims[place] == 0:
+        return False
+    return place > 0 or not (rule.by_image(*args, **kwargs, y=y) if callable(rule.by_image) else rule.by_image)
 
 
 def by_number(dim: int, *args: Any, y: Tensor, **kwargs: Any) -> list[int | None]:

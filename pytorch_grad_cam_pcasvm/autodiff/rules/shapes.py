@@ -6,16 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
-from torchvision.ops.stochastic_depth import stochastic_depth
 
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Part
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import constant, functions, register_jacobian, unbroadcast
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, constant, register_jacobian, unbroadcast
 
-constant(torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__, torch.Tensor.grad.__get__)  # type: ignore[attr-defined,union-attr]
-constant(*functions("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"))
-constant(*functions("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
+constant(*aten("detach"))
 
 
 _moving = partial(register_jacobian, secant="linear", needs="nothing", relevance="moved")
@@ -34,29 +29,33 @@ def _in_old_shape(dim: int, input: Tensor, *args: Any, y: Tensor, **options: Any
     return next((d for d in range(input.dim()) if [math.prod(input.shape[:d]), input.shape[d]] == before), None)
 
 
-_DROPOUTS = functions("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+_DROPOUTS = aten("dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+_COPIES = aten(
+    "clone", "contiguous", "to", "_to_copy", "type_as", "alias", "lift_fresh", "_autocast_to_full_precision",
+    "_autocast_to_reduced_precision",
+)  # fmt: skip
 
 
-@_moving(*_DROPOUTS, stochastic_depth, keeps_sums=_always, keeps_numbers=_always, tokens=_unmoved)
-def dropout(input: Tensor, p: float = 0.5, *rest: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
-    """The identity: a network is explained in evaluation mode."""
-    if options.get("training", options.get("train", next((v for v in rest if isinstance(v, bool)), None))) is not False:
-        raise NoClosedFormError("dropout that is always on changes every run", "pass training=self.training")
-    return grad
-
-
-_COPIES = functions(
-    "clone", "contiguous", "float", "double", "half", "bfloat16", "to", "type_as", "type", "cpu", "cuda"
-)
-
-
-@_moving(*_COPIES, keeps_sums=_always, keeps_numbers=_always, tokens=_unmoved)
+@_moving(*_DROPOUTS, *_COPIES, keeps_sums=_always, keeps_numbers=_always, tokens=_unmoved)
 def copy(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
     """The identity; of another tensor only the dtype or the device counts."""
     return grad, None
 
 
-_RESHAPES = functions("flatten", "reshape", "squeeze", "unsqueeze", "unflatten", "view", "view_as", "reshape_as")
+_RESHAPES = aten(
+    *(
+        "flatten",
+        "reshape",
+        "squeeze",
+        "unsqueeze",
+        "unflatten",
+        "view.default",
+        "view_as",
+        "reshape_as",
+        "_unsafe_view",
+    ),
+    *("_reshape_alias", "ravel"),
+)
 
 
 @_moving(*_RESHAPES, keeps_sums=_always, keeps_numbers=_always, tokens=_in_old_shape)
@@ -65,16 +64,14 @@ def reshape(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any)
     return lambda: grad.reshape(len(grad), *input.shape), None
 
 
-def _permuted(dim: int, input: Tensor, *dims: Any, y: Tensor, **options: Any) -> int:
-    order = options.get("dims", dims[0] if len(dims) == 1 else dims)
-    return int(order[dim]) % input.dim()
+def _permuted(dim: int, input: Tensor, dims: Any, *, y: Tensor) -> int:
+    return int(dims[dim]) % input.dim()
 
 
-@_moving(*functions("permute"), tokens=_permuted)
-def permute(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+@_moving(*aten("permute"), tokens=_permuted)
+def permute(input: Tensor, dims: Any, *, y: Tensor, grad: Tensor) -> Tensor:
     """The inverse permutation."""
-    order = options.get("dims", dims[0] if len(dims) == 1 else dims)
-    inverse = sorted(range(input.dim()), key=[dim % input.dim() for dim in order].__getitem__)
+    inverse = sorted(range(input.dim()), key=[dim % input.dim() for dim in dims].__getitem__)
     return grad.permute(0, *(dim + 1 for dim in inverse))
 
 
@@ -83,41 +80,47 @@ def _transposed(dim: int, input: Tensor, dim0: int, dim1: int, *, y: Tensor) -> 
     return {first: second, second: first}.get(dim, dim)
 
 
-@_moving(*functions("transpose", "swapaxes", "swapdims"), tokens=_transposed)
+@_moving(*aten("transpose"), tokens=_transposed)
 def transpose(input: Tensor, dim0: int, dim1: int, *, y: Tensor, grad: Tensor) -> Tensor:
     """The same two dimensions change places."""
     return grad.transpose(dim0 % input.dim() + 1, dim1 % input.dim() + 1)
 
 
-@_moving(torch.Tensor.T.__get__, torch.Tensor.mT.__get__, *functions("t"))  # type: ignore[attr-defined]
+@_moving(*aten("t", "mT"))
 def matrix_transpose(input: Tensor, *args: Any, y: Tensor, grad: Tensor) -> Tensor:
     """The last two dimensions change places."""
-    if input.dim() == 1:
+    if input.dim() < 2:
         return grad
     return grad.transpose(-1, -2)
 
 
-@_moving(*functions("expand", "expand_as", "broadcast_to"))
+@_moving(*aten("expand", "expand_as"))
 def expand(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
     """The sum over what was repeated; of another tensor only the shape counts."""
     return lambda: unbroadcast(grad, input), None
 
 
-@_moving(*functions("roll"))
-def roll(input: Tensor, shifts: Any, dims: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
+def _rolls_no_images(input: Tensor, shifts: Any, dims: Any = (), *, y: Tensor) -> bool:
+    return bool(dims) and all(dim % input.dim() for dim in dims)
+
+
+@_moving(*aten("roll"), by_image=_rolls_no_images)
+def roll(input: Tensor, shifts: Any, dims: Any = (), *, y: Tensor, grad: Tensor) -> Tensor:
     """The roll the other way round."""
-    each = [shifts] if isinstance(shifts, int) else list(shifts)
-    if dims is None:
-        return grad.flatten(1).roll(-each[0], 1).reshape(grad.shape)
-    axes = [dims] if isinstance(dims, int) else dims
-    return grad.roll([-shift for shift in each], [axis % input.dim() + 1 for axis in axes])
+    if not dims:
+        return grad.flatten(1).roll(-shifts[0], 1).reshape(grad.shape)
+    return grad.roll([-shift for shift in shifts], [axis % input.dim() + 1 for axis in dims])
 
 
-@_moving(*functions("flip"))
-def flip(input: Tensor, *dims: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+def _not_along_images(input: Tensor, dims: Any, *args: Any, y: Tensor, **options: Any) -> bool:
+    dims = [dims] if isinstance(dims, int) else dims
+    return all(dim % input.dim() for dim in dims)
+
+
+@_moving(*aten("flip"), by_image=_not_along_images)
+def flip(input: Tensor, dims: Any, *, y: Tensor, grad: Tensor) -> Tensor:
     """The same flip."""
-    axes = options.get("dims", dims[0] if len(dims) == 1 else dims)
-    return grad.flip([axis % input.dim() + 1 for axis in ([axes] if isinstance(axes, int) else axes)])
+    return grad.flip([axis % input.dim() + 1 for axis in dims])
 
 
 def _moved(function: Any, input: Tensor, grad: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -137,70 +140,69 @@ def _move(function: Any) -> None:
     _moving(function)(rule)
 
 
-for _function in (
-    *functions("repeat", "tile", "repeat_interleave", "index_select", "gather", "take_along_dim", "masked_select"),
-    *functions("diagonal", "movedim", "moveaxis", "rot90", "ravel", "channel_shuffle", "pixel_shuffle"),
-    *functions("pixel_unshuffle"),
-    torch.Tensor.unfold,
+for _operation in aten(
+    *("repeat", "tile", "repeat_interleave", "index_select", "gather", "take_along_dim", "masked_select", "take"),
+    *("diagonal", "rot90", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "unfold", "numpy_T"),
 ):
-    _move(_function)
+    _move(_operation)
 
 
-@_moving(F.pad)
-def pad(input: Tensor, pad: Any, mode: str = "constant", value: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
+def _not_of_images(input: Tensor, pad: Any, *args: Any, y: Tensor) -> bool:
+    return len(pad) < 2 * input.dim()
+
+
+@_moving(*aten("pad", "constant_pad_nd"), by_image=_not_of_images)
+def pad(input: Tensor, pad: Any, mode: Any = "constant", value: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
     """Grad without what was added; what was copied there goes back to where it is from."""
-    if mode != "constant":
-        return _moved(F.pad, input, grad, pad, mode)
-    return F.pad(grad, [-size for size in pad])
+    if isinstance(mode, str) and mode != "constant":
+        return _moved(torch.ops.aten.pad.default, input, grad, pad, mode)
+    return torch.constant_pad_nd(grad, [-size for size in pad])
 
 
-@_moving(torch.Tensor.__getitem__)
-def getitem(input: Tensor, index: Any, *, y: Tensor, grad: Tensor) -> Any:
+@_moving(*aten("index"))
+def index(input: Tensor, indices: Any, *, y: Tensor, grad: Tensor) -> Any:
+    """Grad where it was taken from, 0 elsewhere; a position that was taken several times gets the sum."""
+    targets = torch.arange(len(grad), device=grad.device).reshape(-1, *[1] * (grad.dim() - 1))
+    places = torch.ops.aten.index.Tensor(
+        torch.arange(input.numel(), device=grad.device).reshape(input.shape), list(indices)
+    )
+    pulled = grad.new_zeros(len(grad), input.numel()).index_put((targets, places), grad, accumulate=True)
+    return pulled.reshape(len(grad), *input.shape)
+
+
+@_moving(*aten("slice"), by_image=lambda input, dim=0, *args, y: bool(dim % input.dim()))
+def narrowed(
+    input: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, *, y: Tensor, grad: Tensor
+) -> Any:
     """Grad where it was taken from, 0 elsewhere."""
-    index = index if isinstance(index, tuple) else (index,)
-    chosen = [dim for dim, item in enumerate(index) if type(item) is not slice or item != slice(None)]
-    if len(chosen) == 1 and type(item := index[chosen[0]]) in (int, slice):
-        (dim,) = chosen
-        if isinstance(item, int):
-            return select(input, dim, item, y=y, grad=grad)
-        start, stop, stride = item.indices(input.shape[dim])
-        if stride == 1 and stop > start:
-            return Part(lambda: grad, input.shape, dim, start, stop - start)
+    dim = dim % input.dim()
+    size = input.shape[dim]
+    # Not slice.indices, which would take a symbol for a number.
+    first = 0 if start is None else start if start >= 0 else max(0, start + size)
+    if step == 1 and y.shape[dim] > 0:
+        return Part(lambda: grad, input.shape, dim, first, y.shape[dim])
     pulled = grad.new_zeros(len(grad), *input.shape)
-    if any(isinstance(item, Tensor | list) for item in index):
-        # A position that was taken several times gets the sum.
-        targets = torch.arange(len(grad), device=grad.device).reshape(-1, *[1] * (grad.dim() - 1))
-        places = torch.arange(input.numel(), device=grad.device).reshape(input.shape)[index]
-        return pulled.flatten(1).index_put((targets, places), grad, accumulate=True).reshape(pulled.shape)
-    pulled[(slice(None), *index)] = grad
-    return pulled
+    return torch.slice_scatter(pulled, grad, dim + 1, start, end, step)
 
 
-@_moving(*functions("select"))
+@_moving(*aten("select"), by_image=_not_along_images)
 def select(input: Tensor, dim: int, index: int, *, y: Tensor, grad: Tensor) -> Any:
     """Grad where it was taken from, 0 elsewhere."""
     dim = dim % input.dim()
     return Part(lambda: grad.unsqueeze(dim + 1), input.shape, dim, int(index) % input.shape[dim], 1)
 
 
-@_moving(*functions("narrow"))
-def narrow(input: Tensor, dim: int, start: Any, length: int, *, y: Tensor, grad: Tensor) -> Any:
-    """Grad where it was taken from, 0 elsewhere."""
-    dim = dim % input.dim()
-    return Part(lambda: grad, input.shape, dim, int(start) % input.shape[dim], length)
-
-
 def _beside(dim: int, input: Tensor, along: int = 0, *, y: Tensor) -> int:
     return dim + (dim >= along % input.dim())
 
 
-@_moving(*functions("unbind"), tokens=_beside)
+@_moving(*aten("unbind"), tokens=_beside)
 def unbind(input: Tensor, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> Tensor:
     """The parts stacked again."""
     return torch.stack(_filled(y, grad), dim % input.dim() + 1)
 
 
-@_moving(*functions("chunk", "split", "tensor_split", "split_with_sizes"))
+@_moving(*aten("chunk", "split", "split_with_sizes", "unsafe_chunk", "unsafe_split"))
 def split(
     input: Tensor, sizes: Any = None, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...], **_: Any
 ) -> Tensor:
@@ -214,13 +216,13 @@ def _filled(y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> list[Tens
     return [like.new_zeros(len(like), *part.shape) if g is None else g for part, g in zip(y, grad, strict=True)]
 
 
-@_moving(*functions("cat", "concat", "concatenate"))
+@_moving(*aten("cat"))
 def cat(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
     """Each part gets its own piece."""
     return list(grad.split([part.shape[dim] for part in tensors], dim % y.dim() + 1))
 
 
-@_moving(*functions("stack"))
+@_moving(*aten("stack"))
 def stack(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
     """Each part gets its own piece."""
     return list(grad.unbind(dim % y.dim() + 1))

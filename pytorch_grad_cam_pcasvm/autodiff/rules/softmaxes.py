@@ -4,21 +4,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import dims_of, functions, ratio, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, dims_of, ratio, register_jacobian, with_dims
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 
 
 def _of_other_dims(dim: int, input: Tensor, along: Any = None, *rest: Any, y: Tensor, **options: Any) -> int | None:
     return dim if isinstance(along, int) and along % y.dim() != dim else None
 
 
-@register_jacobian(*functions("softmax"), needs="y", tokens=_of_other_dims, attends=("input",))
+@register_jacobian(*aten("softmax", "_softmax"), needs="y", tokens=_of_other_dims, attends=("input",))
 def softmax(
     input: Tensor,
-    dim: int | None = None,
+    dim: int,
     *rest: Any,
     y: Tensor,
     grad: Tensor,
@@ -26,20 +24,7 @@ def softmax(
     **options: Any,
 ) -> Tensor:
     """``s (grad - sum_j grad_j s_j / sum_j s_j)`` with s = y, or its logarithmic mean with y0."""
-    return through_softmax(y if base is None else logarithmic_mean(input, base.args[0], _one(dim)), grad, _one(dim))
-
-
-@register_jacobian(F.softmin, needs="y")
-def softmin(input: Tensor, dim: int | None = None, *rest: Any, base: Base | None = None, **options: Any) -> Tensor:
-    """The softmax of -x."""
-    negative = None if base is None else Base((-base.args[0],), {}, base.y, base.eps)
-    return -softmax(-input, dim, base=negative, **options)
-
-
-def _one(dim: int | None) -> int:
-    if dim is None:
-        raise NoClosedFormError("a softmax without a dim has no rule", "pass dim=-1")
-    return dim
+    return through_softmax(y if base is None else logarithmic_mean(input, base.args[0], dim), grad, dim)
 
 
 def through_softmax(s: Tensor, grad: Tensor, dim: int) -> Tensor:
@@ -66,7 +51,7 @@ def _of_sum(x: Tensor, base: Base | None, dims: list[int]) -> Tensor:
     return ratio(w, w.sum(dims, keepdim=True))
 
 
-@register_jacobian(*functions("logsumexp"), needs="inputs")
+@register_jacobian(*aten("logsumexp"), needs="inputs")
 def logsumexp(
     input: Tensor, dim: Any, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Base | None = None
 ) -> Tensor:
@@ -75,10 +60,10 @@ def logsumexp(
     return with_dims(grad, dims, keepdim) * _of_sum(input, base, dims)
 
 
-@register_jacobian(*functions("log_softmax"), needs="inputs")
+@register_jacobian(*aten("log_softmax", "_log_softmax"), needs="inputs")
 def log_softmax(
     input: Tensor,
-    dim: int | None = None,
+    dim: int,
     *rest: Any,
     y: Tensor,
     grad: Tensor,
@@ -86,5 +71,5 @@ def log_softmax(
     **options: Any,
 ) -> Tensor:
     """``y = x - l``: ``grad - softmax(x) sum_j grad_j``."""
-    dims = dims_of(input, _one(dim))
+    dims = dims_of(input, dim)
     return grad - _of_sum(input, base, dims) * grad.sum(dims[0] + 1, keepdim=True)

@@ -1,0 +1,116 @@
+"""Tensors that share memory: a write through one is a write to all, as values of a tape are written and read again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.autodiff.operations import plain
+from pytorch_grad_cam_pcasvm.autodiff.rules.writes import put
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor is a view of another.
+
+    Attributes:
+        parent: the other tensor.
+        function: the operation that gives one view of it.
+        args: its arguments behind the parent.
+        kwargs: its keyword arguments.
+        switch: whether no gradient flows through it, as through ``detach``.
+    """
+
+    parent: Tensor
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    switch: bool
+
+    def written_back(self, parent: Any, value: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return the operation that gives the parent after a write of a value into the view, and its arguments."""
+        name = self.function.overloadpacket.__name__
+        if name in ("slice", "select"):
+            scatter = aten.slice_scatter.default if name == "slice" else aten.select_scatter.default
+            return scatter, (parent, value, *self.args)
+        if name in _SAME_ORDER:
+            return aten.reshape.default, (value, list(self.parent.shape))
+        dims = range(self.parent.dim())
+        if name in _PERMUTING:
+            numbers = self.function(torch.empty([1 + dim for dim in dims], device="meta"), *self.args, **self.kwargs)
+            return aten.permute.default, (value, [size - 1 for size in _inverse(numbers.shape)])
+        numbers = torch.arange(self.parent.numel(), device=self.parent.device).reshape(self.parent.shape)
+        return put, (parent, self.function(numbers, *self.args, **self.kwargs), value)
+
+
+def _inverse(sizes: Any) -> list[int]:
+    return [1 + list(sizes).index(1 + dim) for dim in range(len(sizes))]
+
+
+_SAME_ORDER = {
+    *("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as", "_unsafe_view"),
+    *("ravel", "alias", "detach", "contiguous", "to", "_reshape_alias", "lift_fresh", "type_as"),
+}
+_PERMUTING = {"permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "matrix_H"}
+
+
+@dataclass
+class Alias:
+    """A tensor that may share its memory.
+
+    Attributes:
+        tensor: returns it, or None after its end.
+        memory: what those that share memory have in common, or None.
+        value: its position on the tape; None: a constant.
+        version: of the memory, when it had this value.
+        view: how it is a view of another; None: it is none.
+    """
+
+    tensor: Callable[[], Tensor | None]
+    memory: int | None
+    value: int | None = None
+    version: int = 0
+    view: View | None = None
+
+
+@dataclass
+class Memory:
+    """Memory that values of the tape were written into.
+
+    Attributes:
+        storage: itself, held so that no other tensor gets it.
+        by: the name of what wrote into it.
+        version: the count of writes.
+    """
+
+    storage: torch.UntypedStorage
+    by: str
+    version: int = 0
+
+
+def views_of(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], parent: Tensor, outputs: list[Any], *, switch: bool
+) -> list[View | None]:
+    """Return how each output of an operation is a view of one of its arguments; None for an output that is none."""
+    function, args = plain(function, args)
+    name = function.overloadpacket.__name__
+    place = next((number for number, item in enumerate(args) if item is parent), -1)
+    if len(outputs) == 1 and place == 0:
+        return [View(parent, function, args[1:], kwargs, switch)]
+    if place or not outputs:
+        return [None] * len(outputs)
+    if name == "unbind":
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        return [View(parent, aten.select.int, (dim, number), {}, switch) for number in range(len(outputs))]
+    if name in ("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"):
+        dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+        start, views = 0, list[View | None]()
+        for output in outputs:
+            views.append(View(parent, aten.slice.Tensor, (dim, start, start + output.shape[dim]), {}, switch))
+            start += output.shape[dim]
+        return views
+    return [None] * len(outputs)

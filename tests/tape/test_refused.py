@@ -1,0 +1,452 @@
+"""What no tape may explain is refused by name; whatever else there is in torch is exact or refused, never wrong."""
+
+import warnings
+
+import pytest
+import torch
+from against_autograd import Path, Refused, exact_or_refused, faults, random
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from way import Net, Way, X, const
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def behind(function, make=None, end="flat", **options):
+    return Net(Way(function, make, **options), end)
+
+
+def run(net, name="stem"):
+    with torch.no_grad():
+        return Path(net, None, [name]).run(X)
+
+
+# --- functions with gradients of their own ----------------------------------------------------------------------------
+
+
+class _Own(torch.autograd.Function):
+    """Its backward is wrong: who differentiates what it computes does not get what autograd gives."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 5 * grad
+
+
+class HandsItsInputBack(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+
+class HandsAViewBack(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+
+class Squares(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+
+class Rounds(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+
+class WritesInPlace(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+class DetachesInside(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            inside = x.detach().requires_grad_()
+            return (inside * inside).detach()
+
+
+class NewStyle(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 5 * grad
+
+
+class TwoArguments(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, 2 * grad
+
+
+OWN = [HandsItsInputBack, HandsAViewBack, Squares, Rounds, WritesInPlace, DetachesInside, NewStyle]
+
+
+@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("before", [False, True], ids=["first", "later"])
+def test_a_function_with_a_gradient_of_its_own_is_refused_by_its_name(own, before):
+    net = behind(lambda h: own.apply(h.sin() if before else h * 1))
+    with pytest.raises(Refused, match=own.__name__):
+        run(net)
+
+
+def test_its_second_argument_alone_may_be_on_the_path():
+    with pytest.raises(Refused, match="TwoArguments"):
+        run(behind(lambda h: TwoArguments.apply(const(7), h)))
+
+
+def test_beside_the_path_it_is_refused_only_where_it_leads_back():
+    with pytest.raises(Refused, match="Squares"):
+        run(behind(lambda h: h + 0.1 * Squares.apply(h)))
+
+
+@pytest.mark.parametrize("own", [own for own in OWN if own is not WritesInPlace])
+def test_applied_to_constants_it_passes(own):
+    net = behind(lambda h: h * own.apply(const(7)).sum() + own.apply(const(7)))
+    assert faults(net, "stem", X, net.starts()) == []
+
+
+def test_in_the_stem_it_passes():
+    net = behind(lambda h: h.sin())
+    net.stem = nn.Sequential(net.stem, nn.Identity())
+    net.stem[0].register_forward_hook(lambda module, args, out: Squares.apply(out))
+    assert faults(net, "stem", X, net.starts()) == []
+
+
+def test_behind_a_gate_it_passes_as_a_constant():
+    def gated(h):
+        with torch.no_grad():
+            gate = Squares.apply(h)
+        return h * gate
+
+    net = behind(gated)
+    assert faults(net, "stem", X, net.starts(), gated=True) == []
+
+
+# --- steps without a gradient, paths that lead nowhere, hooks ---------------------------------------------------------
+
+
+class Quantized(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        linear = nn.Sequential(nn.Linear(width, 5))
+        self.linear = torch.ao.quantization.quantize_dynamic(linear.float().eval(), {nn.Linear}, dtype=torch.qint8)
+
+    def _apply(self, function, recurse=True):
+        return self
+
+    def forward(self, h):
+        return self.linear(h.flatten(1).float()).double()
+
+
+def test_a_quantized_layer_is_refused_by_its_operation():
+    with pytest.raises(Refused, match=r"quantized\.linear_dynamic"):
+        run(behind(lambda m, h: m(h), lambda: Quantized(294)))
+
+
+LEADING_NOWHERE = {
+    "constants": lambda h: torch.ones(3, 4, dtype=h.dtype),
+    "detached": lambda h: h.detach().sin(),
+    "the shape": lambda h: h.new_full((3, 4), float(h.shape[1])),
+    "without gradients": torch.no_grad()(lambda h: h.sin()),
+    "comparisons": lambda h: (h > 0).double(),
+}
+
+
+@pytest.mark.parametrize("case", LEADING_NOWHERE)
+def test_an_output_that_does_not_depend_on_the_layer(case):
+    with pytest.raises((Refused, ValueError), match="stem"):
+        run(behind(LEADING_NOWHERE[case]))
+
+
+HOOKS = {
+    "full": lambda module: module.register_full_backward_hook(lambda module, given, grad: (2 * given[0],)),
+    "full, only looking": lambda module: module.register_full_backward_hook(lambda module, given, grad: None),
+    "before": lambda module: module.register_full_backward_pre_hook(lambda module, grad: (2 * grad[0],)),
+    "tensor": lambda module: module.register_forward_hook(
+        lambda module, args, out: out.register_hook(lambda grad: 2 * grad) and None
+    ),
+}
+
+
+@pytest.mark.parametrize("hook", ["full", "before"])
+def test_a_backward_hook_behind_the_layer_is_refused(hook):
+    net = behind(lambda m, h: m(h), lambda: nn.Conv2d(6, 4, 3))
+    HOOKS[hook](net.part)
+    with pytest.raises(Refused, match=r"hook|differs from autograd"):
+        run(net)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_is_exact_or_refused(hook):
+    net = behind(lambda m, h: m(h), lambda: nn.Conv2d(6, 4, 3))
+    HOOKS[hook](net.part)
+    exact_or_refused(net, "stem", X, net.starts())
+
+
+def test_a_forward_hook_is_a_step():
+    net = behind(lambda m, h: m(h), lambda: nn.Conv2d(6, 4, 3))
+    net.part.register_forward_hook(lambda module, args, out: out.sin())
+    net.part.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    assert faults(net, "stem", X, net.starts()) == []
+
+
+# --- chance -----------------------------------------------------------------------------------------------------------
+
+CHANCE = {
+    "rand": lambda h: h * torch.rand(7, dtype=h.dtype),
+    "rand_like": lambda h: h + torch.rand_like(h),
+    "randn": lambda h: h * torch.randn(6, 1, 1, dtype=h.dtype),
+    "bernoulli": lambda h: h * torch.bernoulli(torch.full_like(h, 0.5)),
+    "bernoulli_": lambda h: h * torch.empty_like(h).bernoulli_(0.5),
+    "normal_": lambda h: h + torch.empty_like(h).normal_(),
+    "uniform_ in place": lambda h: h.clone()[:, :3].uniform_() + h[:, 3:],
+    "randperm": lambda h: h[:, torch.randperm(6)] * const(6, 1, 1),
+    "multinomial": lambda h: h * torch.multinomial(h[:, 0, 0].exp(), 1)[..., None, None],
+    "dropout": lambda h: F.dropout(h, 0.5, training=True),
+    "dropout in place": lambda h: F.dropout(h, 0.5, training=True, inplace=True),
+    "dropout2d": lambda h: F.dropout2d(h, 0.5, training=True),
+    "alpha_dropout": lambda h: F.alpha_dropout(h, 0.5, training=True),
+    "rrelu": lambda h: F.rrelu(h, training=True),
+    "gumbel_softmax": lambda h: F.gumbel_softmax(h, dim=1),
+    "fractional_max_pool2d": lambda h: F.fractional_max_pool2d(h, 2, output_size=3),
+    "attention": lambda h: F.scaled_dot_product_attention(h, h, h, dropout_p=0.5),
+}
+
+
+@pytest.mark.parametrize("case", CHANCE)
+def test_chance_behind_the_layer_is_refused(case):
+    with pytest.raises((Refused, ValueError)):
+        run(behind(CHANCE[case]))
+
+
+def test_chance_is_named():
+    net = behind(lambda m, h: m(h), lambda: nn.Dropout(0.5))
+    net.part.train()
+    with pytest.raises((Refused, ValueError), match=r"dropout|bernoulli|part|different numbers"):
+        run(net)
+
+
+def test_chance_before_the_layer_is_refused():
+    net = behind(lambda h: h.sin())
+    net.stem.register_forward_pre_hook(lambda module, args: (args[0] * torch.rand_like(args[0]),))
+    with pytest.raises((Refused, ValueError)):
+        run(net)
+
+
+QUIET = {
+    "dropout in evaluation": lambda h: F.dropout(h.sin(), 0.5, training=False),
+    "dropout of nothing": lambda h: F.dropout(h.sin(), 0.0, training=True),
+    "dropout2d in evaluation": lambda h: F.dropout2d(h.sin(), 0.5, training=False),
+    "feature_alpha_dropout in evaluation": lambda h: F.feature_alpha_dropout(h.sin(), 0.5, training=False),
+    "rrelu in evaluation": lambda h: F.rrelu(h, training=False),
+    "attention without dropout": lambda h: F.scaled_dot_product_attention(h, h, h, dropout_p=0.0),
+}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_dropout_that_is_off_passes(case):
+    net = behind(QUIET[case])
+    assert faults(net, "stem", X, net.starts()) == []
+
+
+# --- writes that autograd, or the tape, does not see ------------------------------------------------------------------
+
+
+def _data_mul(h):
+    g = h * 2
+    g.data.mul_(3)
+    return g.sin()
+
+
+def _data_assigned(h):
+    g = h.sin()
+    g.data = g.data * 2
+    return g * 3
+
+
+def _without_gradients(h):
+    g = h * 2
+    with torch.no_grad():
+        g.mul_(3)
+    return g.sin()
+
+
+def _without_gradients_through_a_view(h):
+    g = h * 2
+    with torch.no_grad():
+        g[:, 1] = 0.5
+    return g.sin()
+
+
+def _through_a_detached_alias(h):
+    g = h * 2
+    g.detach()[:, 1].mul_(3)
+    return g.sin()
+
+
+def _through_numpy(h):
+    g = h * 2
+    g.detach().numpy()[:, 1] = 0.5
+    return g.sin()
+
+
+def _through_a_storage(h):
+    g = h * 2
+    alias = torch.empty(0, dtype=g.dtype).set_(g.untyped_storage(), 0, g.shape)
+    alias.mul_(3)
+    return g.sin()
+
+
+def _through_dlpack(h):
+    g = h * 2
+    torch.from_dlpack(g.detach()).mul_(3)
+    return g.sin()
+
+
+def _the_layer_itself(h):
+    h.data[:, 0] = 0.5
+    return h.sin()
+
+
+UNSEEN = [
+    _data_mul, _data_assigned, _without_gradients, _without_gradients_through_a_view, _through_a_detached_alias,
+    _through_numpy, _through_a_storage, _through_dlpack, _the_layer_itself,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", UNSEEN, ids=lambda f: f.__name__.strip("_"))
+def test_a_write_behind_autograd_is_refused_where_it_is_read_later(write):
+    with pytest.raises(Refused):
+        run(behind(write))
+
+
+def test_a_write_into_what_nothing_reads_later():
+    def f(h):
+        g = h * 2
+        y = g + 1
+        with torch.no_grad():
+            g.mul_(3)
+        return y.sin()
+
+    exact_or_refused(behind(f), "stem", X)
+
+
+def test_activations_that_are_written_over_have_no_gradient_or_are_refused():
+    exact_or_refused(behind(lambda h: h.fill_(0.3)), "stem", X)
+
+
+# --- everything else --------------------------------------------------------------------------------------------------
+
+OUT = {
+    "out=": lambda h: torch.sin(h, out=torch.empty_like(h)) if not h.requires_grad else h.sin(),
+    "out= of a matmul": lambda h: (
+        torch.matmul(h, const(7, 7), out=h.new_empty(3, 6, 7, 7)) if not h.requires_grad else h @ const(7, 7)
+    ),
+}
+PAIRS = torch.tensor([[1, 2], [3, 1], [2, 2]])
+OTHERS = {
+    "fft": lambda h: torch.fft.fft2(h).real,
+    "rfft and back": lambda h: torch.fft.irfft2(torch.fft.rfft2(h) * const(7, 4), s=(7, 7)),
+    "fft, magnitude": lambda h: torch.fft.fft(h).abs(),
+    "global filter": lambda h: torch.fft.ifft2(torch.fft.fft2(h) * torch.view_as_complex(const(7, 7, 2))).real,
+    "stft": lambda h: torch.stft(h.flatten(1), 32, window=torch.ones(32).double(), return_complex=True).abs(),
+    "complex": lambda h: torch.view_as_real(torch.complex(h, h.sin()).exp()).flatten(1),
+    "polar": lambda h: torch.polar(h.abs() + 1, h).imag,
+    "svd": lambda h: torch.linalg.svdvals(h[:, :, :5]),
+    "eigh": lambda h: torch.linalg.eigvalsh(h @ h.mT + torch.eye(7)[:7, :7]),
+    "qr": lambda h: torch.linalg.qr(h)[1].abs(),
+    "cholesky": lambda h: torch.linalg.cholesky(h @ h.mT + 3 * torch.eye(7)),
+    "pinv": lambda h: torch.linalg.pinv(h[..., :4]),
+    "lstsq": lambda h: torch.linalg.lstsq(h, const(3, 6, 7, 2)).solution,
+    "matrix_exp": lambda h: torch.linalg.matrix_exp(h),
+    "slogdet": lambda h: torch.linalg.slogdet(h + 3 * torch.eye(7))[1],
+    "special": lambda h: torch.special.i1(h) + torch.special.ndtr(h) + torch.special.erfcx(h),
+    "polygamma": lambda h: torch.polygamma(1, h.abs() + 1) + torch.mvlgamma(h.abs() + 3, 2),
+    "betainc": lambda h: torch.special.entr(h.abs() + 0.1) + torch.special.xlog1py(h, h.abs()),
+    "nested": lambda h: torch.nested.as_nested_tensor([h[0, 0], h[1, 0]]).to_padded_tensor(0.0).mean() * h,
+    "sparse of activations": lambda h: torch.sparse.mm(h[:, :, 0, 0].to_sparse(), const(6, 4)),
+    "ctc": lambda h: F.ctc_loss(
+        h.flatten(2).permute(2, 0, 1).log_softmax(-1), PAIRS, (49,) * 3, (2,) * 3, reduction="none"
+    ),
+    "cross entropy": lambda h: F.cross_entropy(h, torch.ones(3, 7, 7, dtype=torch.long), reduction="none"),
+    "kl": lambda h: F.kl_div(h.log_softmax(1), const(6, 1, 1).softmax(0).expand(3, 6, 7, 7), reduction="none"),
+    "triplet": lambda h: F.triplet_margin_loss(*h.flatten(1).tensor_split((98, 196), 1), reduction="none"),
+    "embedding_bag": lambda h: F.embedding_bag(torch.tensor([[0, 1], [2, 0], [1, 1]]), h[:, 0, 0]),
+    "histogram": lambda h: h * torch.histc(h.detach(), 4)[0],
+    "unique": lambda h: h * h.detach().unique()[3],
+    "nonzero": lambda h: h * len(h.nonzero()),
+    "masked_select": lambda h: h * h.masked_select(h > 0.1).mean(),
+    "unfold and fold in place": lambda h: F.fold(F.unfold(h, 3).relu_(), (7, 7), 3).mul_(0.5),
+    "gradient": lambda h: torch.gradient(h, dim=2)[0],
+    "cov": lambda h: torch.cov(h.flatten(1)),
+    "bincount": lambda h: h * torch.bincount((h[0, 0] > 0).long().flatten())[0],
+    "jvp": lambda h: torch.func.jvp(torch.sin, (h,), (h,))[1],
+    "grad inside": lambda h: torch.func.grad(lambda x: x.sin().sum())(h),
+    "hann window": lambda h: h * torch.hann_window(7, dtype=h.dtype),
+    "lstm of packed rows": lambda h: nn.utils.rnn.pad_packed_sequence(
+        nn.utils.rnn.pack_padded_sequence(h.flatten(2).mT, (49, 40, 30), batch_first=True), batch_first=True
+    )[0],
+} | OUT  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_whatever_else_is_exact_or_refused(case):
+    net = behind(OTHERS[case])
+    reason = exact_or_refused(net, "stem", X, net.starts(), gated=case in ("histogram", "unique"))
+    assert reason is None or len(reason) > 20
+
+
+CUSTOM = torch.library.Library("tape_tests", "DEF")
+CUSTOM.define("cube(Tensor x) -> Tensor")
+CUSTOM.impl("cube", lambda x: x**3, "CPU")
+
+
+@torch.library.custom_op("tape_tests::fourth", mutates_args=())
+def fourth(x: torch.Tensor) -> torch.Tensor:
+    return x**4
+
+
+fourth.register_autograd(
+    lambda ctx, grad: 4 * grad * ctx.saved_tensors[0] ** 3,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+def test_an_operator_of_a_library_is_refused_by_its_name():
+    with pytest.raises(Refused, match="fourth"):
+        run(behind(lambda h: fourth(h)))
+
+
+def test_an_operator_without_a_gradient_is_refused():
+    with pytest.raises((Refused, ValueError), match=r"cube|stem"):
+        run(behind(lambda h: torch.ops.tape_tests.cube(h)))
+
+
+def test_an_operator_of_constants_passes():
+    net = behind(lambda h: h * torch.ops.tape_tests.cube(const(7)))
+    assert faults(net, "stem", X, net.starts()) == []
+
+
+def test_a_scripted_function_is_exact_or_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        function = torch.jit.trace(lambda x: (x.sin() * x).relu(), random(3, 6, 7, 7))
+    net = behind(lambda h: h + function(h))
+    exact_or_refused(net, "stem", X, net.starts())

@@ -1,0 +1,48 @@
+"""Every way to compute between two layers: gradient, sums, secants and replays are those of autograd."""
+
+import pytest
+import torch
+from against_autograd import Path, Refused, faults
+from way import WAYS, Net, X
+from ways import BRANCHES
+
+# What has no rule, or no secant, and is refused by its name: each may get one.
+REFUSED = {
+    *("addbmm", "cross", "as_strided", "block_diag", "nansum, nanmean", "logcumsumexp", "logaddexp"),
+    *("cdist, inf", "pdist", "losses", "determinant", "inverse", "solve", "max_unpool1d", "max_unpool2d"),
+    *("max_unpool2d of something else", "max_unpool3d", "torch.sinc", "torch.i0", "torch.deg2rad", "torch.logit"),
+    *("torch.frac", "torch.lgamma", "torch.digamma", "powers", "atan2, hypot", "rsub, ldexp, xlogy", "masked_scatter"),
+    *("scatter_reduce mean", "scatter_reduce amax", "tril, triu", "diag_embed", "cummax", "cummin"),
+    *("clamp by tensors", "fmod, remainder", "roi_pool", "ps_roi_align"),
+}
+if torch.__version__ < "2.9":  # which writes into the statistics that it reads, in evaluation mode, too
+    REFUSED.add("nn.InstanceNorm2d, tracking")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what torch says of parts that it will drop
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_is_exact(name):
+    way, found = WAYS[name], {}
+    for end in ("flat", "pooled"):
+        net = Net(way, end)
+        try:
+            options = {"tolerance": way.tolerance, "gated": way.gated, "jumps": way.jumps}
+            found[end] = faults(net, "stem", X, net.starts(near=way.near), **options)
+        except Refused as error:
+            found[end] = [f"refused, {error}"]
+    if name in REFUSED:
+        assert any(found.values()), f"{name} is exact: take it off the list"
+        assert all("refused" in fault for faulty in found.values() for fault in faulty), found
+        return
+    wrong = [f"{end}: {fault}" for end, faulty in found.items() for fault in faulty]
+    assert not wrong, f"{name}: " + "; ".join(wrong)
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_baseline_on_another_branch_is_refused(name):
+    net = Net(WAYS[f"a branch: {name}"], "flat")
+    with torch.no_grad():
+        passed = Path(net, None, ["stem"]).run(X)
+        other = BRANCHES[name][1](passed.activations[0])
+        with pytest.raises(Refused):
+            passed.baseline({0: other})
