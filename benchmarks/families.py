@@ -220,7 +220,7 @@ def measured(library: str, name: str, build: Callable[[], tuple[nn.Module, int]]
 
 
 def compare(result: Result, net: nn.Module, x: Tensor) -> None:
-    """Note the error of one precision; of float64, with the package's own checks, that of contributions, too."""
+    """Note the error of one precision; of float64, that of contributions, too."""
     path, twice = NetworkPath(net, None, result.layers), x.dtype == torch.float64
     with torch.no_grad():
         passed = path.run(x) if twice else path.record(x)

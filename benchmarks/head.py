@@ -49,7 +49,7 @@ def main() -> None:
         def explain(cam: ClosedFormGradCAM = cam) -> Any:
             return cam.explain(x, targets)
 
-        explain(), of_head()  # the first call checks its path
+        explain(), of_head()  # to warm up
         synchronise(device)
         rounds = [(timed(explain, device), timed(of_head, device)) for _ in range(arguments.rounds)]
         whole, part = (statistics.median(column) for column in zip(*rounds, strict=True))

@@ -3,7 +3,7 @@
     python benchmarks/kernels.py [--verbose METHOD]
 
 One image of ResNet-18 (pooled features, random weights), PCA(3), an RBF SVM of three classes, every component and the
-predicted class; second call, so that what is checked once does not count. On a GPU each of them is a launch.
+predicted class; second call, so that what is done once does not count. On a GPU each of them is a launch.
 """
 
 import argparse
