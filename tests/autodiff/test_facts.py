@@ -163,6 +163,19 @@ def test_a_wrong_claim_that_tokens_are_apart_is_refused(rules, claim, ask):
             passed.pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0, at)
 
 
+def test_a_causal_step_mixes_tokens(rules):
+    class Summed(nn.Module):
+        def forward(self, x):
+            return x.cumsum(1)
+
+    register_jacobian(Summed, secant="linear", tokens=lambda dim, layer, x, y: [None, dim])(
+        lambda layer, x, y, grad: grad.flip(2).cumsum(2).flip(2)
+    )
+    net, x = Block(Summed()).double().eval(), torch.randn(2, 9, 8, dtype=torch.float64)
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match="Summed mixes tokens"):
+        Path(net, None, ["start"]).run(x).pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0)
+
+
 def test_a_users_layer_has_its_relevance(rules):
     net = nn.Sequential(nn.Conv2d(3, 4, 3), Swish(), nn.Conv2d(4, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
     x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
