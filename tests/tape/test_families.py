@@ -28,44 +28,6 @@ TORCHVISION = {
     "regnet_x_400mf": {},
     "regnet_y_400mf": {},
 }
-SLOW_TORCHVISION = {
-    "swin_t": {},
-    "video.mc3_18": {"size": (4, 32, 32)},
-    "segmentation.deeplabv3_mobilenet_v3_large": PLAIN,
-    "segmentation.lraspp_mobilenet_v3_large": PLAIN,
-    "efficientnet_b0": {},
-    "swin_v2_t": {},
-    "convnext_tiny": {"size": 32},
-    "mobilenet_v3_large": {},
-    "mnasnet1_3": {},
-    "resnext50_32x4d": {},
-    "resnet50": {},
-    "alexnet": {},
-    "vgg11": {"size": 32},
-    "vgg11_bn": {"size": 32},
-    "vgg16": {"size": 32},
-    "resnet34": {},
-    "resnet101": {},
-    "wide_resnet50_2": {},
-    "densenet169": {},
-    "inception_v3": INCEPTION | {"size": 75},
-    "efficientnet_b3": {},
-    "efficientnet_v2_s": {},
-    "regnet_x_1_6gf": {},
-    "regnet_y_1_6gf": {},
-    "convnext_small": {},
-    "vit_b_32": {"size": 224},
-    "swin_s": {},
-    "swin_v2_s": {},
-    "maxvit_t": {"size": 224},
-    "segmentation.fcn_resnet50": PLAIN | {"aux_loss": True},
-    "segmentation.deeplabv3_resnet50": PLAIN,
-    "video.r3d_18": {"size": (4, 32, 32)},
-    "video.r2plus1d_18": {"size": (4, 32, 32)},
-    "video.s3d": {"size": (16, 64, 64)},
-    "video.mvit_v2_s": {"size": (16, 224, 224)},
-    "video.swin3d_t": {"size": (4, 64, 64)},
-}
 
 # Small ones of timm: of every family the least, with narrow layers where it takes them.
 NARROW = {"embed_dim": 24, "depth": 4, "num_heads": 2, "img_size": 64}
@@ -92,29 +54,6 @@ TIMM = {
     "test_convnext": {},
     "test_byobnet": {},
 }
-SLOW_TIMM = {
-    "poolformer_s12": {}, "levit_128s": {"size": 224}, "resnet26d": {}, "seresnet50": {}, "resnest14d": {},
-    "res2net50_26w_4s": {}, "skresnet18": {}, "ecaresnet26t": {}, "resnetv2_50": {}, "resnetaa50": {},
-    "cspresnet50": {}, "darknet53": {}, "dla34": {}, "dpn68": {}, "selecsls42": {}, "hrnet_w18_small": {},
-    "vovnet39a": {}, "ese_vovnet19b_dw": {}, "nf_resnet50": {}, "dm_nfnet_f0": {}, "gernet_s": {}, "rexnet_100": {},
-    "tinynet_e": {}, "lcnet_050": {}, "mixnet_s": {}, "fbnetc_100": {}, "spnasnet_100": {}, "semnasnet_075": {},
-    "efficientnetv2_rw_t": {}, "hgnetv2_b0": {}, "repghostnet_050": {}, "fastvit_t8": {"size": 128}, "mobileone_s0": {},
-    "repvit_m0_9": {}, "starnet_s1": {}, "inception_next_atto": {"size": 64}, "edgenext_xx_small": {},
-    "efficientformer_l1": {"size": 224}, "efficientformerv2_s0": {"size": 224}, "efficientvit_b0": {},
-    "efficientvit_m0": {"size": 224}, "mobilevitv2_050": {}, "convmixer_768_32": {}, "convnextv2_atto": {},
-    "coatnet_nano_rw_224": {"size": 224}, "coat_lite_tiny": {"size": 224}, "convit_tiny": {"size": 224},
-    "crossvit_tiny_240": {"size": 240}, "davit_tiny": {}, "focalnet_tiny_srf": {}, "gcvit_xxtiny": {"size": 224},
-    "maxvit_rmlp_pico_rw_256": {"size": 256}, "mvitv2_tiny": {"size": 64}, "nest_tiny": {"size": 224},
-    "nextvit_small": {}, "pit_ti_224": {"size": 224}, "pvt_v2_b0": {},
-    "sequencer2d_s": {"size": 224}, "swinv2_cr_tiny_224": {"size": 224}, "swinv2_tiny_window8_256": {"size": 256},
-    "tiny_vit_5m_224": {"size": 224}, "tnt_s_patch16_224": {"size": 224}, "tresnet_m": {},
-    "twins_svt_small": {"size": 224}, "visformer_tiny": {"size": 224}, "volo_d1_224": {"size": 224},
-    "gmlp_s16_224": {"size": 224}, "hiera_tiny_224": {"size": 224}, "halonet26t": {"size": 256},
-    "lambda_resnet26t": {"size": 256}, "botnet26t_256": {"size": 256}, "eca_halonext26ts": {"size": 256},
-    "xception41": {}, "vit_base_patch32_clip_224": {"size": 224}, "vitamin_small_224": {"size": 224},
-    "samvit_base_patch16_224": {"size": 224}, "naflexvit_base_patch16_gap": {"size": 224}, "rdnet_tiny": {},
-    "mambaout_femto": {}, "swiftformer_xs": {"size": 224}, "shvit_s1": {"size": 224}, "csatv2": {"size": 224},
-}  # fmt: skip
 
 
 def enlivened(net, x):
@@ -183,13 +122,9 @@ def hold(net, size):
     assert not found, f"{type(net).__name__} from {name!r}: " + "; ".join(found)
 
 
-def slow(names):
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", [*TORCHVISION, *slow(SLOW_TORCHVISION)])
+@pytest.mark.parametrize("name", TORCHVISION)
 def test_a_network_of_torchvision(name):
-    options = dict((TORCHVISION | SLOW_TORCHVISION)[name])
+    options = dict(TORCHVISION[name])
     size = options.pop("size", 64)
     module = {"segmentation": segmentation, "video": video}.get(name.partition(".")[0], models)
     hold(getattr(module, name.rpartition(".")[2])(weights=None, num_classes=7, **options), size)
@@ -200,10 +135,10 @@ def test_a_vision_transformer_of_torchvision():
 
 
 @pytest.mark.optional
-@pytest.mark.parametrize("name", [*TIMM, *slow(SLOW_TIMM)])
+@pytest.mark.parametrize("name", TIMM)
 def test_a_network_of_timm(name):
     timm = pytest.importorskip("timm")
-    options = dict((TIMM | SLOW_TIMM)[name])
+    options = dict(TIMM[name])
     size = options.pop("size", options.get("img_size", 64))
     if name not in timm.list_models():
         pytest.skip(f"timm {timm.__version__} has no {name}")
