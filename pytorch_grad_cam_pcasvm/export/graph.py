@@ -31,7 +31,6 @@ from pytorch_grad_cam_pcasvm.model.modules import device_of
 from pytorch_grad_cam_pcasvm.runtime.looks import every_choice, traced
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
 
-_REFUSED = (NoClosedFormError, NoProgramError)
 _BATCH = 61  # like no other size, so that nothing is taken to be equal to it
 
 
@@ -123,14 +122,18 @@ class _Named(nn.Module):
         return dict(zip(self._names, self.explained(images), strict=True))
 
 
+def _no_autograd() -> NoProgramError:
+    return NoProgramError(
+        "a program has no autograd, and the path from the target layer to the features needs it",
+        "choose a later target layer",
+        "use jacobian='closed_form', which names the step without a closed form",
+    )
+
+
 def _refuse(cam: ClosedFormCAM, made: SignedMaps) -> None:
     """Refuse what autograd would be needed for."""
     if cam.jacobian == "autograd":
-        raise NoProgramError(
-            "a program has no autograd, and the path from the target layer to the features needs it",
-            "choose a later target layer",
-            "use jacobian='closed_form', which names the step without a closed form",
-        )
+        raise _no_autograd()
     foreign = next((target for target in made.targets if not isinstance(target, ClosedFormTarget)), None)
     if foreign is not None:
         raise NoProgramError(
@@ -178,7 +181,11 @@ def _graph(
             "take the decision out of the network",
             "explain images in Python, cam.explain(images), which runs the network itself",
         ) from error
-    except _REFUSED:
+    except NoClosedFormError as error:
+        if cam.jacobian == "auto":  # which would use autograd here
+            raise _no_autograd() from error
+        raise
+    except NoProgramError:
         raise
     except Exception as error:  # whatever torch's tracer cannot do
         raise NoProgramError(
