@@ -138,28 +138,19 @@ class Path:
         names = " and ".join(repr(self._names[target]) for target in starts)
         rows = max(len(passed.activations[target]) for target in starts)
         starts = {target: at.expand(rows, *at.shape[1:]) if len(at) == 1 else at for target, at in starts.items()}
-        by_image = all(leaf.shape[:1] == (rows,) for leaf in (x, *passed.tape.leaves))
-        alone = by_image and rows > 1 and not passed.tape.branches  # a branch may have gone another way for each
-        for count in (1, rows) if alone else (rows,):
-            first = {target: activations[:count] for target, activations in starts.items()}
-            expected = [leaf for leaf in tree_leaves(passed.rerun(first)) if _is_float(leaf)]
-            try:
-                given = self._at_baseline(x[:count] if by_image else x, first)
-            except Exception as error:
-                if count < rows:
-                    continue  # a network that takes no single image is looked at with all of them
-                raise NoClosedFormError(
-                    f"the network cannot be run from the baseline of {names} ({error})",
-                    "choose another baseline",
-                ) from error
-            if len(given) == len(expected) and all(map(_close, given, expected)):
-                return
-            if [leaf.shape for leaf in given] == [leaf.shape for leaf in expected]:
-                break  # one image alone has other numbers than among others
+        expected = [leaf for leaf in tree_leaves(passed.rerun(starts)) if _is_float(leaf)]
+        try:
+            given = self._at_baseline(x, starts)
+        except Exception as error:
+            raise NoClosedFormError(
+                f"the network cannot be run from the baseline of {names} ({error})", "choose another baseline"
+            ) from error
+        if len(given) == len(expected) and all(map(_close, given, expected)):
+            return
         finite = all(bool(leaf.isfinite().all()) for leaf in given)
         raise NoClosedFormError(
             f"what follows the target layer {names} is another function at the baseline: the network branches on "
-            "values there (an if on activations, sign, round, detach, a part without gradients), or mixes images"
+            "values there (an if on activations)"
             if finite
             else f"the network does not return finite numbers at the baseline of {names}",
             "choose another baseline",
