@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -228,7 +229,7 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int, told: 
         path.write_bytes(sent)
         with ProcessPoolExecutor(count, context, _begin, (path, threads, identities, workers)) as pool:
             try:
-                waiting = _whole(lambda: [pool.submit(_make, number) for number in numbers])
+                waiting = _whole(lambda: _submitted(pool, numbers))
                 for done in as_completed(waiting):
                     images, warned = done.result()
                     told += warned
@@ -375,6 +376,14 @@ class Actor:
 _of_process: tuple[Job, int]
 
 
+def _submitted(pool: ProcessPoolExecutor, numbers: Sequence[int]) -> list[Future[tuple[int, list[Told]]]]:
+    """Start processes that Ctrl-C ends in the midst of a shard, but not before the first one."""
+    # If one of them dies while others are being started, the executor may wait for these forever.
+    if hasattr(signal, "pthread_sigmask"):  # of this thread, and of the processes that it starts
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    return [pool.submit(_make, number) for number in numbers]
+
+
 def _begin(path: Path, threads: int, identities: Any, workers: int) -> None:
     global _of_process
     torch.set_num_threads(threads)
@@ -387,6 +396,12 @@ def _begin(path: Path, threads: int, identities: Any, workers: int) -> None:
 
 def _make(number: int) -> tuple[int, list[Told]]:
     job, workers = _of_process
-    with collected() as told:
-        images = sum(job.run([number], workers))
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        with collected() as told:
+            images = sum(job.run([number], workers))
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return images, told
