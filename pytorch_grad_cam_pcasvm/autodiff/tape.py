@@ -395,4 +395,4 @@ def _like(activations: Tensor, recorded: Tensor) -> Tensor:
     if activations.shape == recorded.shape and activations.stride() == recorded.stride():
         return activations.to(recorded)
     # A view of a batch that is one row repeated, or in another memory format, may not be possible.
-    return torch.empty_like(recorded).copy_(activations)
+    return torch.ops.aten.copy.default(recorded, activations)

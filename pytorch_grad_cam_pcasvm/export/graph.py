@@ -1,7 +1,7 @@
 """Programs: what ``explain`` computes, as a graph of torch's operators in which the number of images is a symbol."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,21 @@ def program(
 
 
 def traced_program(
-    cam: ClosedFormCAM, images: Tensor, targets: Sequence[Target] | Target | None, size: Sequence[int] | None
+    cam: ClosedFormCAM,
+    images: Tensor,
+    targets: Sequence[Target] | Target | None,
+    size: Sequence[int] | None,
+    table: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> tuple[ExportedProgram, SignedMaps, Tensor]:
-    """Return the program, the maps of the images that it was tried on, and these images as the network takes them."""
+    """Return the program, the maps of the images that it was tried on, and these images as the network takes them.
+
+    Args:
+        cam: the method.
+        images: images to try the program on.
+        targets: the targets, or None.
+        size: (H, W) of the maps, or None.
+        table: what to put in the place of operations, by operation.
+    """
     if not isinstance(cam, ClosedFormCAM):
         raise TypeError(
             f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}"
@@ -103,7 +115,7 @@ def traced_program(
     with every_choice():
         made = cam.explain(x, targets)
     _refuse(cam, made)
-    graph, names = _graph(cam, x, made.targets, size)
+    graph, names = _graph(cam, x, made.targets, size, table)
     found = torch.export.export(
         _Named(graph, names), (x.new_zeros(_BATCH, *x.shape[1:]),),
         dynamic_shapes={"images": {0: Dim("batch")}}, strict=False,
@@ -154,7 +166,11 @@ class _Tangents(TorchDispatchMode):
 
 
 def _graph(
-    cam: ClosedFormCAM, x: Tensor, targets: Sequence[Target], size: Sequence[int] | None
+    cam: ClosedFormCAM,
+    x: Tensor,
+    targets: Sequence[Target],
+    size: Sequence[int] | None,
+    table: Mapping[Any, Callable[..., Any]] | None,
 ) -> tuple[GraphModule, list[str]]:
     """Return the graph of ``explain``, with copies of all weights, and the names of its outputs."""
     shapes, names = ShapeEnv(), list[str]()
@@ -174,7 +190,7 @@ def _graph(
     try:
         # Of attention, only that in single operators is in ONNX.
         with traced(), fake, _Tangents(), enable_python_dispatcher(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            graph = make_fx(run, _allow_non_fake_inputs=True)(example)
+            graph = make_fx(run, table, _allow_non_fake_inputs=True)(example)
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         raise NoProgramError(
             f"{_place(error)} decides by the value of a number, so another image may take other steps than a program",

@@ -101,7 +101,7 @@ def onnx(
         raise ValueError(f"there is no folder {path.parent}")
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
-    program, made, given = traced_program(cam, images, targets, size)
+    program, made, given = traced_program(cam, images, targets, size, decompositions())
     if isinstance(resize, str) and resize != "pad":
         raise ValueError(f"resize must be a number of pixels, 'pad' or None, got {resize!r}")
     if isinstance(resize, int) and resize < max(images.shape[2:]):
@@ -118,8 +118,10 @@ def onnx(
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's own, about itself
+            if any(node.target in decompositions() for node in program.graph.nodes):  # of writes, now functions
+                program = program.run_decompositions(decompositions())
             converted = torch.onnx.export(
-                program.run_decompositions(decompositions()), dynamo=True, opset_version=opset, verbose=False,
+                program, dynamo=True, opset_version=opset, verbose=False, optimize=False,
                 input_names=["images"], output_names=names, external_data=False,
             )  # fmt: skip
     except torch.onnx.errors.OnnxExporterError as error:
@@ -129,6 +131,7 @@ def onnx(
             "pass another opset",
         ) from error
     assert converted is not None
+    _simplify(converted.model)
     told = _metadata(cam, made, given, pictures)
     model = converted.model_proto
     symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
@@ -147,6 +150,25 @@ def onnx(
     with atomically(path) as file:
         file.write(model.SerializeToString())
     return told
+
+
+def _simplify(model: Any) -> None:
+    """Compute what is constant; torch's own optimisation does so, too, and searches the whole graph for rewrites."""
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    optimizer.inline(model)
+    for _ in range(2):
+        optimizer.fold_constants(model, onnx_shape_inference=True)
+        optimizer.remove_unused_nodes(model)
+    for simplify in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        simplify(model)
 
 
 def _runtime() -> Any:

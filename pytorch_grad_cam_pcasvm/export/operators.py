@@ -18,6 +18,7 @@ _BLOCK = 1 << 16  # numbers of points whose differences are taken at once
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return what to put in the place of operators that onnxruntime lacks."""
+    _interpolation()  # made here, its numbers are constants of a program
     return {
         _aten._cdist_forward.default: distances,
         _aten.convolution_backward.default: convolution_backward,
@@ -74,18 +75,19 @@ def erfcx(x: Tensor) -> Tensor:
     ``(1 + 2 x) erfcx(x)`` is smooth in ``t = (x - k) / (x + k)`` from -1 to 1: it is interpolated between Chebyshev's
     nodes by the barycentric formula (Shepherd and Laframboise, Mathematics of Computation 36 (1981), for t).
     """
-    # A tensor of these numbers would be a write, which a program has none of.
-    nodes, weights, values = (torch.cat([x.new_full((1,), number) for number in each]) for each in _interpolation())
+    nodes, weights, values = (numbers.to(x) for numbers in _interpolation())
     away = ((x - _MAP) / (x + _MAP)).unsqueeze(-1) - nodes
     shares = weights / torch.where(away == 0, torch.finfo(x.dtype).tiny, away)
     return (shares @ values) / (shares.sum(-1) * (1 + 2 * x))
 
 
 @cache
-def _interpolation() -> tuple[list[float], list[float], list[float]]:
+def _interpolation() -> tuple[Tensor, Tensor, Tensor]:
     """Return nodes t, their barycentric weights, and the values there."""
     angles = math.pi * (np.arange(_NODES) + 0.5) / _NODES
     t = np.cos(angles)
     x = _MAP * (1 + t) / (1 - t)
     values = (1 + 2 * x) * scipy.special.erfcx(x)
-    return t.tolist(), ((-1.0) ** np.arange(_NODES) * np.sin(angles)).tolist(), values.tolist()
+    weights = (-1.0) ** np.arange(_NODES) * np.sin(angles)
+    nodes, weights, values = map(torch.from_numpy, (t, weights, values))
+    return nodes, weights, values

@@ -50,6 +50,7 @@ CASES = [
     ("dense", "one class", "ContributionCAM", "default"),
     ("dense", "Nystroem", "ClosedFormGradCAM", "default"),
     ("dense", "RBF", "ClosedFormShapleyCAM", "components"),
+    ("tokens", "RBF", "ClosedFormShapleyCAM", "components"),
 ]
 
 
