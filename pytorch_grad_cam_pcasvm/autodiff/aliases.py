@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from pytorch_grad_cam_pcasvm.autodiff.operations import plain
 from pytorch_grad_cam_pcasvm.autodiff.rules.writes import put
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 
 aten = torch.ops.aten
 
@@ -33,7 +35,7 @@ class View:
 
     def written_back(self, parent: Any, value: Any) -> tuple[Any, tuple[Any, ...]]:
         """Return the operation that gives the parent after a write of a value into the view, and its arguments."""
-        name = self.function.overloadpacket.__name__
+        name = self.function.overloadpacket.__name__ if isinstance(self.function, OpOverload) else ""
         if name in ("slice", "select"):
             scatter = aten.slice_scatter.default if name == "slice" else aten.select_scatter.default
             return scatter, (parent, value, *self.args)
@@ -43,8 +45,32 @@ class View:
         if name in _PERMUTING:
             numbers = self.function(torch.empty([1 + dim for dim in dims], device="meta"), *self.args, **self.kwargs)
             return aten.permute.default, (value, [size - 1 for size in _inverse(numbers.shape)])
+        if name in _OTHER_NUMBERS:
+            refuse(NoClosedFormError, f"{name} of a tensor is written into", "write the real and imaginary parts apart")
+        return put, (parent, self.places(), value)
+
+    def places(self) -> Tensor:
+        """Return which of the parent's numbers each of its own is, counted from the parent's beginning."""
         numbers = torch.arange(self.parent.numel(), device=self.parent.device).reshape(self.parent.shape)
-        return put, (parent, self.function(numbers, *self.args, **self.kwargs), value)
+        return self.function(numbers, *self.args, **self.kwargs)
+
+    def through(self, inner: "View") -> "View":
+        """Return how a view of this one is a view of its parent."""
+
+        def both(x: Any, *_: Any) -> Any:
+            return inner.function(self.function(x, *self.args, **self.kwargs), *inner.args, **inner.kwargs)
+
+        return View(self.parent, both, (), {}, self.switch or inner.switch)
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Return whether some numbers of a tensor share one place in memory, as those of ``expand`` and ``unfold``."""
+    if tensor.is_contiguous() or tensor.numel() < 2:
+        return False
+    places = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places.unsqueeze(-1) + stride * torch.arange(size)
+    return places.unique().numel() < places.numel()
 
 
 def _inverse(sizes: Any) -> list[int]:
@@ -52,9 +78,10 @@ def _inverse(sizes: Any) -> list[int]:
 
 
 _SAME_ORDER = {
-    *("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as", "_unsafe_view"),
-    *("ravel", "alias", "detach", "contiguous", "to", "_reshape_alias", "lift_fresh", "type_as"),
+    *("reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "ravel", "alias", "detach", "contiguous", "to"),
+    *("_reshape_alias", "lift_fresh"),
 }
+_OTHER_NUMBERS = {"view", "view_as_real", "view_as_complex", "real", "imag", "_conj", "_neg_view"}
 _PERMUTING = {"permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT", "matrix_H"}
 
 
@@ -67,6 +94,7 @@ class Alias:
         memory: what those that share memory have in common, or None.
         value: its position on the tape; None: a constant.
         version: of the memory, when it had this value.
+        writes: torch's own count of writes into it, all of which were seen; None: to be read.
         view: how it is a view of another; None: it is none.
     """
 
@@ -74,6 +102,7 @@ class Alias:
     memory: int | None
     value: int | None = None
     version: int = 0
+    writes: int | None = None
     view: View | None = None
 
 
@@ -99,8 +128,6 @@ def views_of(
     function, args = plain(function, args)
     name = function.overloadpacket.__name__
     place = next((number for number, item in enumerate(args) if item is parent), -1)
-    if len(outputs) == 1 and place == 0:
-        return [View(parent, function, args[1:], kwargs, switch)]
     if place or not outputs:
         return [None] * len(outputs)
     if name == "unbind":
@@ -113,4 +140,4 @@ def views_of(
             views.append(View(parent, aten.slice.Tensor, (dim, start, start + output.shape[dim]), {}, switch))
             start += output.shape[dim]
         return views
-    return [None] * len(outputs)
+    return [View(parent, function, args[1:], kwargs, switch)] if len(outputs) == 1 else [None] * len(outputs)

@@ -16,7 +16,11 @@ from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
 
-_READING = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__}
+_READING = {
+    *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),
+    *(Tensor.storage, Tensor.data_ptr, torch.tensor, torch.as_tensor),
+}
+_DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _CHECKPOINT = CheckpointFunction.forward.__code__
 
 
@@ -45,7 +49,12 @@ class Calls(Mode):
         elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach
         elif func in _READING:
+            self._recorder.check_functions(args[:1])
             self._recorder.expose(args[:1])
+        elif func in _DIFFERENTIATING:
+            refuse(NoClosedFormError, "the network calls autograd itself", "choose a later target layer")
+        elif func is Tensor.retain_grad:
+            return None  # of what has no graph
         elif func == Tensor.data.__set__ and self._recorder.depends(args[:1]):  # type: ignore[attr-defined]
             raise unseen_write("x.data = ...")
         elif func is Tensor.register_hook and self._recorder.depends(args[:1]):

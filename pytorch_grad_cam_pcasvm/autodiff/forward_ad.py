@@ -88,7 +88,8 @@ class _Constants(Mode):
         if function is F.layer_norm and is_traced():  # whose derivative in one piece is for a known number of images
             with self:
                 return _layer_norm(*args, **kwargs)
-        if function in (torch.cat, torch.stack) and args and not torch.is_grad_enabled():  # whose zeros have known sizes
+        # Their own zeros are of a known size.
+        if function in (torch.cat, torch.stack) and args and not torch.is_grad_enabled():
             parts = [forward_ad.unpack_dual(x) for x in args[0]]
             if any(part.tangent is not None for part in parts):
                 changes = [torch.zeros_like(x) if change is None else change for x, change in parts]

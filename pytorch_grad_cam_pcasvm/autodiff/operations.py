@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -135,7 +134,7 @@ def plain(function: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
 
 def mask_of(function: Any, args: tuple[Any, ...]) -> Tensor | None:
     """Return the mask of a call that writes one number where it is true, to be broadcast; None for other calls."""
-    if function is not aten.index_put_.default or len(args) > 3 or args[2].numel() > 1:
+    if function is not aten.index_put_.default or len(args) > 3 or args[2].numel() != 1:
         return None
     mask, before = args[1][-1], len(args[1]) - 1
     if mask is None or mask.dtype != torch.bool or any(item is not None for item in args[1][:-1]):
@@ -151,13 +150,6 @@ def tensors_in(arguments: Any) -> Iterator[Tensor]:
             yield item
         elif isinstance(item, list | tuple):
             yield from tensors_in(item)
-
-
-def memory_of(tensor: Tensor) -> int | None:
-    """Return what tensors that share memory have in common; None for sparse tensors and others without one block."""
-    with suppress(NotImplementedError, RuntimeError):
-        return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
-    return None
 
 
 def decomposed(function: Any) -> Any:

@@ -20,18 +20,18 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import Function
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
-from pytorch_grad_cam_pcasvm.autodiff.aliases import Alias, Memory, View, views_of
+from pytorch_grad_cam_pcasvm.autodiff.aliases import Alias, Memory, View, overlaps, views_of
 from pytorch_grad_cam_pcasvm.autodiff.operations import (
     Operation,
     decomposed,
     functional,
     mask_of,
-    memory_of,
     operation,
     plain,
     tensors_in,
@@ -45,6 +45,7 @@ from pytorch_grad_cam_pcasvm.autodiff.tape import (
     autocast_dtype,
     has_gradient,
     mapped,
+    memory_of,
     version_of,
 )
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
@@ -71,6 +72,7 @@ class Recorder(TorchDispatchMode):
         self._sharing: dict[int, set[int]] = {}  # ids of tensors, by their memory
         self._memories: dict[int, Memory] = {}  # what was written into
         self._kept: dict[int, list[int]] = {}  # values whose numbers are kept, by the memory that they lie in
+        self._constants: dict[int, list[Tensor]] = {}  # that steps use, by their memory
         self._tensors: list[Any] = []  # of each value, while it lives
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
         self._foreign: set[Any] = set()  # functions that were noted
@@ -99,22 +101,28 @@ class Recorder(TorchDispatchMode):
                 self._write_constant(tensor, known.name)
             result = func(*args, **kwargs)
             if known.aliases:
-                self._note_views(func, args, kwargs, result, switch=False)
+                self._note_views(func, args, kwargs, result, switch=is_constant(func))
             if self._halves and known.name in _CASTS and result.dtype in HALF and args[0].dtype not in HALF:
                 self._cast[id(result)] = result, args[0]
             return result
         if known.of_shape:
+            self.check_functions(args)
             return func(*args, **kwargs)
         smooth = self._is_smooth((args, kwargs.values())) and self._has_gradients() and not is_constant(func)
         if known.written:
-            return self._write(func, known, args, kwargs, smooth=smooth)
+            try:
+                return self._write(func, known, args, kwargs, smooth=smooth)
+            finally:
+                for tensor in known.written_in(args, kwargs):
+                    self._recount(tensor)
         if smooth and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
             with self._listening():
                 return parts(*args, **kwargs)
         call = self._noted(*plain(func, args), kwargs, smooth=smooth)
         result = func(*args, **kwargs)
         if self._note(call, result, smooth=smooth):
-            self._note_views(func, args, kwargs, result, switch=not smooth)
+            gradients = torch.is_grad_enabled() and self.enabled and not is_constant(func)
+            self._note_views(func, args, kwargs, result, switch=not smooth and not gradients)
         return result
 
     def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Whole | None":
@@ -132,10 +140,9 @@ class Recorder(TorchDispatchMode):
         written, self._written = self._written or set(), None
         for memory in written:
             self._bump(memory, str(getattr(whole.noted[0], "__name__", whole.noted[0])))
-        if result is None:
-            return
-        over = isinstance(result, Tensor) and id(result) in whole.arguments and memory_of(result) in written
-        self._note(whole.noted, result, smooth=True, inplace=bool(written), several=several, over=over)
+        if result is not None:
+            over = isinstance(result, Tensor) and id(result) in whole.arguments and memory_of(result) in written
+            self._note(whole.noted, result, smooth=True, inplace=bool(written), several=several, over=over)
 
     def root(self, name: str, output: Tensor) -> Tensor:
         """Begin at the output of a target layer, or add one; return an alias of it for what follows."""
@@ -162,8 +169,8 @@ class Recorder(TorchDispatchMode):
         with self._alone():
             value, copy = self._current(tensor), tensor.clone()
             if value is not None:
-                self._alias(copy).value = value
-                self._tensors[value] = self._alias(copy).tensor
+                alias = self._alias(copy)
+                alias.value, self._tensors[value] = value, alias.tensor
         return copy
 
     def finish(self, output: Any) -> Tape:
@@ -199,11 +206,23 @@ class Recorder(TorchDispatchMode):
                 if alias is not None:
                     if alias.value is not None or alias.memory in self._memories:
                         return True
-                elif self._memories and (memory := memory_of(argument)) in self._memories:
-                    raise unseen_write(self._memories[memory].by)  # type: ignore[index]
+                else:
+                    self._check_unknown(argument)
             elif isinstance(argument, _SEVERAL) and self.depends(argument):
                 return True
         return False
+
+    def _check_unknown(self, tensor: Tensor) -> None:
+        """Refuse a tensor that nothing is known of in memory that is known."""
+        memory = memory_of(tensor)
+        if memory in self._memories:
+            raise unseen_write(self._memories[memory].by)  # type: ignore[index]
+        if memory in self._sharing and type(tensor) not in _PLAIN and self._shares(tensor):
+            raise NoClosedFormError(
+                "the network makes another tensor of one on the path where that cannot be seen, as a Parameter or a "
+                "tensor of another class",
+                "use plain tensors there",
+            )
 
     def expose(self, arguments: Any) -> None:
         """Note that numbers are read, or may be written, where the dispatcher does not see it."""
@@ -222,6 +241,11 @@ class Recorder(TorchDispatchMode):
             elif isinstance(argument, _SEVERAL):
                 found |= self._is_smooth(argument)
         return found
+
+    def check_functions(self, arguments: Any) -> None:
+        """Refuse an ``autograd.Function`` that reads shapes or memory of arguments, and so may compute unseen."""
+        if self.tape.roots and self.depends(arguments) and self._is_smooth(arguments):
+            self._has_gradients()
 
     def _has_gradients(self) -> bool:
         """Return whether autograd would record a graph here; refuse what has a gradient of its own."""
@@ -249,10 +273,13 @@ class Recorder(TorchDispatchMode):
         """Return the value that a tensor stands for, after all that was written into its memory."""
         alias = self._aliases.get(id(tensor))
         if alias is None:
-            if self._memories and (memory := memory_of(tensor)) in self._memories:
-                raise unseen_write(self._memories[memory].by)  # type: ignore[index]
+            self._check_unknown(tensor)
             return None
         written = self._memories.get(alias.memory) if alias.memory is not None else None
+        if alias.value is not None and alias.writes is None:
+            alias.writes = version_of(tensor)
+        elif alias.value is not None and version_of(tensor) != alias.writes:
+            raise unseen_write("something that cannot be seen, as an autograd.Function that marks its argument dirty,")
         if written is None or alias.version == written.version:
             return alias.value
         if alias.view is None:
@@ -291,7 +318,7 @@ class Recorder(TorchDispatchMode):
         if tensor.is_nested:
             raise NoClosedFormError("the path goes through a nested tensor", "pad its parts to one shape")
         index, alias = len(self.tape.values), self._alias(tensor)
-        alias.value = index
+        alias.value, alias.writes = index, version_of(tensor)
         if alias.memory in self._memories:
             alias.version = self._memories[alias.memory].version
         if not smooth:
@@ -324,6 +351,7 @@ class Recorder(TorchDispatchMode):
     def _noted(self, function: Any, args: Any, kwargs: Any, *, smooth: bool, written: Any = None) -> tuple[Any, ...]:
         """Return what is to be noted of a call, before it runs and writes into anything."""
         inputs: list[int] = []
+        memory_written = None if written is None else memory_of(written)
 
         def taken(item: Any) -> Any:
             if not isinstance(item, Tensor):
@@ -332,9 +360,12 @@ class Recorder(TorchDispatchMode):
             if index is not None:
                 inputs.append(index)
                 return Ref(index)
-            if item is written or self._shares(item):
+            memory = memory_of(item)
+            if item is written or self._shares(item) or (memory is not None and memory == memory_written):
                 return item.clone()
-            self.tape._constants.append((item, version_of(item)))
+            self.tape.constants.append((item, version_of(item), memory))
+            if memory is not None:
+                self._constants.setdefault(memory, []).append(item)
             if id(item) in self._cast:
                 self.tape.full[id(item)] = self._cast[id(item)][1]
             return item
@@ -403,7 +434,8 @@ class Recorder(TorchDispatchMode):
             return
         self._alias(parent)
         for output, view in zip(outputs, views_of(func, args, kwargs, parent, outputs, switch=switch), strict=True):
-            self._alias(output).view = view
+            alias = self._alias(output)
+            alias.view, alias.writes = view, None  # torch lets a view share the count when this is over
 
     def _shares(self, tensor: Tensor) -> bool:
         """Return whether a constant shares its memory with what depends on a target layer."""
@@ -419,6 +451,9 @@ class Recorder(TorchDispatchMode):
                 self.tape.values[index] = self.tape.values[index].clone()
             if self._written is not None:
                 self._written.add(memory)
+                return
+            for constant in self._constants.pop(memory, ()):
+                self.tape.copy_constant(constant)
 
     def _bump(self, memory: int, by: str) -> None:
         """Count a write into memory that values of the tape lie in."""
@@ -429,6 +464,12 @@ class Recorder(TorchDispatchMode):
         tensor = next((tensor for tensor in tensors if tensor is not None), None)
         if tensor is not None:
             self._memories[memory] = Memory(tensor.untyped_storage(), by, 1)
+
+    def _recount(self, tensor: Tensor) -> None:
+        """Read the count of writes anew: torch counts a write when it is over."""
+        for other in self._sharing.get(memory_of(tensor), {id(tensor)}):  # type: ignore[arg-type]
+            if other in self._aliases:
+                self._aliases[other].writes = None
 
     def _write_constant(self, tensor: Tensor, by: str) -> None:
         """Refuse a write of constants that values of the tape would not know of."""
@@ -476,10 +517,9 @@ class Recorder(TorchDispatchMode):
             self._bump(alias.memory, known.name)
         alias.view = None if known.reshapes else alias.view
         self._note(call, target, smooth=smooth, over=True)
-        value, view = alias.value, alias.view
-        for parent, parent_before in upwards:
-            assert view is not None
-            smooth_parent = value not in self.tape.switches or (
+        value = alias.value
+        for parent, parent_before, view in upwards:
+            smooth_parent = (value not in self.tape.switches and not view.switch) or (
                 isinstance(parent_before, Ref) and parent_before.index not in self.tape.switches
             )
             function, arguments = view.written_back(parent_before, Ref(value))  # type: ignore[arg-type]
@@ -487,20 +527,24 @@ class Recorder(TorchDispatchMode):
                 index = self._value(parent, smooth=smooth_parent and has_gradient(parent))
             inputs = tuple(item.index for item in arguments if isinstance(item, Ref))
             self._add(Step(function, arguments, {}, inputs, (index,), True, False))
-            value, view = index, self._aliases[id(parent)].view
+            value = index
         return result
 
-    def _upwards(self, target: Tensor) -> list[tuple[Tensor, Any]]:
-        """Return the tensors that one is a view of, one after another, with their values before a write into it."""
-        found: list[tuple[Tensor, Any]] = []
+    def _upwards(self, target: Tensor) -> list[tuple[Tensor, Any, View]]:
+        """Return the tensors that one is a view of, with their values before a write into it, and how it is a view."""
+        found: list[tuple[Tensor, Any, View]] = []
         view = self._alias(target).view
         while view is not None:
+            while (outer := self._alias(view.parent).view) is not None and overlaps(view.parent):
+                view = outer.through(view)  # put back whole, its old numbers would hide the new ones
+            if outer is None and overlaps(view.parent):
+                raise unseen_write("something that writes into one of several tensors in one memory")
             with self._alone():
                 before = self._current(view.parent)
                 if view.switch and before is not None and before not in self.tape.switches:
                     break  # its gradient knows nothing of this write
-                found.append((view.parent, view.parent.clone() if before is None else Ref(before)))
-            view = self._alias(view.parent).view
+                found.append((view.parent, view.parent.clone() if before is None else Ref(before), view))
+            view = outer
         return found
 
     @contextmanager
@@ -579,6 +623,7 @@ class Whole(NamedTuple):
 
 
 _CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}
+_PLAIN = (Tensor, FakeTensor)
 _SEVERAL: Any = (list, tuple, type({}.values()))
 
 

@@ -1,7 +1,7 @@
 """The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,6 +98,7 @@ class Tape:
         full: constants in half precision as they were before they were cast, by id.
         verified: users' rules that were compared with autograd.
         network: the network that ran, which knows the names of its modules.
+        constants: tensors that steps use, with the count of writes into each, and its memory.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -112,7 +113,7 @@ class Tape:
     full: dict[int, Tensor] = field(default_factory=dict)
     verified: set[Any] = field(default_factory=set)
     network: nn.Module | None = None
-    _constants: list[tuple[Tensor, int | None]] = field(default_factory=list)
+    constants: list[tuple[Tensor, int | None, int | None]] = field(default_factory=list)
 
     def name_of(self, module: nn.Module | None) -> str | None:
         """Return the dotted name of a module in the network, or None."""
@@ -185,13 +186,26 @@ class Tape:
         return mapped(arguments, value)
 
     def check_constants(self) -> None:
-        """Refuse a tensor that a step used and that something changed in place afterwards."""
-        for tensor, version in self._constants:
-            if version_of(tensor) != version:
+        """Refuse a tensor that a step used, and whose numbers are others now."""
+        for tensor, version, memory in self.constants:
+            if version_of(tensor) != version or memory_of(tensor) != memory:
                 raise NoClosedFormError(
-                    f"a tensor of shape {tuple(tensor.shape)} was written into after the path had used it",
-                    "use the out-of-place version, as in x = x + 1",
+                    f"a tensor of shape {tuple(tensor.shape)} was changed after the path had used it, as by "
+                    "weight.data = ...",
+                    "compute with a new tensor instead, as in F.linear(x, 2 * weight)",
                 )
+
+    def copy_constant(self, tensor: Tensor) -> None:
+        """Let steps keep a copy of a constant that is going to be written into."""
+        copy = tensor.clone()
+
+        def copied(item: Any) -> Any:
+            return copy if item is tensor else item
+
+        for step in self.steps:
+            step.args = mapped(step.args, copied)
+            step.kwargs = {name: mapped(item, copied) for name, item in step.kwargs.items()}
+        self.constants = [entry for entry in self.constants if entry[0] is not tensor]
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -375,6 +389,13 @@ def has_gradient(tensor: Tensor) -> bool:
 def version_of(tensor: Tensor) -> int | None:
     """Return the count of writes into a tensor, or None."""
     return None if tensor.is_inference() else tensor._version  # of what is made in inference mode nothing is counted
+
+
+def memory_of(tensor: Tensor) -> int | None:
+    """Return what tensors that share memory have in common; None for sparse tensors and others without one block."""
+    with suppress(NotImplementedError, RuntimeError):
+        return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+    return None
 
 
 def mapped(item: Any, function: Callable[[Any], Any]) -> Any:

@@ -123,8 +123,10 @@ def _check_sums(run: Run, layer: int, made: Explained) -> None:
     tolerance = 1e-2 if made.maps.dtype == torch.float32 else 1e-5  # far above what rounding loses on the way
     if bool((total.abs() > tolerance * (size + made.baseline_values.abs())).any()):
         raise NoClosedFormError(
-            f"contributions at {run.layers[layer]!r} do not add up: the network mixes the images of a batch",
+            f"contributions at {run.layers[layer]!r} do not add up: the network mixes the images of a batch, or "
+            "computes where it cannot be seen",
             "explain one image at a time",
+            "see cam.check(images)",
             "use a gradient method such as ClosedFormGradCAM",
         )
 

@@ -94,6 +94,11 @@ def traced_program(
         targets: the targets, or None.
         size: (H, W) of the maps, or None.
         table: what to put in the place of operations, by operation.
+
+    Raises:
+        NoProgramError: as for :func:`program`.
+        TypeError: ``cam`` is not a method.
+        ValueError: as for ``explain``, or the precision is not single.
     """
     if not isinstance(cam, ClosedFormCAM):
         raise TypeError(

@@ -89,5 +89,4 @@ def _interpolation() -> tuple[Tensor, Tensor, Tensor]:
     x = _MAP * (1 + t) / (1 - t)
     values = (1 + 2 * x) * scipy.special.erfcx(x)
     weights = (-1.0) ** np.arange(_NODES) * np.sin(angles)
-    nodes, weights, values = map(torch.from_numpy, (t, weights, values))
-    return nodes, weights, values
+    return torch.from_numpy(t), torch.from_numpy(weights), torch.from_numpy(values)

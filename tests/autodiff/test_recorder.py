@@ -743,28 +743,6 @@ def test_a_mode_of_the_users_that_ends_on_the_path_is_refused_and_taken_off(mode
     check(Moded(2, 5), ["inner.0"])
 
 
-def with_a_note(x):
-    y = torch.ones_like(x)
-    z = x * y
-    y += x
-    return z + y
-
-
-def with_a_constant(x):
-    factor = torch.full_like(x, 2.0)
-    y = x.tanh() * factor
-    factor.zero_()
-    return y
-
-
-@pytest.mark.parametrize("statements", [with_a_note, with_a_constant])
-def test_a_constant_that_is_written_over_after_its_use_is_refused(statements):
-    with torch.no_grad():
-        passed = Path(Inplace(statements), None, ["0"]).run(X)
-    with pytest.raises(NoClosedFormError, match="was written into after the path had used it"):
-        passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()
-
-
 class Behind(nn.Module):
     """A target layer, and whatever follows it."""
 

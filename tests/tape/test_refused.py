@@ -1,5 +1,8 @@
 """What no tape may explain is refused by name; whatever else there is in torch is exact or refused, never wrong."""
 
+import copy
+import ctypes
+import math
 import warnings
 
 import pytest
@@ -95,7 +98,32 @@ class TwoArguments(torch.autograd.Function):
         return grad, 2 * grad
 
 
-OWN = [HandsItsInputBack, HandsAViewBack, Squares, Rounds, WritesInPlace, DetachesInside, NewStyle]
+class ReadsTheShape(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.zeros_like(x)
+
+
+class ReadsMemory(_Own):
+    """As a kernel in another language does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        numbers = (ctypes.c_double * x.numel()).from_address(x.contiguous().data_ptr())
+        return torch.tensor([math.sin(number) for number in numbers], dtype=x.dtype).reshape(x.shape)
+
+
+class MarksItsInput(_Own):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x
+
+
+OWN = [
+    *(HandsItsInputBack, HandsAViewBack, Squares, Rounds, WritesInPlace, DetachesInside, NewStyle),
+    *(ReadsTheShape, ReadsMemory),
+]
 
 
 @pytest.mark.parametrize("own", OWN)
@@ -104,6 +132,11 @@ def test_a_function_with_a_gradient_of_its_own_is_refused_by_its_name(own, befor
     net = behind(lambda h: own.apply(h.sin() if before else h * 1))
     with pytest.raises(Refused, match=own.__name__):
         run(net)
+
+
+def test_one_that_does_nothing_but_mark_its_argument_is_noticed():
+    with pytest.raises(Refused, match=r"an autograd\.Function that marks its argument dirty"):
+        run(behind(lambda h: h.sin() + MarksItsInput.apply(h * 2)))
 
 
 def test_its_second_argument_alone_may_be_on_the_path():
@@ -450,3 +483,68 @@ def test_a_scripted_function_is_exact_or_refused():
         function = torch.jit.trace(lambda x: (x.sin() * x).relu(), random(3, 6, 7, 7))
     net = behind(lambda h: h + function(h))
     exact_or_refused(net, "stem", X, net.starts())
+
+
+# --- what the dispatcher does not show --------------------------------------------------------------------------------
+
+
+READING = {
+    "a tensor of numbers": lambda h: h * torch.tensor([h.max().detach(), h.min().detach()], dtype=h.dtype).sum(),
+    "a copy": lambda h: h * copy.deepcopy(h.detach()).mean((2, 3), keepdim=True),
+    "its memory": lambda h: h * h.detach().contiguous().storage()[5],
+}
+
+
+@pytest.mark.parametrize("case", READING)
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_numbers_read_by_python_are_looked_at_from_a_baseline(case):
+    net = behind(READING[case])
+    assert faults(net, "stem", X, net.starts(), gated=True) == []
+    passed = run(net)
+    with pytest.raises(Refused, match="another function at the baseline"):
+        passed.baseline({0: net.starts()[0]})
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+def exchanged(m, h):
+    weight = m.weight.data
+    m.weight.data = weight * 2
+    try:
+        return m(h)
+    finally:
+        m.weight.data = weight
+
+
+def asking_autograd(h):
+    with torch.enable_grad():
+        weight = torch.ones(7, dtype=h.dtype, requires_grad=True)
+        return h * torch.autograd.grad((weight**3).sum(), weight)[0]
+
+
+UNSEEN = {
+    "a subclass": ("a tensor of another class", lambda h: h + h.as_subclass(Sub).sin().as_subclass(torch.Tensor), None),
+    "a Parameter": ("as a Parameter", lambda h: h * nn.Parameter(h), None),
+    "exchanged weights": ("weight.data = ", exchanged, lambda: nn.Linear(7, 7)),
+    "autograd itself": ("the network calls autograd itself", asking_autograd, None),
+    "complex numbers": (
+        "view_as_real of a tensor is written into",
+        lambda h: torch.view_as_real(torch.complex(h, h))[..., 1].mul_(2),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_what_cannot_be_seen_is_refused(case):
+    match, function, make = UNSEEN[case]
+    net = behind(function, make)
+    with pytest.raises(Refused, match=match):
+        pulled_back(net)
+
+
+def pulled_back(net):
+    passed = run(net)
+    return passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()

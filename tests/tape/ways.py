@@ -878,6 +878,141 @@ def windows_shifted_and_merged(h):
     return w.view(3, 2, 2, 3, 3, 6).permute(0, 5, 1, 3, 2, 4).reshape(3, 6, 6, 6).roll((1, 1), (2, 3))
 
 
+# --- mixtures of experts ---------------------------------------------------------------------------------------------
+
+
+def experts(spread):
+    """Return tokens in front of experts, of which one gets no token."""
+
+    def mixed(m, h):
+        tokens = h.permute(0, 2, 3, 1).reshape(-1, 6)
+        out = torch.zeros_like(tokens)
+        for chosen in (tokens[:, 0] > 0, tokens[:, 0] <= 0, tokens[:, 0] > 99):
+            out = spread(out, chosen, tokens, m)
+        return out.view(3, 49, 6)
+
+    return mixed
+
+
+def by_mask(out, chosen, tokens, m):
+    out[chosen] = m(tokens[chosen])
+    return out
+
+
+def by_number(out, chosen, tokens, m):
+    (rows,) = torch.where(chosen)
+    out[rows] += m(tokens[rows])
+    return out
+
+
+for _spread in (
+    by_mask,
+    by_number,
+    lambda out, chosen, tokens, m: out.index_add(0, chosen.nonzero()[:, 0], m(tokens[chosen])),
+):
+    add(f"experts, {_spread.__name__}", experts(_spread), lambda: nn.Linear(6, 6), near=True, gated=True)
+
+
+# --- constants and views of them that are written ---------------------------------------------------------------------
+
+
+@way
+def a_buffer_counted_up_between_its_uses(h):
+    buffer = torch.ones(7, dtype=h.dtype)
+    y = h + buffer
+    buffer.add_(1)
+    y = y.sin() - buffer
+    buffer.mul_(2)
+    return y + buffer
+
+
+@way
+def a_constant_written_by_the_path_after_its_use(h):
+    y = torch.ones_like(h)
+    z = h - y
+    y += h
+    return z + y
+
+
+@way
+def a_constant_zeroed_after_its_use(h):
+    factor = torch.full_like(h, 2.0)
+    y = h.tanh() + factor
+    factor.zero_()
+    return y
+
+
+@way(gated=True)
+def a_view_made_before_its_base_depends(h):
+    base = h.detach().sin()
+    view = base[:, 0]
+    base.add_(h)
+    return view, h
+
+
+@way(gated=True)
+def halves_of_a_mask_that_is_multiplied(h):
+    mask = (h > 0).double()
+    first, second = mask[:, :3], mask[:, 3:]
+    mask.mul_(h)
+    return first * second
+
+
+@way(gated=True)
+def a_constant_written_through_its_detached_alias(h):
+    constant = torch.zeros_like(h)
+    constant.data[:, 0] = h[:, 0].sin()
+    return constant * h + h
+
+
+@way(gated=True)
+def detached_in_place(h):
+    gate = h * 2
+    gate.detach_()
+    return gate * h
+
+
+@way
+def a_write_into_one_row_of_an_expanded_view(h):
+    base = h.mean(1, keepdim=True)
+    base.expand(3, 6, 7, 7)[:, 2].sin_()
+    return base
+
+
+@way
+def a_write_into_overlapping_windows(h):
+    base = h * 2
+    base.unfold(3, 3, 1)[..., 1].fill_(0.3)
+    return base.sin()
+
+
+def _one_part(parts):
+    def written(h):
+        base = h[:, :1] * 2
+        (part,) = parts(base)
+        part = part * 1
+        base.mul_(3)
+        return part.sin(), base
+
+    return written
+
+
+for _name, _parts in {
+    "split": lambda base: base.split(1, 1),
+    "chunk": lambda base: base.chunk(1, 1),
+    "unbind": lambda base: base.unbind(1),
+}.items():
+    add(f"{_name} into one part, and a write into its base", _one_part(_parts))
+
+
+@way
+def retain_grad(h):
+    y = h * 2
+    if torch.is_grad_enabled():
+        y.retain_grad()
+    return y
+
+
 # --- around modules ---------------------------------------------------------------------------------------------------
 
 

@@ -113,7 +113,7 @@ def unfold(
     grad: Tensor,
 ) -> Tensor:
     """The patches put back, overlapping ones added."""
-    patches = grad.reshape(-1, *grad.shape[-2:])
+    patches = grad.flatten(0, -3)
     return F.fold(patches, input.shape[-2:], kernel_size, dilation, padding, stride).reshape(len(grad), *input.shape)
 
 
@@ -130,5 +130,5 @@ def fold(
     grad: Tensor,
 ) -> Tensor:
     """The patches taken again."""
-    images = grad.reshape(-1, *grad.shape[-3:])
+    images = grad.flatten(0, -4)
     return F.unfold(images, kernel_size, dilation, padding, stride).reshape(len(grad), *input.shape)

@@ -234,7 +234,7 @@ class BehindDense(Cotangent):
     @cached_property
     def base(self) -> Tensor:  # type: ignore[override]
         """The derivatives, shape (K, N, ...)."""
-        return by_weight(self.grad, self.weight.to(self.grad.dtype)).reshape(-1, *self.shape)
+        return by_weight(self.grad, self.weight.to(self.grad.dtype)).reshape(len(self.grad), *self.shape)
 
     def view(self, shape: Sequence[int]) -> Cotangent:
         """Return the derivatives with respect to the same numbers in another shape."""

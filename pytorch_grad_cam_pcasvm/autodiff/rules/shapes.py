@@ -10,7 +10,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Part
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import aten, constant, register_jacobian, unbroadcast
 
-constant(*aten("detach"))
+constant(*aten("detach", "detach_"))
 
 
 _moving = partial(register_jacobian, secant="linear", needs="nothing", relevance="moved")

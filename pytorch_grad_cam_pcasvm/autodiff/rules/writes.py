@@ -91,7 +91,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Any, *, y: Tensor
     return lambda: grad.index_fill(axis, index, 0.0), None, None, of_source
 
 
-@_writing(*aten("scatter"))
+@_writing(*aten("scatter.src", "scatter.value"))
 def scatter(input: Tensor, dim: int, index: Tensor, source: Any, *, y: Tensor, grad: Tensor) -> Any:
     """Grad where nothing was written, and where the source was."""
     axis, places = dim % input.dim() + 1, index.expand(len(grad), *index.shape)
