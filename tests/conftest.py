@@ -71,11 +71,11 @@ def rules() -> Iterator[None]:
     # Here, not above: the package is imported after its coverage is measured.
     from pytorch_grad_cam_pcasvm.autodiff.rules import registry
 
-    tables = registry._rules, registry._layers, registry._functions
+    tables = registry._rules, registry._functions
     before = [table.copy() for table in tables]
     yield
     for call, function in registry._functions.items():
-        if isinstance(function, type) and call not in before[2]:  # an autograd.Function, whose calls modes have seen
+        if isinstance(function, type) and call not in before[1]:  # an autograd.Function, whose calls modes have seen
             del function.apply
     for table, kept in zip(tables, before, strict=True):
         table.clear()

@@ -88,7 +88,6 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
     stage_for,
 )
-from pytorch_grad_cam_pcasvm.autodiff import Path as Recorded
 from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.cli.networks import _state
 from pytorch_grad_cam_pcasvm.export import graph, onnx_file
@@ -129,7 +128,7 @@ WITHOUT = {
     "autodiff/backward.py: (advice if self.baseline is None": "passes a refusal on, with the way out of every path",
     "autodiff/path.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
     "autodiff/calls.py: was optimised for inference": "is for single precision, and here all is in double",
-    "autodiff/recorder.py: autograd has no gradient of": "is for single precision, and here all is in double",
+    "autodiff/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
     "autodiff/autograd.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
     "autodiff/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
     "head/head.py: the pullback of": "says that a pullback is wrong, and names no way out",
@@ -254,6 +253,14 @@ def stepped(
     return method(net, layer if isinstance(layer, list) else [layer], **options).explain(
         IMAGES[:3] if images is None else images, targets, **(calling or {})
     )
+
+
+class Checked(ClosedFormGradCAM):
+    """A method that compares itself with autograd first."""
+
+    def explain(self, images: Any, *args: Any, **options: Any) -> SignedMaps:
+        self.check(images)
+        return super().explain(images, *args, **options)
 
 
 def mixing(x: torch.Tensor) -> torch.Tensor:
@@ -1174,19 +1181,36 @@ def other_memory(x: Tensor) -> Tensor:
     return y
 
 
-def constant_written_over(x: Tensor) -> Tensor:
-    y = torch.ones_like(x)
-    z = x * y
-    y += x
-    return z + y
+class Exchanged(nn.Module):
+    """A layer with other weights for the time of its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.conv.weight.data
+        self.conv.weight.data = 2 * weight
+        y = self.conv(x)
+        self.conv.weight.data = weight
+        return y
 
 
-def record_of_constant() -> Tensor:
-    """Pull back through what is written over; the comparison with autograd would refuse it before."""
-    backbone = seeded(lambda: Stepped(Step(constant_written_over)))
-    with torch.no_grad():
-        recorded = Recorded(backbone, None, ["stem"]).record(IMAGES[:3])
-        return recorded.pullback([torch.ones(1, *recorded.output.shape, dtype=torch.float64)], 0).dense()
+class Doubled(Exchanged):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, 2 * self.conv.weight, self.conv.bias)
+
+
+def in_complex(x: Tensor) -> Tensor:
+    z = torch.complex(x, x)
+    torch.view_as_real(z)[..., 1].mul_(2)
+    return z.real + z.imag
+
+
+def asking_autograd(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        weight = torch.ones((), dtype=x.dtype, requires_grad=True)
+        return x * torch.autograd.grad(weight**3, weight)[0]
 
 
 class Folded(Attention):
@@ -1418,6 +1442,7 @@ PATHS = [
             "explain one image at a time": partial(
                 stepped, mixing, ContributionCAM, baseline="zero", images=IMAGES[:1]
             ),
+            "see cam.check(images)": partial(stepped, mixing, Checked),
             BY_GRADIENT: partial(stepped, mixing),
         },
     ),
@@ -1599,7 +1624,7 @@ PATHS = [
     ),
     *(
         Row(
-            RECORDER + "the network draws random numbers",
+            "autodiff/operations.py: the network draws random numbers",
             partial(stepped, drawing),
             "the network draws random numbers",
             {
@@ -1617,10 +1642,28 @@ PATHS = [
         )
     ),
     Row(
-        "autodiff/tape.py: was written into after the path had used it",
-        record_of_constant,
-        "was written into after the path had used it",
-        {"use the out-of-place version": partial(stepped, lambda x: x * torch.ones_like(x) + (x + 1))},
+        "autodiff/tape.py: was changed after the path had used it",
+        partial(stepped, Exchanged()),
+        "was changed after the path had used it",
+        {"compute with a new tensor instead, as in F.linear(x, 2 * weight)": partial(stepped, Doubled())},
+    ),
+    path(
+        "autodiff/aliases.py: of a tensor is written into",
+        "view_as_real of a tensor is written into",
+        in_complex,
+        {"write the real and imaginary parts apart": partial(stepped, lambda x: x + 2 * x)},
+    ),
+    path(
+        "autodiff/calls.py: the network calls autograd itself",
+        "the network calls autograd itself",
+        asking_autograd,
+        {"compute it before the network runs": partial(stepped, lambda x: 3 * x)},
+    ),
+    path(
+        RECORDER + "makes another tensor of one on the path",
+        "makes another tensor of one on the path where that cannot be seen",
+        lambda x: x * nn.Parameter(x),
+        {"use plain tensors there": partial(stepped, lambda x: x * x.detach())},
     ),
     Row(
         "autodiff/tape.py: sizes after the target layer depend on the activations",

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.autodiff.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.autodiff.operations import operation
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
-from pytorch_grad_cam_pcasvm.autodiff.recorder import Differentiable
+from pytorch_grad_cam_pcasvm.autodiff.recorder import explanation
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
-from pytorch_grad_cam_pcasvm.errors import refuse
+from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.model.features import output_of
 from pytorch_grad_cam_pcasvm.model.inputs import each
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
@@ -35,6 +36,33 @@ class _Differentiable(Mode):
             return func(*args, **kwargs)
 
 
+class _OnlyDifferentiable(TorchDispatchMode):
+    """Refuses operations that draw random numbers, and behind a target layer those of which autograd has no gradient.
+
+    Attributes:
+        reached: whether a target layer has run.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = False
+        self._explaining = explanation.get()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, unless it is refused."""
+        if explanation.get() is self._explaining:
+            known = operation(func)
+            known.check_randomness(args, kwargs or {})
+            if self.reached and not known.differentiable:
+                raise NoClosedFormError(
+                    f"autograd has no gradient of {known.name}, and would take it for 0",
+                    "explain the network as it was before it was quantised",
+                )
+        return func(*args, **kwargs or {})
+
+
 class AutogradPath:
     """The path by autograd: the stem runs without a graph, everything after the first target layer with one.
 
@@ -49,7 +77,7 @@ class AutogradPath:
 
     def run(self, x: Tensor) -> "AutogradPass":
         """Run the network once, up to the features."""
-        leaves, mode = dict[str, Tensor](), Differentiable()
+        leaves, mode = dict[str, Tensor](), _OnlyDifferentiable()
 
         # What follows a target layer gets another tensor, with a graph that begins there.
         def split(name: str, output: Tensor) -> Tensor:

@@ -91,14 +91,6 @@ class Walk(Pullback):
         """Return the products with x, summed over dimensions, which fall away: (K, ...)."""
         return self._behind(lambda call, *shapes: call.keeps_numbers(self.tape)).view(x.shape).times(x, dims)
 
-    def token_sums(self, dim: int, start: int, length: int) -> Tensor:
-        """Return the sum over some tokens, with one in their place, shape (K, ...)."""
-        return self._token_sums(dim, start, length)
-
-    def contributions(self, change: Tensor, dims: tuple[int, int]) -> Tensor:
-        """Return the secants times the change, summed over all but images and tokens, shape (K, N, L)."""
-        return self._contributions(dims)
-
     def _behind(self, keeps: Callable[[Call, Tensor, Tensor], bool]) -> Cotangent:
         """Return the cotangent behind the first steps of a line that keep what is asked for."""
         values, line, inside = self.tape.values, [self.root], []
@@ -116,7 +108,8 @@ class Walk(Pullback):
             return Cotangent(self.like.new_zeros(()).expand(self.count, *self.value.shape))
         return reduce(added, self.cotangents[index])
 
-    def _token_sums(self, dim: int, start: int, length: int) -> Tensor:
+    def token_sums(self, dim: int, start: int, length: int) -> Tensor:
+        """Return the sum over some tokens, with one in their place, shape (K, ...)."""
         inside, places = self._region({self.root: (dim,)}, linear=True)
         self._walk_to(inside)
         sums: dict[int, Tensor] = {}
@@ -142,7 +135,8 @@ class Walk(Pullback):
             return sums[self.root]
         return self.like.new_zeros(self.count, *self.value.narrow(dim, 0, 1).shape)
 
-    def _contributions(self, dims: tuple[int, int]) -> Tensor:
+    def contributions(self, change: Tensor, dims: tuple[int, int]) -> Tensor:
+        """Return the secants times the change, summed over all but images and tokens, shape (K, N, L)."""
         assert self.baseline is not None
         inside, places = self._region({self.root: dims})
         self._walk_to(inside)

@@ -11,7 +11,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, unseen_write
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import has_layers, layer_kind, whole_of
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import layer_kind, whole_of
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
@@ -52,7 +52,7 @@ class Calls(Mode):
             self._recorder.check_functions(args[:1])
             self._recorder.expose(args[:1])
         elif func in _DIFFERENTIATING:
-            refuse(NoClosedFormError, "the network calls autograd itself", "choose a later target layer")
+            refuse(NoClosedFormError, "the network calls autograd itself", "compute it before the network runs")
         elif func is Tensor.retain_grad:
             return None  # of what has no graph
         elif func == Tensor.data.__set__ and self._recorder.depends(args[:1]):  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ class Calls(Mode):
                     continue  # which takes no hooks
                 if module._backward_hooks or module._backward_pre_hooks or everywhere:
                     hooks.before(module, self._refuse_hooked)
-                if has_layers() and layer_kind(module) is not None:
+                if layer_kind(module) is not None:
                     hooks.before(module, self._enter_layer)
                     # First of all: the user's own hooks on the layer are steps of their own.
                     hooks.after(module, self._leave_layer, prepend=True, always=True)
@@ -105,7 +105,7 @@ class Calls(Mode):
             self._recorder.end(whole, output, several=several)
 
     def _refuse_hooked(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._recorder.depends((args, kwargs.values())):
+        if self._recorder.depends((args, kwargs)):
             raise _hooked(f"{type(module).__name__} has a backward hook on the path")
 
     def _refuse_compiled(self, module: Any, args: Any) -> None:

@@ -51,12 +51,9 @@ class ClosedFormPass(Pass):
     def refuse_missing_rules(self, name: str) -> None:
         """Refuse the path from a target layer if one of its steps has no rule."""
         steps = self.tape.following(self.tape.roots[name])[0]
-        wanted = set(self.tape.outputs)
-        for step in reversed(steps):
-            if not wanted.isdisjoint(step.outputs):
-                wanted.update(step.inputs)
-                if rule_of(step.function) is None:
-                    raise no_rule(self.tape, step)
+        for step in reversed(self.tape.leading(steps, self.tape.outputs)):
+            if rule_of(step.function) is None:
+                raise no_rule(self.tape, step)
 
     def bytes_per_target(self) -> int:
         """Return roughly how much memory one target takes for the batch: a few times the path's widest value."""

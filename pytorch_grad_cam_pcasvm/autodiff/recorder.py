@@ -8,34 +8,32 @@ computed without gradients are recorded, too, as *switches*: no gradient flows t
 again.
 """
 
-import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import Function
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.autodiff.aliases import Alias, Memory, View, overlaps, views_of
+from pytorch_grad_cam_pcasvm.autodiff.frames import function_around, module_around
 from pytorch_grad_cam_pcasvm.autodiff.operations import (
     Operation,
-    decomposed,
     functional,
     mask_of,
     operation,
     plain,
     tensors_in,
 )
+from pytorch_grad_cam_pcasvm.autodiff.rules.decompositions import decomposed
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import is_constant, rule_of
 from pytorch_grad_cam_pcasvm.autodiff.tape import (
     HALF,
@@ -50,6 +48,9 @@ from pytorch_grad_cam_pcasvm.autodiff.tape import (
 )
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+
+# What is noted of a call that has a rule as a whole, while it runs, and the ids of its tensors.
+Whole = tuple[tuple[Any, ...], set[int]]
 
 
 class Recorder(TorchDispatchMode):
@@ -67,7 +68,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.tape = Tape(complete=keeps_all)
         self._keeps_all, self._halves = keeps_all, halves
-        self._explaining = _explaining.get()
+        self._explaining = explanation.get()
         self._aliases: dict[int, Alias] = {}  # by id of the tensor, which is its own while the tensor lives
         self._sharing: dict[int, set[int]] = {}  # ids of tensors, by their memory
         self._memories: dict[int, Memory] = {}  # what was written into
@@ -88,15 +89,14 @@ class Recorder(TorchDispatchMode):
         if not self.listens:
             return func(*args, **kwargs)
         known = operation(func)
-        if known.draws and known.is_random(args, kwargs):
-            raise _random(known.name)
+        known.check_randomness(args, kwargs)
         if not self.tape.roots:
             return func(*args, **kwargs)
         if self._written is not None:
             for tensor in known.written_in(args, kwargs):
                 self._before_write(tensor)
             return func(*args, **kwargs)
-        if not self.depends((args, kwargs.values()) if kwargs else args):
+        if not self.depends((args, kwargs)):
             for tensor in known.written_in(args, kwargs):
                 self._write_constant(tensor, known.name)
             result = func(*args, **kwargs)
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         if known.of_shape:
             self.check_functions(args)
             return func(*args, **kwargs)
-        smooth = self._is_smooth((args, kwargs.values())) and self._has_gradients() and not is_constant(func)
+        smooth = self._is_smooth((args, kwargs)) and self._has_gradients() and not is_constant(func)
         if known.written:
             try:
                 return self._write(func, known, args, kwargs, smooth=smooth)
@@ -125,24 +125,24 @@ class Recorder(TorchDispatchMode):
             self._note_views(func, args, kwargs, result, switch=not smooth and not gradients)
         return result
 
-    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Whole | None":
+    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Whole | None:
         """Begin a call that has a rule as a whole; return what :meth:`end` needs, or None if its parts are recorded."""
-        if self._written is not None or not self.tape.roots or not self.depends((args, kwargs.values())):
+        if self._written is not None or not self.tape.roots or not self.depends((args, kwargs)):
             return None
-        if not self._is_smooth((args, kwargs.values())) or not self._has_gradients():
+        if not self._is_smooth((args, kwargs)) or not self._has_gradients():
             return None
         noted = self._noted(call, args, kwargs, smooth=True)
         self._written = set()
-        return Whole(noted, {id(tensor) for tensor in tensors_in((args, kwargs.values()))})
+        return noted, set(map(id, tensors_in((args, kwargs))))
 
-    def end(self, whole: "Whole", result: Any, *, several: bool = False) -> None:
+    def end(self, whole: Whole, result: Any, *, several: bool = False) -> None:
         """Record such a call as one step, unless it has failed, and the network goes on without it."""
-        written, self._written = self._written or set(), None
+        (noted, arguments), written, self._written = whole, self._written or set(), None
         for memory in written:
-            self._bump(memory, str(getattr(whole.noted[0], "__name__", whole.noted[0])))
+            self._bump(memory, str(getattr(noted[0], "__name__", noted[0])))
         if result is not None:
-            over = isinstance(result, Tensor) and id(result) in whole.arguments and memory_of(result) in written
-            self._note(whole.noted, result, smooth=True, inplace=bool(written), several=several, over=over)
+            over = isinstance(result, Tensor) and id(result) in arguments and memory_of(result) in written
+            self._note(noted, result, smooth=True, inplace=bool(written), several=several, over=over)
 
     def root(self, name: str, output: Tensor) -> Tensor:
         """Begin at the output of a target layer, or add one; return an alias of it for what follows."""
@@ -196,19 +196,15 @@ class Recorder(TorchDispatchMode):
     @property
     def listens(self) -> bool:
         """Whether what runs belongs to the pass that is recorded, not to another explanation inside it."""
-        return _explaining.get() is self._explaining
+        return explanation.get() is self._explaining
 
     def depends(self, arguments: Any) -> bool:
         """Return whether any tensor among arguments depends on a target layer."""
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                alias = self._aliases.get(id(argument))
-                if alias is not None:
-                    if alias.value is not None or alias.memory in self._memories:
-                        return True
-                else:
-                    self._check_unknown(argument)
-            elif isinstance(argument, _SEVERAL) and self.depends(argument):
+        for tensor in tensors_in(arguments):
+            alias = self._aliases.get(id(tensor))
+            if alias is None:
+                self._check_unknown(tensor)
+            elif alias.value is not None or alias.memory in self._memories:
                 return True
         return False
 
@@ -233,14 +229,9 @@ class Recorder(TorchDispatchMode):
                     self._exposed.append((tensor.detach(), tensor.clone(), memory_of(tensor)))
 
     def _is_smooth(self, arguments: Any) -> bool:
-        found = False
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                index = self._current(argument)
-                found |= index is not None and index not in self.tape.switches
-            elif isinstance(argument, _SEVERAL):
-                found |= self._is_smooth(argument)
-        return found
+        """Return whether any of them has a gradient."""
+        indices = list(map(self._current, tensors_in(arguments)))  # all: each may be made anew after a write
+        return any(index is not None and index not in self.tape.switches for index in indices)
 
     def check_functions(self, arguments: Any) -> None:
         """Refuse an ``autograd.Function`` that reads shapes or memory of arguments, and so may compute unseen."""
@@ -256,9 +247,7 @@ class Recorder(TorchDispatchMode):
         if not self.enabled:
             return False
         if not torch._C._is_fwd_grad_enabled() and not (inference and grad):
-            function = _function_around(sys._getframe(2))
-            if function is Function:
-                function = _named_in(sys._getframe(2))
+            function = function_around(sys._getframe(2))
             if function is not CheckpointFunction:
                 raise NoClosedFormError(
                     f"{function.__name__} is an autograd.Function, whose gradient is whatever it says",
@@ -373,20 +362,19 @@ class Recorder(TorchDispatchMode):
         with self._alone():
             args, kwargs = mapped(tuple(args), taken), {name: mapped(value, taken) for name, value in kwargs.items()}
             if smooth:
-                rule = rule_of(function)
                 smooths = [index for index in inputs if index not in self.tape.switches]
-                first = rule is not None and rule.foreign and function not in self._foreign  # is compared with autograd
-                if (
-                    rule is None
-                    or first
-                    or rule.needs in ("all", "inputs")
-                    or (rule.needs == "others" and len(smooths) > 1)
-                ):
+                if self._reads(function, "inputs") or (self._reads(function, "others") and len(smooths) > 1):
                     for index in smooths:
                         self._keep(index)
                 for index in self.tape.switches.intersection(inputs):
                     self._keep(index)
         return function, args, kwargs, tuple(inputs)
+
+    def _reads(self, function: Any, what: str) -> bool:
+        """Return whether a rule reads numbers of its inputs, of the others of them, or its output."""
+        rule = rule_of(function)
+        compared = rule is not None and rule.foreign and function not in self._foreign  # with autograd
+        return rule is None or compared or rule.needs in ("all", what)
 
     def _note(
         self, noted: tuple[Any, ...], result: Any, *, smooth: bool, inplace: bool = False, several: bool = False,
@@ -406,10 +394,8 @@ class Recorder(TorchDispatchMode):
                 self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
                 for tensor in tensors
             )
-            rule = rule_of(function)
-            for output in outputs:
-                first = rule is not None and rule.foreign and function not in self._foreign
-                if smooth and output is not None and (rule is None or first or rule.needs in ("all", "y")):
+            for output in outputs if smooth and self._reads(function, "y") else ():
+                if output is not None:
                     self._keep(output)
             self._foreign.add(function)
         cast = autocast_dtype(self.tape.values[inputs[0]].device.type) if not hasattr(function, "_schema") else None
@@ -417,7 +403,7 @@ class Recorder(TorchDispatchMode):
         return True
 
     def _add(self, step: Step) -> None:
-        step.where = _module_around(sys._getframe(2))
+        step.where = module_around(sys._getframe(2))
         self.tape.steps.append(step)
 
     # Writes and views.
@@ -571,60 +557,24 @@ def _has_rule(function: Any, args: Any) -> bool:
     return rule is not None and (rule.holds is None or rule.holds(*args))
 
 
-_explaining: ContextVar[object] = ContextVar("explaining", default=None)
+explanation: ContextVar[object] = ContextVar("explanation", default=None)
 
 
 @contextmanager
 def explaining() -> Iterator[None]:
     """Be one explanation: what records another one around it, as where a hook explains a network, does not see it."""
-    before = _explaining.set(object())
+    before = explanation.set(object())
     try:
         with Rollback() as rollback:
             rollback.note_autograd()
             rollback.go_above_autograd()
             yield
     finally:
-        _explaining.reset(before)
-
-
-class Differentiable(TorchDispatchMode):
-    """Refuses operations that draw random numbers, and behind a target layer those of which autograd has no gradient.
-
-    Attributes:
-        reached: whether a target layer has run.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reached = False
-        self._explaining = _explaining.get()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, unless it is refused."""
-        if _explaining.get() is self._explaining:
-            known = operation(func)
-            if known.is_random(args, kwargs or {}):
-                raise _random(known.name)
-            if self.reached and not known.differentiable:
-                raise NoClosedFormError(
-                    f"autograd has no gradient of {known.name}, and would take it for 0",
-                    "explain the network as it was before it was quantised",
-                )
-        return func(*args, **kwargs or {})
-
-
-class Whole(NamedTuple):
-    """A call that has a rule as a whole, while it runs: what was noted of it, and the ids of its tensors."""
-
-    noted: tuple[Any, ...]
-    arguments: set[int]
+        explanation.reset(before)
 
 
 _CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}
 _PLAIN = (Tensor, FakeTensor)
-_SEVERAL: Any = (list, tuple, type({}.values()))
 
 
 def unseen_write(by: str) -> NoClosedFormError:
@@ -633,46 +583,3 @@ def unseen_write(by: str) -> NoClosedFormError:
         f"{by} works in place on a tensor that the path uses again, or of which it uses another view",
         "use the out-of-place version, as in x = torch.relu(x)",
     )
-
-
-def _random(name: str) -> ValueError:
-    module = _module_around(sys._getframe(2))
-    where = "" if module is None else f" in a {type(module).__name__}"
-    return ValueError(
-        f"the network draws random numbers ({name}{where}), so that every run gives other numbers, and there is "
-        "nothing to explain: switch that off in evaluation mode, as with dropout(x, training=self.training), or draw "
-        "the numbers once, in __init__, and keep them with register_buffer"
-    )
-
-
-_MODULE_CALL = nn.Module._call_impl.__code__
-
-
-def _module_around(frame: FrameType | None) -> nn.Module | None:
-    """Return the module whose call a frame is in."""
-    while frame is not None and frame.f_code is not _MODULE_CALL:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
-
-
-def _function_around(frame: FrameType | None) -> type[Function]:
-    """Return the ``autograd.Function`` whose forward a frame is in; ``Function`` itself if it is not known."""
-    functions: dict[Any, type[Function]] = {}
-    kinds = [Function]
-    for kind in kinds:  # which grows
-        kinds += kind.__subclasses__()
-        functions[getattr(inspect.unwrap(kind.forward), "__code__", None)] = kind
-    while frame is not None and frame.f_code not in functions:
-        frame = frame.f_back
-    return Function if frame is None else functions[frame.f_code]
-
-
-def _named_in(frame: FrameType | None) -> type[Function]:
-    """Return the first ``autograd.Function`` that code around a frame names: one whose forward has ended already."""
-    while frame is not None:
-        for name in (*frame.f_code.co_names, *frame.f_code.co_freevars):
-            value = frame.f_globals.get(name, frame.f_locals.get(name))
-            if isinstance(value, type) and issubclass(value, Function) and value is not Function:
-                return value
-        frame = frame.f_back
-    return Function

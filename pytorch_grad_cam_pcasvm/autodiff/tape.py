@@ -1,6 +1,6 @@
 """The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -150,14 +150,18 @@ class Tape:
                     values.update(outputs)
         return steps, values
 
-    def drop_dead_ends(self) -> None:
-        """Drop the steps that do not lead to the output."""
-        wanted, steps = {*self.outputs, *self.roots.values()}, []
-        for step in reversed(self.steps):
+    def leading(self, steps: Sequence[Step], to: Iterable[int | None]) -> list[Step]:
+        """Return those of some steps that lead to values."""
+        wanted, leading = set(to), []
+        for step in reversed(steps):
             if not wanted.isdisjoint(step.outputs):
                 wanted.update(step.inputs)
-                steps.append(step)
-        self.steps = steps[::-1]
+                leading.append(step)
+        return leading[::-1]
+
+    def drop_dead_ends(self) -> None:
+        """Drop the steps that do not lead to the output."""
+        self.steps = self.leading(self.steps, (*self.outputs, *self.roots.values()))
 
     def line(self, value: int, steps: Sequence[Step]) -> Iterator[Step]:
         """Yield the steps after a value one by one, as long as nothing else uses the last one's output."""
@@ -237,16 +241,11 @@ class Tape:
                 "the path was recorded for gradients alone: a method that replays it sets replays = True"
             )
         self.check_constants()
-        wanted = {output for output in self.outputs if output is not None} if until is None else {until}
-        steps = []
-        for step in reversed(self.following(*given, switches=True)[0]):
-            if not wanted.isdisjoint(step.outputs):
-                wanted.update(step.inputs)
-                steps.append(step)
+        steps = self.leading(self.following(*given, switches=True)[0], self.outputs if until is None else [until])
         values = {root: _like(activations, self.values[root]) for root, activations in given.items()}
         (kind,) = {activations.device.type for activations in given.values()}
         with torch.no_grad():
-            for step in reversed(steps):
+            for step in steps:
                 with _autocast(step.autocast, kind):
                     result = self.called(step, values)
                 for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):

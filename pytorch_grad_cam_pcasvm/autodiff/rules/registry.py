@@ -25,7 +25,6 @@ from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Rule, Secant, Tokens
 Pull = TypeVar("Pull", bound=Callable[..., Any])
 
 _rules: dict[Any, Rule] = {}
-_layers: set[type] = set()
 _functions: dict[Any, Any] = {}  # what is called in Python as a whole, and what its rule is registered for
 # What depends on its input by number only: autograd passes no gradient, either.
 _constants: set[Any] = set()
@@ -134,9 +133,7 @@ def register_jacobian(
         for call in calls:
             if isinstance(call, type) and issubclass(call, Function):
                 _be_seen(call)
-            elif isinstance(call, type):
-                _layers.add(call)
-            elif not isinstance(call, OpOverload | OpOverloadPacket):
+            elif not isinstance(call, type | OpOverload | OpOverloadPacket):
                 _functions[call] = call
         return pull
 
@@ -180,11 +177,6 @@ def is_constant(call: Any) -> bool:
 def whole_of(call: Any) -> Any:
     """Return what the rule of a Python function is registered for, if it is one step; or None."""
     return _functions.get(call)
-
-
-def has_layers() -> bool:
-    """Return whether any layer class has a rule of its own."""
-    return bool(_layers)
 
 
 def layer_kind(layer: nn.Module) -> type | None:
