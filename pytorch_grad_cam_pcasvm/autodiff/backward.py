@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.call import Call, Few
+from pytorch_grad_cam_pcasvm.autodiff.call import Call, Few, values_in
 from pytorch_grad_cam_pcasvm.autodiff.foreign import verify
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent, Part, Shared, added, cotangent
@@ -284,7 +284,7 @@ class Walk(Pullback):
             else:
                 yield from self._checked(call.step, argument, part)
         for argument in (*args[len(found) :], *call.kwargs.values()):
-            if any(_leads(argument, index) for index in call.step.inputs if index in self.path):
+            if any(ref.index in self.path for (ref,) in values_in(argument)):
                 raise self._refused(
                     f"{self._at(call.step)}an argument of {call.step.name} depends on the target layer, and its rule "
                     "has no gradient for it (a computed weight?)",
@@ -294,7 +294,7 @@ class Walk(Pullback):
     def _checked(self, step: Step, argument: Any, part: Any) -> Iterator[tuple[int, Cotangent]]:
         """Yield the cotangent of an argument, a value of the tape or a list of such; refuse one of another shape."""
         if isinstance(argument, list | tuple):
-            if any(_leads(argument, index) for index in step.inputs if index in self.path):
+            if any(ref.index in self.path for (ref,) in values_in(argument)):
                 for item, of_item in zip(argument, part, strict=True):
                     yield from self._checked(step, item, of_item)
         elif isinstance(argument, Ref) and argument.index in self.path and part is not None:
@@ -374,12 +374,6 @@ def no_rule(tape: Tape, step: Step) -> NoClosedFormError:
     )
     error.tape = str(tape)
     return error
-
-
-def _leads(argument: Any, index: int) -> bool:
-    if isinstance(argument, list | tuple):
-        return any(_leads(item, index) for item in argument)
-    return isinstance(argument, Ref) and argument.index == index
 
 
 def advice(reason: str, *ways_out: str) -> list[str]:

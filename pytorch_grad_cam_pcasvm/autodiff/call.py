@@ -1,6 +1,6 @@
 """Calls: the steps of a tape in the form in which their rules take them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,3 +134,16 @@ def _every(function: Callable[[Any, Any, int | None], Any], item: Any, now: Any,
     if type(item) in (list, tuple):
         return type(item)(_every(function, *each) for each in zip(item, now, strict=True))
     return function(item, now, dim)
+
+
+def values_in(arguments: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the Refs among arguments, also in lists and dicts, each with what is in its place in others."""
+    if isinstance(arguments, Ref):
+        yield (arguments, *others)
+    elif isinstance(arguments, dict):
+        for name, item in arguments.items():
+            yield from values_in(item, *(other[name] for other in others))
+    elif isinstance(arguments, list | tuple):
+        lists = (other if isinstance(other, list | tuple) else [other] * len(arguments) for other in others)
+        for items in zip(arguments, *lists, strict=False):
+            yield from values_in(*items)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.call import Call, Resolved
+from pytorch_grad_cam_pcasvm.autodiff.call import Call, Resolved, values_in
 from pytorch_grad_cam_pcasvm.autodiff.operations import tensors_in
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent, cotangent
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
@@ -105,7 +105,7 @@ def _reaches_others(part: Tensor, dim: int, token: int) -> bool:
 
 def _needed(call: Call, path: set[int], now: Resolved) -> Resolved:
     """Return a call with NaN in place of the numbers that its rule says it does not need."""
-    needs, own = call.rule.needs, [ref.index for ref in _refs(call.inputs) if ref.index in path]
+    needs, own = call.rule.needs, [ref.index for (ref,) in values_in(call.inputs) if ref.index in path]
 
     def unknown(given: Any, item: Any) -> Any:
         if isinstance(given, list | tuple):
@@ -115,7 +115,7 @@ def _needed(call: Call, path: set[int], now: Resolved) -> Resolved:
     hides = needs in ("y", "nothing") or (needs == "others" and len(own) == 1)
     y = now.y
     if needs in ("inputs", "others", "nothing"):
-        y = torch.full_like(y, torch.nan) if isinstance(y, Tensor) else tuple(map(_of_nan, y))
+        y = _of_nan(y) if isinstance(y, Tensor) else tuple(map(_of_nan, y))
     return Resolved(tuple(unknown(call.args, now.args)) if hides else now.args, now.kwargs, y)
 
 
@@ -123,24 +123,14 @@ def _of_nan(y: Any) -> Any:
     return torch.full_like(y, torch.nan) if isinstance(y, Tensor) else y
 
 
-def _refs(arguments: Any) -> Iterator[Ref]:
-    for item in arguments:
-        if isinstance(item, list | tuple):
-            yield from _refs(item)
-        elif isinstance(item, Ref):
-            yield item
-
-
 def _pairs(arguments: Any, parts: Any, path: set[int]) -> Iterator[tuple[Ref, Tensor | None]]:
     """Yield the arguments on a path, and what a rule gives for each."""
-    for argument, part in zip(arguments, parts, strict=False):
-        if isinstance(argument, list | tuple):
-            yield from _pairs(argument, part if isinstance(part, list | tuple) else [None] * len(argument), path)
-        elif isinstance(argument, Ref) and argument.index in path:
+    for ref, part in values_in(tuple(arguments), tuple(parts)):
+        if ref.index in path:
             part = part() if callable(part) else part
             if part is not None and not isinstance(part, Tensor | Cotangent):
                 part = torch.full((1, 0), torch.nan)  # of no value's shape
-            yield argument, None if part is None else cotangent(part).dense()[0].double()
+            yield ref, None if part is None else cotangent(part).dense()[0].double()
 
 
 def _verify_sums(
@@ -168,7 +158,7 @@ def _verify_secant(
     call: Call, pairs: Sequence[tuple[Ref, Tensor]], now: Resolved, then: Resolved, seeds: Sequence[Tensor], eps: float
 ) -> None:
     """Refuse a secant for which J (x - x0) is not f(x) - f(x0)."""
-    numbers = dict(zip(_refs(call.inputs), _tensors_of(call, now, then), strict=True))
+    numbers = {ref: (x, x0) for ref, x, x0 in values_in(call.args, now.args, then.args)}
     found = [(part, *(x.double() for x in numbers[ref])) for ref, part in pairs]
     ends = zip(seeds, tensors_in([now.y]), tensors_in([then.y]), strict=True)
     given = [(seed[0].double(), y.double(), y0.double()) for seed, y, y0 in ends]
@@ -181,14 +171,3 @@ def _verify_secant(
             "correct secant= in @register_jacobian",
             "use a gradient method such as ClosedFormGradCAM",
         )
-
-
-def _tensors_of(call: Call, now: Resolved, then: Resolved) -> Iterator[tuple[Tensor, Tensor]]:
-    def of(given: Any, one: Any, other: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        for item, x, x0 in zip(given, one, other, strict=True):
-            if isinstance(item, list | tuple):
-                yield from of(item, x, x0)
-            elif isinstance(item, Ref):
-                yield x, x0
-
-    return of(call.args, now.args, then.args)

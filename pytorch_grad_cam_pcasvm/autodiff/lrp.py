@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.call import Call
+from pytorch_grad_cam_pcasvm.autodiff.call import Call, values_in
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.autodiff.tape import Ref, Step, Tape
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
@@ -53,8 +53,8 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
         return [(inputs[0], share)]
     if rule.relevance == "moved":
         given = call.recorded(tape)
-        moved = _pairs(call.inputs, _several(rule.pulled(given.args, given.kwargs, given.y, share)))
-        return [(index, cotangent(part).dense()) for index, part in moved if index in values]
+        moved = values_in(call.inputs, _several(rule.pulled(given.args, given.kwargs, given.y, share)))
+        return [(ref.index, cotangent(x).dense()) for ref, x in moved if ref.index in values and x is not None]
     weighted = rule.relevance == "weighted"
     if weighted and (isinstance(args[1], Ref) or not (isinstance(args[0], Ref) and args[0].index in values)):
         raise _no_rule(step)  # it is a weight, or only a bias, that depends on the layer
@@ -78,8 +78,8 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
     share = torch.where(total == 0, 0.0, share / torch.where(total == 0, 1.0, total))
     found: dict[int, Tensor] = {}
     for changed, terms in calls:
-        for index, part in _pairs(call.inputs, _several(rule.pulled(terms, resolved.kwargs, total, share))):
-            if index in changed:
+        for ref, part in values_in(call.inputs, _several(rule.pulled(terms, resolved.kwargs, total, share))):
+            if (index := ref.index) in changed and part is not None:
                 term = changed[index] * cotangent(part).dense()
                 found[index] = found[index] + term if index in found else term
     return list(found.items())
@@ -93,13 +93,6 @@ def _called(step: Step, args: Any, kwargs: Any) -> Tensor:
 
 def _several(pulled: Any) -> tuple[Any, ...]:
     return pulled if isinstance(pulled, tuple) else (pulled,)
-
-
-def _pairs(argument: Any, part: Any) -> list[tuple[int, Any]]:
-    """Return the values of the tape among arguments, and what a rule gives for them."""
-    if isinstance(argument, list | tuple) and part is not None:
-        return [pair for each in zip(argument, part, strict=False) for pair in _pairs(*each)]
-    return [(argument.index, part)] if isinstance(argument, Ref) and part is not None else []
 
 
 def _no_rule(step: Step) -> NoClosedFormError:

@@ -3,14 +3,13 @@
 For every step f there is a matrix J(x0, x) with ``J (x - x0) = f(x) - f(x0)``; a chain of them is exact again.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.autodiff.call import Call, Resolved
+from pytorch_grad_cam_pcasvm.autodiff.call import Call, Resolved, values_in
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.autodiff.rules.registry import unbroadcast
 from pytorch_grad_cam_pcasvm.autodiff.rules.rule import Base
@@ -64,7 +63,7 @@ def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth
     def pull(grad: Any) -> Any:
         return rule.pulled(now.args, now.kwargs, now.y, grad, base)
 
-    pairs = _pairs((call.args, call.kwargs), (now.args, now.kwargs), (then.args, then.kwargs))
+    pairs = values_in((call.args, call.kwargs), (now.args, now.kwargs), (then.args, then.kwargs))
     switches = [(x, x0) for ref, x, x0 in pairs if ref.index not in smooth and x is not x0]
     if not switches or rule.secant == "elementwise":
         return pull(grad)
@@ -103,15 +102,3 @@ def _where_switched(call: Call, now: Resolved, base: Base, smooth: set[int], gra
         rest = unbroadcast(torch.where(jumps, torch.nan, grad * (share * changes[place])), now.args[place])
         parts[place] = cotangent(parts[place]).dense() + rest
     return tuple(parts)
-
-
-def _pairs(given: Any, now: Any, then: Any) -> Iterator[tuple[Ref, Tensor, Tensor]]:
-    """Yield the values of the tape among arguments, now and at the baseline."""
-    if isinstance(given, Ref):
-        yield given, now, then
-    elif isinstance(given, list | tuple):
-        for each in zip(given, now, then, strict=True):
-            yield from _pairs(*each)
-    elif isinstance(given, dict):
-        for name, item in given.items():
-            yield from _pairs(item, now[name], then[name])
