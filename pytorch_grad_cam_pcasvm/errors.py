@@ -61,6 +61,7 @@ class NoClosedFormError(_RefusedError):
     """
 
     tape: str | None = None
+    _autograd_helps = True  # False: its gradient would be wrong
 
 
 class NoProgramError(_RefusedError):

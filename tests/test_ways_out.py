@@ -128,6 +128,8 @@ WITHOUT = {
     "autodiff/backward.py: (advice if self.baseline is None": "passes a refusal on, with the way out of every path",
     "autodiff/path.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
     "autodiff/calls.py: was optimised for inference": "is for single precision, and here all is in double",
+    "autodiff/backward.py: the rule of {step.name} raises": "is for the writer of the rule, and names no way out",
+    "autodiff/backward.py: there is no gradient of": "as that of autograd.py",
     "autodiff/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
     "autodiff/autograd.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
     "autodiff/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
@@ -1151,6 +1153,25 @@ def doubling() -> SignedMaps:
     return stepped(lambda x: Doubling.apply(x))
 
 
+class DoublingForward(Doubling):
+    """With a forward derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + x
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def registered_doubling(
+    method: Any, function: Any = Doubling, rule: Any = lambda x, *, y, grad: 2 * grad
+) -> SignedMaps:
+    register_jacobian(function, secant="linear")(rule)
+    return stepped(lambda x: function.apply(x), method)
+
+
 class Aside(Stepped):
     """A step that the features do not look at."""
 
@@ -1513,6 +1534,12 @@ PATHS = [
         {"choose a layer before them": partial(aside, "stem")},
     ),
     Row(
+        PATH + "no gradient leads from the target layer",
+        partial(stepped, torch.Tensor.detach, layer="stem"),
+        "aten.detach of 'step' passes none on",
+        {"choose a layer behind that": partial(stepped, torch.Tensor.detach, layer="later")},
+    ),
+    Row(
         PATH + "the network cannot be run from the baseline",
         contributions(fails_at_zero),
         "cannot be run from the baseline of 'stem' (nothing to see)",
@@ -1583,10 +1610,10 @@ PATHS = [
             "pass jacobian='auto'": partial(moded, jacobian="auto"),
         },
     ),
-    path(
+    Row(
         RECORDER + "works in place on a tensor",
-        "works in place on a tensor that the path uses again",
-        written_over,
+        partial(stepped, written_over),
+        "aten::mul_, through .data or a detached alias, works in place on a tensor that the path uses again",
         {"use the out-of-place version": partial(stepped, lambda x: 6 * x)},
     ),
     path(
@@ -1669,7 +1696,31 @@ PATHS = [
         "autodiff/tape.py: sizes after the target layer depend on the activations",
         contributions(lambda x: x + x[x > 0].mean()),
         "sizes after the target layer depend on the activations",
-        {LATER: partial(stepped, lambda x: x + x[x > 0].mean(), ContributionCAM, "later", baseline="zero")},
+        {
+            LATER: partial(stepped, lambda x: x + x[x > 0].mean(), ContributionCAM, "later", baseline="zero"),
+            BY_GRADIENT: partial(stepped, lambda x: x + x[x > 0].mean()),
+        },
+    ),
+    Row(
+        "cams/context.py: second derivatives need the jvp",
+        partial(registered_doubling, ClosedFormShapleyCAM),
+        "second derivatives need the jvp of each autograd.Function",
+        {
+            "define it, as in @staticmethod def jvp(ctx, x)": partial(
+                registered_doubling, ClosedFormShapleyCAM, DoublingForward
+            ),
+            "use a method of first derivatives, as ClosedFormGradCAM": partial(registered_doubling, ClosedFormGradCAM),
+        },
+    ),
+    Row(
+        RULES + "registry.py: is a function of your own",
+        lambda: register_jacobian(doubling)(lambda x, *, y, grad: grad),
+        "doubling is a function of your own, whose calls cannot be seen",
+        {
+            "call it in an nn.Module, and register that, as in @register_jacobian(Swish)": partial(
+                inside_a_layer, "step"
+            )
+        },
     ),
     # Rules.
     secant(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
@@ -27,6 +28,8 @@ class _Differentiable(Mode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, OpOverload):  # from within the dispatcher, where scripted code keeps this mode
+            return func(*args, **kwargs)
         Rollback.go_above_autograd()  # the end of a compiled part puts back what it began with
         # Tensors made in inference mode, as the weights of some networks, can take no part in a graph.
         args, kwargs = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.call import Call, Few, values_in
 from pytorch_grad_cam_pcasvm.autodiff.foreign import verify
+from pytorch_grad_cam_pcasvm.autodiff.operations import operation
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline, through_secant
@@ -250,6 +251,10 @@ class Walk(Pullback):
             raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
         except (NotImplementedError, TypeError) as error:
             raise self._refused(f"{self._at(step)}the call of {step.name} is not understood ({error})") from error
+        except Exception as error:
+            if not rule.foreign:
+                raise
+            raise self._refused(f"{self._at(step)}the rule of {step.name} raises {error!r}") from error
         return pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
 
     def _verify(self) -> None:
@@ -372,6 +377,12 @@ def no_rule(tape: Tape, step: Step) -> NoClosedFormError:
             "register its Jacobian with @register_jacobian",
         )
     )
+    if not operation(step.function).differentiable:
+        error = NoClosedFormError(
+            f"there is no gradient of {step.name}{f' in {where!r}' if where else ''}",
+            "explain the network as it was before it was quantised",
+        )
+        error._autograd_helps = False
     error.tape = str(tape)
     return error
 

@@ -23,7 +23,7 @@ def function_around(frame: FrameType | None) -> type[Function]:
     kinds = [Function]
     for kind in kinds:  # which grows
         kinds += kind.__subclasses__()
-        functions[getattr(inspect.unwrap(kind.forward), "__code__", None)] = kind
+        functions.setdefault(getattr(inspect.unwrap(kind.forward), "__code__", None), kind)
     inner = frame
     while frame is not None and frame.f_code not in functions:
         frame = frame.f_back

@@ -72,14 +72,25 @@ class Path:
         """Refuse a target layer that does not lead to the features."""
         if not passed.tape.leads(name):
             where = "the network's output" if self._layer is None else f"the features, {self._layer!r}"
+            cut = passed.tape.cut(name)
             error = NoClosedFormError(
                 f"the target layer {name!r} does not lead to {where}", "choose a layer before them"
             )
+            if cut is not None:
+                module = passed.tape.name_of(cut.where)
+                step = cut.name + (f" of {module!r}" if module else "")
+                error = NoClosedFormError(
+                    f"no gradient leads from the target layer {name!r} to {where}: {step} passes none on",
+                    "choose a layer behind that",
+                )
+            error._autograd_helps = False
             error.tape = str(passed.tape)
             raise error
 
     def _with_autograd(self, error: NoClosedFormError) -> NoClosedFormError:
-        """Return a refusal with the way out that every path has; autograd knows gradients, and no secants."""
+        """Return a refusal with autograd as a way out, if it is one; it knows gradients, and no secants."""
+        if not error._autograd_helps:
+            return error
         way: str = Way("pass jacobian='auto' to use autograd on the path", "jacobian")
         if self._replays:
             way = "use a gradient method, as ClosedFormGradCAM(net, [layer], jacobian='auto')"
@@ -119,7 +130,7 @@ class Path:
                     )
                 return ClosedFormPass(recorder.finish(output), self._names)
         except NoClosedFormError as error:
-            error.tape = str(recorder.tape)
+            error.tape = f"{recorder.tape}\n      <-- {error.reason}".lstrip("\n")
             raise
 
     def _check_baseline(self, x: Tensor, passed: ClosedFormPass, starts: Mapping[int, Tensor]) -> None:

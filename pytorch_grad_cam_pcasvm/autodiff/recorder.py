@@ -73,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self._sharing: dict[int, set[int]] = {}  # ids of tensors, by their memory
         self._memories: dict[int, Memory] = {}  # what was written into
         self._kept: dict[int, list[int]] = {}  # values whose numbers are kept, by the memory that they lie in
+        self._detached: set[int | None] = set()  # memories that were written through a detached alias
         self._constants: dict[int, list[Tensor]] = {}  # that steps use, by their memory
         self._tensors: list[Any] = []  # of each value, while it lives
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
@@ -177,7 +178,7 @@ class Recorder(TorchDispatchMode):
         """Return the tape of a pass that returned ``output``."""
         for now, before, memory in self._exposed:
             if memory not in self._memories and not torch.equal(now, before):
-                raise unseen_write("something that cannot be seen")
+                raise hidden_write("something that cannot be seen")
         with self._alone():
             leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             self.tape.outputs = [self._current(leaf) for leaf in leaves]
@@ -271,6 +272,8 @@ class Recorder(TorchDispatchMode):
             raise unseen_write("something that cannot be seen, as an autograd.Function that marks its argument dirty,")
         if written is None or alias.version == written.version:
             return alias.value
+        if alias.view is None and alias.memory in self._detached:
+            raise hidden_write(f"{written.by}, through .data or a detached alias,")
         if alias.view is None:
             raise unseen_write(written.by)
         parent, view = self._current(alias.view.parent), alias.view
@@ -488,7 +491,7 @@ class Recorder(TorchDispatchMode):
                 with self._listening():
                     return target.copy_(parts(*args, **given))
         if not smooth and self._is_smooth((target,)) and not is_constant(func):
-            raise unseen_write(f"{known.name}, without gradients,")
+            raise hidden_write(f"{known.name}, without gradients,")
         call = self._noted(twin, args, given, smooth=smooth, written=target)
         upwards = self._upwards(target)
         self._before_write(target)
@@ -528,6 +531,7 @@ class Recorder(TorchDispatchMode):
             with self._alone():
                 before = self._current(view.parent)
                 if view.switch and before is not None and before not in self.tape.switches:
+                    self._detached.add(self._alias(view.parent).memory)
                     break  # its gradient knows nothing of this write
                 found.append((view.parent, view.parent.clone() if before is None else Ref(before), view))
             view = outer
@@ -583,3 +587,10 @@ def unseen_write(by: str) -> NoClosedFormError:
         f"{by} works in place on a tensor that the path uses again, or of which it uses another view",
         "use the out-of-place version, as in x = torch.relu(x)",
     )
+
+
+def hidden_write(by: str) -> NoClosedFormError:
+    """Return the refusal of a write of which autograd knows nothing, either: its gradient would be wrong."""
+    error = unseen_write(by)
+    error._autograd_helps = False
+    return error

@@ -172,6 +172,11 @@ class Tape:
             yield users[0]
             value = users[0].output
 
+    def cut(self, name: str) -> Step | None:
+        """Return the first step behind a target layer that passes no gradient on; None if there is none."""
+        steps, values = self.following(self.roots[name], switches=True)[0], self.following(self.roots[name])[1]
+        return next((s for s in steps if values & set(s.inputs) and not values & set(s.outputs)), None)
+
     def leads(self, name: str) -> bool:
         """Return whether a target layer leads to the output."""
         values = self.following(self.roots[name])[1]
@@ -258,6 +263,7 @@ class Tape:
                                 f"{tuple(self.values[output].shape)} before: sizes after the target layer depend on "
                                 "the activations",
                                 "choose a later target layer",
+                                "use a gradient method such as ClosedFormGradCAM",
                             )
         return values
 

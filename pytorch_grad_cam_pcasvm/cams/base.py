@@ -534,6 +534,8 @@ class ClosedFormCAM(Named, BaseCAM):
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form" or self.replays or is_traced():
                     raise
+                if not error._autograd_helps:
+                    raise
                 self._doubts.tell(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
         passed = AutogradPath(*layers).run(x) if passed is None else passed
         transforms = [

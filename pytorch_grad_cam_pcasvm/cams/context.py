@@ -191,13 +191,20 @@ class Run:
         """Return the same run as a function of its activations, whose tensors carry the derivative along a direction.
 
         Raises:
-            NoClosedFormError: it is called under autocast.
+            NoClosedFormError: it is called under autocast, or a function on the path has no forward derivative.
         """
         if torch.is_autocast_enabled(self.images.device.type):
             raise NoClosedFormError("second derivatives do not support autocast", "call it outside torch.autocast")
         # A copy, as what was made in inference mode takes no derivative.
         activations = forward_ad.make_dual(self.passed.activations[layer].clone(), direction)
-        passed = self.passed.moved(activations, layer)
+        try:
+            passed = self.passed.moved(activations, layer)
+        except NotImplementedError as error:  # torch's own, of an autograd.Function
+            raise NoClosedFormError(
+                f"second derivatives need the jvp of each autograd.Function on the path ({str(error).splitlines()[0]})",
+                "define it, as in @staticmethod def jvp(ctx, x)",
+                "use a method of first derivatives, as ClosedFormGradCAM",
+            ) from error
         return Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
 
     def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:

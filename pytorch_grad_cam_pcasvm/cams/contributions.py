@@ -81,7 +81,8 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         )
         # Of several layers, or of several heads, each map has a part.
         if may_look(maps) and len(run.layers) == 1 and not run.passed.heads:
-            _check_sums(run, layer, made)
+            parts = [maps.flatten(2)] + ([] if remainder is None else [remainder.unsqueeze(-1)])
+            _check_sums(run, layer, torch.cat(parts, -1), seeds)
         return made
 
     def _of_layers(self, run: Run, targets: Sequence[Any]) -> Explained:
@@ -113,15 +114,13 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         return gradients.dense()[0] * run.shaped(at.difference, layer)
 
 
-def _check_sums(run: Run, layer: int, made: Explained) -> None:
-    """Refuse contributions that do not add up image by image, as where one image changes the features of another."""
-    assert made.baseline_values is not None
-    scale = made.log_scale.exp()
-    parts = [made.maps.flatten(2)] + ([] if made.remainder is None else [made.remainder.unsqueeze(-1)])
-    total = torch.stack([part.sum(-1) for part in parts]).sum(0) * scale + made.baseline_values - made.values
-    size = torch.stack([part.abs().sum(-1) for part in parts]).sum(0) * scale + made.values.abs()
-    tolerance = 1e-2 if made.maps.dtype == torch.float32 else 1e-5  # far above what rounding loses on the way
-    if bool((total.abs() > tolerance * (size + made.baseline_values.abs())).any()):
+def _check_sums(run: Run, layer: int, parts: Tensor, seeds: Any) -> None:
+    """Refuse contributions (N, K, I) that do not add up, as where one image changes the features of another."""
+    scale = seeds.log_scale.exp()
+    total = parts.sum(-1) * scale + seeds.baseline_values - seeds.values
+    size = parts.abs().sum(-1) * scale + seeds.values.abs() + seeds.baseline_values.abs()
+    tolerance = 1e-2 if parts.dtype == torch.float32 else 1e-5  # far above what rounding loses on the way
+    if bool((total.abs() > tolerance * size).any()):
         raise NoClosedFormError(
             f"contributions at {run.layers[layer]!r} do not add up: the network mixes the images of a batch, or "
             "computes where it cannot be seen",
@@ -140,6 +139,8 @@ class LIFTCAM(WithBaseline, ClosedFormCAM):
     def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
         at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
         weights = run.products(seeds, layer, run.shaped(at.difference, layer), "positions", at.path)
+        if may_look(weights) and len(run.layers) == 1 and run.transforms[layer] is None:  # or tokens may be left out
+            _check_sums(run, layer, weights, seeds)
         return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 

@@ -817,3 +817,51 @@ def test_features_are_means_only_if_nothing_else_happens(end, expected):
     passed = Path(Ending(end), None, ["start"]).run(random(2, 4, 5, 6))
     assert passed.averages(0) is expected
     assert passed.averages(0) is expected  # as it is known now
+
+
+class SquashTwice(Squash):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x / (1 + x.abs())
+
+
+def test_a_subclass_of_a_registered_function_is_another_function(rules):
+    register_jacobian(Squash, secant="elementwise", needs="inputs")(lambda x, *, y, grad: grad / (1 + x.abs()) ** 2)
+    x = random(2, 3, 4, 4)
+    torch.testing.assert_close(SquashTwice.apply(x), 2 * Squash.apply(x))
+    with pytest.raises(NoClosedFormError, match=r"SquashTwice is an autograd\.Function"):
+        recorded(lambda x: SquashTwice.apply(x.tanh()), x)
+
+
+@pytest.mark.parametrize(
+    ("call", "claims", "match"),
+    [
+        (Squash.apply, {}, "register Squash itself, not Squash.apply"),
+        (random, {}, "random is a function of your own, whose calls cannot be seen"),
+        (nn.Module, {}, "register a subclass of Module"),
+        (Squash, {"keeps_sums": True}, "keeps_sums must be a function"),
+        (Squash, {"tokens": 1}, "tokens must be a function"),
+    ],
+)
+def test_what_cannot_be_registered(call, claims, match):
+    with pytest.raises(TypeError, match=match):
+        register_jacobian(call, **claims)(lambda x, *, y, grad: grad)
+
+
+def test_a_secant_that_is_wrong_a_little_everywhere_is_refused(rules):
+    """Among as many random terms as here, what is wrong cancels to less than rounding may be of all their sizes."""
+    register_jacobian(torch.ops.aten.i0, secant="linear")(lambda x, *, y, grad: grad * torch.special.i1(x))
+    x, x0 = (random(4, 32, 24, 24, seed=seed).float() for seed in (0, 1))
+    passed = recorded(torch.special.i0, x)
+    base = passed.baseline({0: x0})
+    for seed in range(3):
+        with pytest.raises(NoClosedFormError, match=r"the secant of aten\.i0 is wrong"):
+            passed.pullback([random(1, *passed.output.shape, seed=seed).float()], 0, base).dense()
+
+
+def test_a_rule_that_fails_is_named(rules):
+    register_jacobian(torch.ops.aten.i0)(lambda x, *, y, grad: grad.nothing)
+    passed = recorded(torch.special.i0, random(2, 3, 4, 4))
+    with pytest.raises(NoClosedFormError, match=r"the rule of aten\.i0 raises AttributeError"):
+        passed.pullback([random(1, *passed.output.shape)], 0).dense()

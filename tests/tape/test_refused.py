@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from way import Net, Way, X, const
 
+from pytorch_grad_cam_pcasvm.autodiff import AutogradPath
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -548,3 +550,23 @@ def test_what_cannot_be_seen_is_refused(case):
 def pulled_back(net):
     passed = run(net)
     return passed.pullback([torch.ones(1, *passed.output.shape, dtype=torch.float64)], 0).dense()
+
+
+class Flattening(nn.Module):
+    def forward(self, h):
+        return h.flatten(2) * 2
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, random(3, 6, 7, 7))])
+def test_a_view_in_scripted_code_is_explained_by_autograd_too(make):
+    net = behind(lambda m, h: m(h), lambda: make(Flattening()))
+    seeds = [random(2, *run(net).output.shape)]
+    by_autograd = AutogradPath(net, None, ["stem"]).run(X).pullback(seeds, 0).dense()
+    torch.testing.assert_close(run(net).pullback(seeds, 0).dense(), by_autograd)
+
+
+def test_what_cuts_the_gradient_is_named():
+    with pytest.raises(
+        Refused, match=r"no gradient leads from the target layer 'stem' .*: aten\.detach .*passes none on"
+    ):
+        run(behind(lambda h: h.sin().detach()))

@@ -12,6 +12,7 @@ A rule may come with a secant, which pulls back through a matrix J(x0, x) with `
 
 import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -110,6 +111,10 @@ def register_jacobian(
                 f"@register_jacobian(nn.ReLU), got {call!r:.80}"
             )
 
+        _refuse_unseen(call)
+    for name, claim in (("keeps_sums", keeps_sums), ("tokens", tokens)):
+        if claim is not None and not callable(claim):
+            raise TypeError(f"{name} must be a function of the rule's arguments, got {claim!r}")
     for name, given, known, other in (
         ("secant", None if callable(secant) else secant, ("linear", "elementwise"), ", a callable"),
         ("needs", needs, ("all", "inputs", "y", "others", "nothing"), ""),
@@ -140,6 +145,24 @@ def register_jacobian(
     return register
 
 
+def _refuse_unseen(call: Any) -> None:
+    """Refuse what is never called where it can be seen."""
+    owner = getattr(call, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, Function):
+        raise TypeError(f"register {owner.__name__} itself, not {owner.__name__}.{call.__name__}")
+    if call in (nn.Module, Function):
+        raise TypeError(f"register a subclass of {call.__name__}")
+    own = isinstance(call, FunctionType) and call.__module__.partition(".")[0] not in _LIBRARIES
+    if own and "handle_torch_function" not in call.__code__.co_names:
+        raise TypeError(
+            f"{call.__name__} is a function of your own, whose calls cannot be seen: call it in an nn.Module, and "
+            "register that, as in @register_jacobian(Swish)"
+        )
+
+
+_LIBRARIES = {"torch", "torchvision", __name__.partition(".")[0]}
+
+
 def _is_layer(call: type) -> bool:
     return issubclass(call, nn.Module)
 
@@ -152,15 +175,17 @@ def _be_seen(function: type[Function]) -> None:
     """Let modes see the calls of an ``autograd.Function``, as they see those of torch's own functions."""
     if function in _functions.values():
         return
-    apply = function.apply
 
     def seen(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._is_torch_function_mode_enabled():
+        return super(function, function).apply(*args, **kwargs)  # type: ignore[misc]
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if cls is function and torch._C._is_torch_function_mode_enabled():  # not a subclass, which is another function
             return handle_torch_function(seen, args, *args, **kwargs)
-        return apply(*args, **kwargs)
+        return super(function, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
     _functions[seen] = function
-    function.apply = seen  # type: ignore[method-assign, assignment]
+    function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
 
 
 def rule_of(call: Any) -> Rule | None:
