@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.call import Call, Few, values_in
-from pytorch_grad_cam_pcasvm.autodiff.foreign import verify
+from pytorch_grad_cam_pcasvm.autodiff.foreign import misfit, verify
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline, through_secant
@@ -249,7 +249,7 @@ class Walk(Pullback):
         except NoClosedFormError as error:
             raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
         except (NotImplementedError, TypeError) as error:
-            raise self._refused(f"{self._at(step)}the call of {step.name} is not understood ({error})") from error
+            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=then is not None)}") from error
         return pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
 
     def _verify(self) -> None:
