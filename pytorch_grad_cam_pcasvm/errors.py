@@ -73,7 +73,7 @@ class NoProgramError(_RefusedError):
         ...     export.program(ShapCAM(net, ["layer2"]), images)
         ... except NoProgramError as error:
         ...     print(error.reason)
-        ShapCAM runs each image on its own, again and again, which is no program
+        ShapCAM runs each image on its own, many times, which cannot be exported as one program
     """
 
 

@@ -470,15 +470,17 @@ def warn_of_blanks(
     if not bool(blank.any()):
         return
     dead = nu == 0
-    reasons = []
+    reasons, hidden = [], False
     for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
         for image, k in kind.nonzero().tolist():
             target = target_of(image, k)
             knows = isinstance(output, HeadOutput) and hasattr(target, "why_blank")
             more = target.why_blank(output[image]) if knows else None
             reasons.append(f"image {image}, {part}{target}: {more or reason}")
+            hidden = hidden or (more is None and kind is not dead)
     shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    warn(f"blank map: {shortened}", BlankMapWarning)
+    both = f". {'See .maps' if part else 'Use explain()'}, which keeps both signs" if hidden else ""
+    warn(f"blank map: {shortened}{both}", BlankMapWarning)
 
 
 def _per_map(value: Tensor, maps: Tensor) -> Tensor:

@@ -213,6 +213,7 @@ def test_a_blank_map_says_why():
     assert warned[0].filename == __file__
     assert "image 0, P+ of PCATarget(0): all its evidence has the other sign" in text
     assert "SVMTarget('a'): there is no gradient at all" in text
+    assert text.endswith(". See .maps, which keeps both signs")
     with pytest.warns(BlankMapWarning, match="SVMTarget"):
         assert relative(maps.negative()[0, 0], torch.tensor([[1.0, 0.5]])) == 0
     with pytest.warns(BlankMapWarning):
@@ -253,7 +254,7 @@ def test_only_blank_maps_are_named():
     for count, expected in ((5, named[1:]), (7, [dead, *named[1:4], "and 1 more"])):
         with pytest.warns(BlankMapWarning) as warned:
             maps[:count].positive()
-        assert str(warned[0].message) == "blank map: " + "; ".join(expected)
+        assert str(warned[0].message) == f"blank map: {'; '.join(expected)}. See .maps, which keeps both signs"
 
 
 @pytest.mark.parametrize(

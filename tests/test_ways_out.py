@@ -1447,7 +1447,7 @@ PATHS = [
             {BY_AUTOGRAD: partial(with_bessel, rule=rule, jacobian="autograd")},
         )
         for place, message, rule in (
-            ("is not understood", "the call of special_i0 is not understood", not_understood),
+            ("misfit(", "the rule of special_i0 fails: it is of no use", not_understood),
             (
                 "the rule of {step.name} returns",
                 "the rule of special_i0 returns",
@@ -1487,7 +1487,7 @@ PATHS = [
                 torch.special.i0,
             ),
             (
-                "as one that reads what its needs= leaves out",
+                "returns NaN (does it read a tensor that needs= leaves out?)",
                 "correct it in @register_jacobian",
                 with_facts(needs="y"),
                 with_facts(needs="inputs"),
@@ -1501,7 +1501,7 @@ PATHS = [
                 torch.special.i0,
             ),
             (
-                "mixes tokens, or puts them elsewhere than its tokens= or secant= says",
+                "mixes tokens, or moves them elsewhere than its tokens= says",
                 "correct it in @register_jacobian",
                 with_facts(torch.flip, mirrored, tokens=lambda dim, *given, **named: dim),
                 with_facts(torch.flip, mirrored),
@@ -1812,10 +1812,10 @@ PATHS = [
         },
     ),
     Row(
-        CONTEXT + "second derivatives do not support autocast",
+        CONTEXT + "second derivatives cannot be computed under torch.autocast",
         partial(under_autocast, inside=True),
-        "second derivatives do not support autocast",
-        {"call it outside torch.autocast": partial(under_autocast, inside=False)},
+        "second derivatives cannot be computed under torch.autocast",
+        {"call the method outside it": partial(under_autocast, inside=False)},
     ),
     Row(
         "cams/reshape.py: seem to have their channels last",
@@ -1859,9 +1859,8 @@ PATHS = [
             "build the module itself and load its weights, load_state_dict(...)": partial(
                 foreign, exported, lambda given: dict(given.module().state_dict())
             ),
-            "use torch.export.unflatten(program), whose layers are modules, with jacobian='auto'": partial(
-                foreign, exported, torch.export.unflatten, jacobian="auto"
-            ),
+            "export it with a dynamic batch size and use torch.export.unflatten(program), whose layers are modules, "
+            "with jacobian='auto'": partial(foreign, exported, torch.export.unflatten, jacobian="auto"),
         },
     ),
     *(

@@ -1,5 +1,6 @@
 """The path by autograd: the fallback for a network, and the reference for a closed form."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from pytorch_grad_cam_pcasvm.autodiff.secants import Baseline
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.model.features import output_of
 from pytorch_grad_cam_pcasvm.model.inputs import each
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.hooks import called, calls_of, hooked, runs_instead
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 
 
@@ -175,31 +176,34 @@ def run_to_features(
         reached: called with the name and output of every target layer; may return another output.
         copied: copies a tensor of the features that what follows may write into.
     """  # noqa: DOC201, DOC501 - said in one line
-    ran, ended = set[str](), list[bool]()
+    ran, ended = set[str](), list[Counter[str]]()
 
     def hook(name: str, output: Any) -> Any:
+        if ended or name in ran:
+            return None
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
             )
-        if ended:
-            return None
         ran.add(name)
         return reached(name, output)
 
     with hooked() as hooks:
         for name in dict.fromkeys(names):
-            hooks.after_call(backbone, name, hook, once=True)
+            hooks.after_call(backbone, name, hook)
         try:
-            output = output_of(backbone, layer, x, done=lambda: ended.append(True), copied=copied)
-        except RuntimeError as error:
-            if "flex_attention" not in str(error):
+            output = output_of(backbone, layer, x, done=lambda: ended.append(hooks.runs.copy()), copied=copied)
+        except Exception as error:
+            _refuse_several(names, ended[0] if ended else hooks.runs)  # which may be why it fails
+            if not isinstance(error, RuntimeError) or "flex_attention" not in str(error):
                 raise
             refuse(
                 ValueError,
                 "flex_attention compiles itself, which cannot be done while its steps are watched",
                 "use torch.nn.functional.scaled_dot_product_attention with the mask",
             )
+    runs = ended[0] if ended else hooks.runs
+    _refuse_several(names, runs)
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
@@ -210,12 +214,27 @@ def run_to_features(
         )
     missing = [name for name in names if name not in ran]
     if missing:
-        where = "the network's output" if layer is None else f"the features, {layer!r}"
+        where = "the network's output" if getattr(layer, "where", layer) is None else f"the features, {layer!r}"
+        count = runs[called(missing[0])[0]]
+        if count:
+            raise ValueError(
+                f"the target layer {missing[0]!r} does not run before {where}, where {runs_instead(missing[0], count)}"
+            )
         raise ValueError(
             f"the target layer {missing[0]!r} does not run before {where}: choose a layer that "
             "runs before them (under fused attention, softmax and dropout never run)"
         )
     return output
+
+
+def _refuse_several(names: Sequence[str], runs: Mapping[str, int]) -> None:
+    """Refuse target layers that have run more than once, of which no call is named."""
+    for name in names:
+        if runs.get(name, 0) > 1:
+            raise ValueError(
+                f"the target layer {name!r} runs {runs[name]} times: name one of its calls, "
+                f"{calls_of(name, runs[name])}, or choose the block around it"
+            )
 
 
 def _items(output: Any) -> Sequence[Any]:

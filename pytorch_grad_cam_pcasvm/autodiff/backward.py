@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.autodiff.call import Call, Few, values_in
-from pytorch_grad_cam_pcasvm.autodiff.foreign import verify
+from pytorch_grad_cam_pcasvm.autodiff.foreign import misfit, verify
 from pytorch_grad_cam_pcasvm.autodiff.operations import operation
 from pytorch_grad_cam_pcasvm.autodiff.pullback import Pullback
 from pytorch_grad_cam_pcasvm.autodiff.rules.cotangents import Cotangent, Part, Shared, added, cotangent
@@ -250,7 +250,7 @@ class Walk(Pullback):
         except NoClosedFormError as error:
             raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
         except (NotImplementedError, TypeError) as error:
-            raise self._refused(f"{self._at(step)}the call of {step.name} is not understood ({error})") from error
+            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=then is not None)}") from error
         except Exception as error:
             if not rule.foreign:
                 raise
@@ -273,7 +273,7 @@ class Walk(Pullback):
                     verify(self.tape, call, self.path, now, at)
             except NoClosedFormError as error:
                 raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
-            except (NotImplementedError, TypeError):
+            except Exception:
                 pass  # which the walk refuses
 
     def _parts(self, call: Call, found: tuple[Any, ...], few: Few | None = None) -> Iterator[tuple[int, Cotangent]]:

@@ -1,5 +1,6 @@
 """Rules of users: their first step on a tape is held against autograd, and against the sum of its secant."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,10 +71,26 @@ def verify(tape: Tape, call: Call, path: set[int], now: Resolved, then: Resolved
             raise NoClosedFormError(
                 f"the rule of {call.step.name} is not autograd's Jacobian of it"
                 if bool(part.isfinite().all())
-                else f"the rule of {call.step.name} gives NaN, as one that reads what its needs= leaves out",
+                else f"the rule of {call.step.name} returns NaN (does it read a tensor that needs= leaves out?)",
                 "correct it in @register_jacobian",
             )
     _verify_sums(call, tape, terms, seeds, eps)
+
+
+def misfit(call: Call, error: Exception, *, secant: bool) -> str:
+    """Return why a rule, or its secant, failed: one of the user's may take other arguments."""
+    rule, name = call.rule, call.step.name
+    if not rule.foreign:
+        return f"the call of {name} is not understood ({error})"
+    own = secant and callable(rule.secant)
+    what, function = ("secant", rule.secant) if own else ("rule", rule.pull)
+    named = dict.fromkeys(("y", "grad", "base") if own else ("y", "grad"))
+    try:
+        inspect.signature(function).bind(*call.args, **call.kwargs, **named)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        takes = ", ".join(["layer, x" if call.step.is_layer else "..., *", *named])
+        return f"the {what} of {name} does not take ({takes}): {error}"
+    return f"the {what} of {name} fails: {error}"
 
 
 def _verify_tokens(call: Call, tape: Tape, path: set[int], now: Resolved, grad: Any, base: Base | None) -> None:
@@ -90,8 +107,11 @@ def _verify_tokens(call: Call, tape: Tape, path: set[int], now: Resolved, grad: 
             for argument, part, place in zip(call.inputs, parts, places, strict=False):
                 for _, own in _pairs((argument,), (part,), path):
                     if own is not None and place is not None and _reaches_others(own, place, token):
+                        name = call.step.name
                         raise NoClosedFormError(
-                            f"{call.step.name} mixes tokens, or puts them elsewhere than its tokens= or secant= says",
+                            f"{name} is registered as elementwise, but its rule mixes positions"
+                            if call.rule.tokens is None
+                            else f"the rule of {name} mixes tokens, or moves them elsewhere than its tokens= says",
                             "correct it in @register_jacobian",
                         )
 

@@ -251,7 +251,7 @@ class Recorder(TorchDispatchMode):
             function = function_around(sys._getframe(2))
             if function is not CheckpointFunction:
                 raise NoClosedFormError(
-                    f"{function.__name__} is an autograd.Function, whose gradient is whatever it says",
+                    f"{function.__name__} is an autograd.Function, whose gradient is defined by its own backward",
                     f"register its Jacobian with @register_jacobian({function.__name__})",
                     "choose a later target layer",
                 )

@@ -57,6 +57,9 @@ from pytorch_grad_cam_pcasvm.targets import (
     every_component,
 )
 
+# Where torch keeps quantised modules, which have no parameters.
+_QUANTISED = "torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"
+
 
 @dataclass
 class Explained:
@@ -191,8 +194,10 @@ class ClosedFormCAM(Named, BaseCAM):
         self._names: list[str | None] = [None] * len(self._given)
         self._doubts = Doubts()
         if next(model.parameters(), None) is None:
+            quantised = any(type(module).__module__.startswith(_QUANTISED) for module in model.modules())
+            way = ": explain the network as it was before it was quantised" if quantised else ""
             raise ValueError(
-                f"{type(model).__name__} has no parameters, which pytorch-grad-cam needs to find its device"
+                f"{type(model).__name__} has no parameters, which pytorch-grad-cam needs to find its device{way}"
             )
         backbone, _, names = self._layers(model)
         with evaluating(model):

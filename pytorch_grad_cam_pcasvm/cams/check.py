@@ -96,7 +96,7 @@ def of_contributions(
         pulled = passed.pullback(seeds, target, passed.baseline({target: start})).dense().double()
         ends = network_at(start)
     except NoClosedFormError as error:
-        return Comparison(name, what, float("nan"), 0.0, f"cannot be had: {error}")
+        return Comparison(name, what, float("nan"), 0.0, f"is not available: {error}")
     terms = [pulled * (activations - start).double()]
     leaves = [leaf for leaf in tree_leaves(passed.output) if isinstance(leaf, Tensor)]
     floats = [(seed, y) for seed, y in zip(seeds, leaves, strict=True) if y.is_floating_point()]

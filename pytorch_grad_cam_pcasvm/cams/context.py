@@ -194,7 +194,9 @@ class Run:
             NoClosedFormError: it is called under autocast, or a function on the path has no forward derivative.
         """
         if torch.is_autocast_enabled(self.images.device.type):
-            raise NoClosedFormError("second derivatives do not support autocast", "call it outside torch.autocast")
+            raise NoClosedFormError(
+                "second derivatives cannot be computed under torch.autocast", "call the method outside it"
+            )
         # A copy, as what was made in inference mode takes no derivative.
         activations = forward_ad.make_dual(self.passed.activations[layer].clone(), direction)
         try:

@@ -237,11 +237,19 @@ def _called_at_baseline(target: Any, rows: Sequence[Any], terms: Tensor, expecte
     tolerance = max(1e-3, torch.finfo(found.dtype).eps ** 0.5)
     wrong = (found - expected).abs() > tolerance * (terms + found.abs())
     if bool(wrong.any()):
+        name = _name_of(each[int(wrong.nonzero()[0])])
         raise ValueError(
-            f"{each[int(wrong.nonzero()[0])]} is not linear in the network's scores, so no map adds up to it: use "
+            f"{name} is not linear in the network's scores, so no map adds up to it: use "
             "SVMTarget or PCATarget, or a gradient method such as ClosedFormGradCAM"
         )
     return found
+
+
+def _name_of(target: Any) -> str:
+    """Return how a message calls a target: by its class, or name, where its ``repr`` is only an address."""
+    if repr(target) == object.__repr__(target):
+        return type(target).__name__
+    return str(getattr(target, "__name__", target))
 
 
 def _grouped(

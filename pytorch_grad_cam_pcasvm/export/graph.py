@@ -107,7 +107,7 @@ def traced_program(
     name = type(cam).__name__
     if cam.runs_each_image:
         raise NoProgramError(
-            f"{name} runs each image on its own, again and again, which is no program",
+            f"{name} runs each image on its own, many times, which cannot be exported as one program",
             "export ContributionCAM, or a gradient method",
         )
     x = one_input(checked_images(images, cam.model), "a program").to(device_of(cam.model))

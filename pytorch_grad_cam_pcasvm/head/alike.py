@@ -57,8 +57,8 @@ def _in_words(estimator: Any, constant: Sequence[int], left: int) -> str:
     numbers = ", ".join(map(str, constant[:-1])) + " and " * several + str(constant[-1])
     whitened = ", which whitening makes as large as the others" if getattr(estimator, "whiten", False) else ""
     return (
-        f"the component{'s' * several} {numbers} of {name} {'do' if several else 'does'} not vary over the training "
-        f"images, but for rounding{whitened}: {'their maps are' if several else 'its map is'} noise. Fit fewer "
+        f"component{'s' * several} {numbers} of {name} {'vary' if several else 'varies'} over the training images only "
+        f"by rounding{whitened}: {'their maps are' if several else 'its map is'} noise. Fit fewer "
         f"components, {name}({left}), or on more images"
     )
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from pytorch_grad_cam_pcasvm.model.pools import check_pool, pool_of
 from pytorch_grad_cam_pcasvm.model.streaming import Streamed
 from pytorch_grad_cam_pcasvm.model.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.hooks import called, calls_of, hooked, runs_instead
 from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
 
 Layer = str | nn.Module
@@ -293,10 +292,8 @@ def output_of(
     # What fails behind the layers is of no concern.
     whole = bool(unnamed) and not ends and not _is_compiled() and key not in _once.setdefault(backbone, set())
     reached: dict[str, Any] = {}
-    calls: Counter[str] = Counter()
 
     def note(name: str, output: Any) -> None:
-        calls[name] += 1
         if name not in reached:
             # What comes may write into it.
             reached[name] = tree_map_only(Tensor, copied, output) if whole else output
@@ -307,6 +304,7 @@ def output_of(
 
     try:
         with hooked() as hooks:
+            runs = hooks.runs
             for name in names:
                 hooks.after_call(backbone, name, note)
             _given(backbone, x)
@@ -317,18 +315,22 @@ def output_of(
         if not whole or len(reached) < len(names):
             raise
     for name in unnamed if whole else ():
-        if calls[name] > 1:
-            known = [repr(f"{name}#{call}") for call in range(1, calls[name] + 1)]
-            known = known if len(known) < 9 else [*known[:3], "...", known[-1]]
+        if runs[name] > 1:
             raise ValueError(
-                f"the layer {name!r} runs {calls[name]} times in a forward pass: name the call whose output is meant, "
-                f"{', '.join(known[:-1])} or {known[-1]}"
+                f"the layer {name!r} runs {runs[name]} times in a forward pass: name the call whose output is meant, "
+                f"{calls_of(name, runs[name])}"
             )
     if whole:
         _once[backbone].add(key)
     missing = next((name for name in names if name not in reached), None)
     if missing is None:  # also where a bare "except:" of the network's own kept the pass running
         return reached[layer] if isinstance(layer, str) else [reached[name] for name in names]
+    count = runs[called(missing)[0]]
+    if count:
+        kind = type(backbone).__name__
+        raise ValueError(
+            f"the layer {missing!r} does not run in a forward pass of {kind}; {runs_instead(missing, count)}"
+        )
     raise ValueError(
         f"the layer {missing!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
         "layers cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"

@@ -43,7 +43,10 @@ def network_of(network: Any) -> nn.Module:
         whole = f"{part!r} of the network" if part else "the network"
         ways = [f"build {'this part' if part else 'the module'} itself and load its weights, load_state_dict(...)"]
         if maker == "torch.export":
-            ways.append("use torch.export.unflatten(program), whose layers are modules, with jacobian='auto'")
+            ways.append(
+                "export it with a dynamic batch size and use torch.export.unflatten(program), whose layers are "
+                "modules, with jacobian='auto'"
+            )
         refuse(TypeError, f"{whole} is a program, made by {maker}, whose layers are not run as modules", *ways)
     return module
 

@@ -1,6 +1,7 @@
 """Hooks that serve one thread and are removed again."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -19,6 +20,7 @@ class Hooks:
     def __init__(self, rollback: Rollback) -> None:
         self._thread = threading.get_ident()
         self._rollback = rollback
+        self.runs: Counter[str] = Counter()  # how often the layers of ``after_call`` have run, by their dotted names
 
     def before(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Call ``hook(module, args, kwargs)`` before the module runs."""
@@ -49,27 +51,19 @@ class Hooks:
         self._rollback.note(_remove, run, module._forward_hooks, *kept)
         module.register_forward_hook(run, with_kwargs=True, prepend=prepend, always_call=always)
 
-    def after_call(
-        self, backbone: nn.Module, name: str, hook: Callable[[str, Any], Any], *, once: bool = False
-    ) -> None:
+    def after_call(self, backbone: nn.Module, name: str, hook: Callable[[str, Any], Any]) -> None:
         """Call ``hook(name, output)`` after a layer runs, or after one of its calls, as in ``"encoder#2"``.
 
         Args:
             backbone: the network.
             name: of the layer.
             hook: may return another output.
-            once: refuse a layer that runs more than once if no call is named.
         """
         path, call = called(name)
         calls = count(1)
 
         def of(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            number = next(calls)
-            if once and call is None and number > 1:
-                raise ValueError(
-                    f"the target layer {name!r} runs more than once: name one of its calls, {path + '#1'!r} or "
-                    f"{path + '#2'!r}, or choose the block around it"
-                )
+            self.runs[path] = number = next(calls)
             return hook(name, output) if call in (None, number) else None
 
         self.after(backbone.get_submodule(path), of)
@@ -104,6 +98,20 @@ def called(name: str) -> tuple[str, int | None]:
             f"{name!r} names no call: write the layer's name, '#' and a number from 1, as in {path + '#2'!r}"
         )
     return path, int(call) if marked else None
+
+
+def calls_of(path: str, count: int) -> str:
+    """Return the names of a layer's calls as in a sentence; of many, the first three and the last."""
+    if count == 1:
+        return repr(path)
+    known = [repr(f"{path}#{call}") for call in range(1, count + 1)]
+    return f"{', '.join(known[:-1])} or {known[-1]}" if count < 5 else f"{', '.join(known[:3])}, ... {known[-1]}"
+
+
+def runs_instead(name: str, count: int) -> str:
+    """Return that a layer, one of whose calls was named and does not run, runs so often, and what to choose."""
+    path, _ = called(name)
+    return f"{path!r} runs {'once' if count == 1 else f'{count} times'}: choose {calls_of(path, count)}"
 
 
 def _remove(run: Any, hooks: dict[int, Any], *others: dict[int, Any]) -> None:

@@ -93,7 +93,7 @@ def test_a_rule_that_is_wrong_or_reads_more_than_it_says_is_refused(rules, needs
     if needs == "inputs" and factor == 1:
         assert cam.explain(x).maps.any()
     else:
-        with pytest.raises(NoClosedFormError, match=r"the rule of Cube (is not autograd's Jacobian|gives NaN)"):
+        with pytest.raises(NoClosedFormError, match=r"the rule of Cube (is not autograd's Jacobian|returns NaN)"):
             cam.explain(x)
 
 
@@ -172,8 +172,42 @@ def test_a_causal_step_mixes_tokens(rules):
         lambda layer, x, y, grad: grad.flip(2).cumsum(2).flip(2)
     )
     net, x = Block(Summed()).double().eval(), torch.randn(2, 9, 8, dtype=torch.float64)
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="Summed mixes tokens"):
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match="the rule of Summed mixes tokens"):
         Path(net, None, ["start"]).run(x).pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0)
+
+
+def test_an_elementwise_rule_that_mixes_positions_is_refused(rules):
+    register_jacobian(Swish, secant="elementwise")(lambda layer, x, y, grad: grad.flip(2).cumsum(2).flip(2))
+    net, x = Block(Swish()).double().eval(), torch.randn(2, 9, 8, dtype=torch.float64)
+    with (
+        torch.no_grad(),
+        pytest.raises(NoClosedFormError, match="Swish is registered as elementwise, but its rule mixes"),
+    ):
+        Path(net, None, ["start"]).run(x).pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "rule", "message"),
+    [
+        (
+            True,
+            lambda x, y, grad: grad,
+            r"the rule of Swish does not take \(layer, x, y, grad\): .*'y'",
+        ),
+        (False, lambda input, y: y, r"the rule of special_i0 does not take \(\.\.\., \*, y, grad\): .*'grad'"),
+    ],
+)
+def test_a_rule_of_other_arguments_is_refused(rules, layer, rule, message):
+    register_jacobian(Swish if layer else torch.special.i0)(rule)
+
+    class Bessel(nn.Module):
+        def forward(self, x):
+            return torch.special.i0(x)
+
+    step = Swish() if layer else Bessel()
+    net, x = nn.Sequential(nn.Conv2d(3, 4, 3), step, nn.Flatten()).double(), torch.rand(2, 3, 8, 8).double()
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
+        Path(net, None, ["0"]).run(x).pullback([torch.ones(1, 2, 144).double()], 0).dense()
 
 
 def test_a_users_layer_has_its_relevance(rules):

@@ -340,7 +340,7 @@ def scripted(module):
 
 REFUSALS = {
     "after the features": (small(), "1", "4", ValueError, "'4' does not run before the features"),
-    "twice": (Twice(), None, "relu", ValueError, "'relu' runs more than once"),
+    "twice": (Twice(), None, "relu", ValueError, "'relu' runs 2 times"),
     "tuple": (Tuples(), None, "pair", TypeError, "'pair' returns a tuple"),
     "leads nowhere": (SideBranch(), None, "aside", ValueError, "'aside' does not lead to the network's output"),
     "function without rule": (

@@ -50,7 +50,7 @@ def test_what_cannot_be_compared_is_said(rules):
     register_jacobian(Squared)(lambda layer, x, y, grad: grad * 2 * x)
     report = ClosedFormGradCAM(network(Squared()), ["0"]).check(X)
     assert report.agrees
-    assert "sum of contributions cannot be had: " in str(report)
+    assert "sum of contributions is not available: " in str(report)
     assert "Squared has no secant" in str(report)
 
     net = network()

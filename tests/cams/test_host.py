@@ -764,6 +764,20 @@ def test_component_maps_with_eigen_smoothing_keep_their_sign() -> None:
         np.testing.assert_allclose(actual, upsample(part, p.x.shape[2:]), rtol=0, atol=SIGNED_TOLERANCE)
 
 
+@pytest.mark.parametrize("quantised", [True, False])
+def test_a_network_without_parameters_is_refused(quantised: bool) -> None:
+    backbone, way = nn.Sequential(nn.Flatten()), "device$"
+    if quantised:
+        backbone, way = (
+            nn.Sequential(nn.Flatten(), nn.Linear(12, 6)).eval(),
+            "device: explain .* before it was quantised$",
+        )
+        backbone = torch.ao.quantization.quantize_dynamic(backbone, {nn.Linear}, dtype=torch.qint8)
+    head = PCA(2).fit(extract_features(backbone, [torch.rand(9, 3, 2, 2)], progress=False)[0])
+    with pytest.raises(ValueError, match=way):
+        ClosedFormGradCAM(PCASVMNet(backbone, head).eval(), ["0"])
+
+
 def test_a_blank_component_map_says_why() -> None:
     # Both channels are never negative and rise together, so the only component's map has one sign.
     backbone = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -774,7 +788,8 @@ def test_a_blank_component_map_says_why() -> None:
     present, absent = ("+", "-") if head.components_.sum() > 0 else ("-", "+")
     cam = ClosedFormGradCAM(PCASVMNet(backbone, head), [backbone[1]])
     np.testing.assert_allclose(cam(x, PCATarget(0, present)).max((1, 2)), 1.0, rtol=0, atol=SIGNED_TOLERANCE)
-    message = rf"image 1, {re.escape(repr(PCATarget(0, absent)))}: all its evidence has the other sign"
+    name = re.escape(repr(PCATarget(0, absent)))
+    message = rf"image 1, {name}: all its evidence has the other sign\. Use explain\(\), which keeps both signs$"
     with pytest.warns(BlankMapWarning, match=message):
         maps = cam(x[:2], [PCATarget(0, present), PCATarget(0, absent)])
     assert maps.reshape(2, -1).max(1).tolist() == [1.0, 0.0]

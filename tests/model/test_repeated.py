@@ -79,6 +79,54 @@ def test_a_layer_without_a_call_is_refused_every_time(use, layer):
             USES[use](net, given)
 
 
+class Often(nn.Module):
+    """A convolution that runs so often behind another one."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.stem, self.conv, self.times = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1), times
+
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(self.times):
+            x = self.conv(x).tanh()
+        return x.mean((2, 3))
+
+
+CALLS = {
+    1: "'conv'",
+    2: "'conv#1' or 'conv#2'",
+    3: "'conv#1', 'conv#2' or 'conv#3'",
+    4: "'conv#1', 'conv#2', 'conv#3' or 'conv#4'",
+    7: "'conv#1', 'conv#2', 'conv#3', ... 'conv#7'",
+}
+
+
+@pytest.mark.parametrize("jacobian", ["closed_form", "autograd"])
+@pytest.mark.parametrize("times", CALLS)
+def test_the_calls_are_listed(times, jacobian):
+    backbone, runs = Often(times).eval(), "once" if times == 1 else f"{times} times"
+    with pytest.raises(
+        ValueError, match=f"'conv#9' does not run in .* Often; 'conv' runs {runs}: choose {CALLS[times]}$"
+    ):
+        extract_features(backbone, [X], "conv#9", progress=False)
+    head = PCA(2).fit(extract_features(backbone, [X], progress=False)[0])
+    for layer, message in (
+        ("conv#9", f"before the network's output, where 'conv' runs {runs}: choose {CALLS[times]}$"),
+        ("conv", f"'conv' runs {runs}: name one of its calls, {CALLS[times]}, or choose the block around it"),
+    )[: 1 if times == 1 else 2]:
+        with pytest.raises(ValueError, match=message):
+            ClosedFormGradCAM(PCASVMNet(backbone, head).eval(), [layer], jacobian=jacobian).explain(X[:2])
+
+
+def test_only_calls_before_the_features_are_listed():
+    net = PCASVMNet(Twice().eval(), net_at(1)[0].head, "pool#1").eval()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"before the features, 'pool#1', where 'conv' runs once: choose 'conv'$"):
+            ClosedFormGradCAM(net, ["conv#2"]).explain(X[:2])
+    ClosedFormGradCAM(net, ["conv"]).explain(X[:2])
+
+
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_named_call_is_meant_everywhere(call, tmp_path):
     net, features = net_at(call)
