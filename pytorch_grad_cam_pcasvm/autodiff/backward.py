@@ -249,12 +249,10 @@ class Walk(Pullback):
             pulled = pull(grads[0] if step.single else grads)
         except NoClosedFormError as error:
             raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
-        except (NotImplementedError, TypeError) as error:
-            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=then is not None)}") from error
         except Exception as error:
-            if not rule.foreign:
+            if not rule.foreign and not isinstance(error, NotImplementedError | TypeError):
                 raise
-            raise self._refused(f"{self._at(step)}the rule of {step.name} raises {error!r}") from error
+            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=then is not None)}") from error
         return pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
 
     def _verify(self) -> None:

@@ -90,7 +90,7 @@ def misfit(call: Call, error: Exception, *, secant: bool) -> str:
     except (TypeError, ValueError):
         takes = ", ".join(["layer, x" if call.step.is_layer else "..., *", *named])
         return f"the {what} of {name} does not take ({takes}): {error}"
-    return f"the {what} of {name} fails: {error}"
+    return f"the {what} of {name} raises {error!r}"
 
 
 def _verify_tokens(call: Call, tape: Tape, path: set[int], now: Resolved, grad: Any, base: Base | None) -> None:

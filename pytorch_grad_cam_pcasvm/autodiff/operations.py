@@ -11,7 +11,7 @@ import torchvision  # noqa: F401 - registers its operations
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pytorch_grad_cam_pcasvm.autodiff.frames import module_around
+from pytorch_grad_cam_pcasvm.runtime.frames import module_around
 
 aten = torch.ops.aten
 # What depends on shape, dtype and device alone.

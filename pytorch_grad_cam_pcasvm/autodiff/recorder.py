@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.autodiff.aliases import Alias, Memory, View, overlaps, views_of
-from pytorch_grad_cam_pcasvm.autodiff.frames import function_around, module_around
 from pytorch_grad_cam_pcasvm.autodiff.operations import (
     Operation,
     functional,
@@ -47,6 +46,7 @@ from pytorch_grad_cam_pcasvm.autodiff.tape import (
     version_of,
 )
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.frames import function_around, module_around
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 
 # What is noted of a call that has a rule as a whole, while it runs, and the ids of its tensors.

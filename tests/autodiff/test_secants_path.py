@@ -855,9 +855,8 @@ def test_a_secant_that_is_wrong_a_little_everywhere_is_refused(rules):
     x, x0 = (random(4, 32, 24, 24, seed=seed).float() for seed in (0, 1))
     passed = recorded(torch.special.i0, x)
     base = passed.baseline({0: x0})
-    for seed in range(3):
-        with pytest.raises(NoClosedFormError, match=r"the secant of aten\.i0 is wrong"):
-            passed.pullback([random(1, *passed.output.shape, seed=seed).float()], 0, base).dense()
+    with pytest.raises(NoClosedFormError, match=r"the secant of aten\.i0 is wrong"):
+        passed.pullback([random(1, *passed.output.shape).float()], 0, base).dense()
 
 
 def test_a_rule_that_fails_is_named(rules):
