@@ -58,7 +58,8 @@ class _OnlyDifferentiable(TorchDispatchMode):
         """Run an operation, unless it is refused."""
         if explanation.get() is self._explaining:
             known = operation(func)
-            known.check_randomness(args, kwargs or {})
+            if known.draws:
+                known.check_randomness(args, kwargs or {})
             if self.reached and not known.differentiable:
                 raise NoClosedFormError(
                     f"autograd has no gradient of {known.name}, and would take it for 0",

@@ -11,7 +11,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, unseen_write
-from pytorch_grad_cam_pcasvm.autodiff.rules.registry import layer_kind, whole_of
+from pytorch_grad_cam_pcasvm.autodiff.rules.registry import layer_kind, whole_of, with_rules
 from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
@@ -89,7 +89,8 @@ class Calls(Mode):
                     continue  # which takes no hooks
                 if module._backward_hooks or module._backward_pre_hooks or everywhere:
                     hooks.before(module, self._refuse_hooked)
-                if layer_kind(module) is not None:
+            for module in with_rules(modules):
+                if not isinstance(module, torch.jit.ScriptModule):
                     hooks.before(module, self._enter_layer)
                     # First of all: the user's own hooks on the layer are steps of their own.
                     hooks.after(module, self._leave_layer, prepend=True, always=True)

@@ -61,22 +61,20 @@ class Operation:
         named = self.named(args, kwargs)
         return list(tensors_in(named[name] for name in self.written if name in named))
 
-    def is_random(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def _is_random(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call draws random numbers: dropout in evaluation mode, or of probability 0, does not."""
-        if not self.draws:
-            return False
         named = self.defaults | self.named(args, kwargs)
         training = named.get("train", named.get("training"))
         share = named.get("dropout_p", named.get("dropout", named.get("p")))
         return training is not False and not (isinstance(share, int | float) and share == 0)
 
     def check_randomness(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a call that draws random numbers.
+        """Refuse a call of an operation that may draw random numbers, and does.
 
         Raises:
             ValueError: it does.
         """
-        if not self.is_random(args, kwargs):
+        if not self._is_random(args, kwargs):
             return
         module = module_around(sys._getframe(1))
         where = "" if module is None else f" in a {type(module).__name__}"

@@ -87,10 +87,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and record it if it depends on a target layer."""
         kwargs = kwargs or {}
-        if not self.listens:
+        if explanation.get() is not self._explaining:
             return func(*args, **kwargs)
         known = operation(func)
-        known.check_randomness(args, kwargs)
+        if known.draws:
+            known.check_randomness(args, kwargs)
         if not self.tape.roots:
             return func(*args, **kwargs)
         if self._written is not None:

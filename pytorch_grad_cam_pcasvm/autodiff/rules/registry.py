@@ -11,7 +11,7 @@ A rule may come with a secant, which pulls back through a matrix J(x0, x) with `
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -202,6 +202,13 @@ def is_constant(call: Any) -> bool:
 def whole_of(call: Any) -> Any:
     """Return what the rule of a Python function is registered for, if it is one step; or None."""
     return _functions.get(call)
+
+
+def with_rules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the layers of a network that have a rule of their own."""
+    modules = list(modules)
+    classes = {kind for kind in set(map(type, modules)) if not _rules.keys().isdisjoint(kind.__mro__)}
+    return [module for module in modules if type(module) in classes and layer_kind(module) is not None]
 
 
 def layer_kind(layer: nn.Module) -> type | None:
