@@ -191,6 +191,8 @@ class Recorder(TorchDispatchMode):
         """Forget the tensors of the pass, whose callbacks hold this recorder, and with it all that it kept."""
         self._aliases.clear()
         self._cast.clear()
+        self._constants.clear()
+        self._exposed.clear()
         self._tensors.clear()
 
     # What depends on a target layer.
