@@ -56,6 +56,8 @@ def rounding_errors(x: Tensor) -> Tensor:
 # Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
 _NODES, _WEIGHTS = (torch.from_numpy(each) / 2 for each in np.polynomial.legendre.leggauss(12))
 _NODES += 0.5
+# The nodes, their squares, and the weights for the integral of a function, and of t times it.
+_QUADRATURE = _NODES, _NODES.square(), torch.stack([_WEIGHTS, _WEIGHTS * _NODES], 1)
 
 
 class _OfInnerProduct:
@@ -197,12 +199,14 @@ class RBF:
         step = x - x0
         scaled_step = self.gamma * step
         # Around the baseline, so that nothing cancels in products of points that are far from 0.
-        points, start = points - x0[:1], x0 - x0[:1]
-        along = scaled_step @ points.T - (start * scaled_step).sum(-1, keepdim=True)
+        points, start = points - x0[:1], x0 - x0[:1] if x0.shape[0] > 1 else None
+        along = scaled_step @ points.T
+        if start is not None:
+            along = along - (start * scaled_step).sum(-1, keepdim=True)
         length = (step * scaled_step).sum(-1, keepdim=True)
-        log_mean, tau = _along_a_line(self.gamma * argument0, self.gamma * argument, along, length)
+        log_mean, tau = _along_a_line(self.gamma * torch.minimum(argument0, argument), along, length)
         scaled, log_scale = _times_exp(coefficients, log_mean)
-        grad = _around(scaled, points, start)
+        grad = torch.tensordot(scaled, points, 1) if start is None else _around(scaled, points, start)
         return grad - (scaled * tau.unsqueeze(1)).sum(-1, keepdim=True) * step.unsqueeze(1), log_scale
 
     def coincides(self, x: Tensor, points: Tensor) -> Tensor:
@@ -254,15 +258,14 @@ class _SquaredDistances(torch.autograd.Function):
         return 2 * ((x * x_tangent).sum(-1, keepdim=True) - x_tangent @ points.T)
 
 
-def _along_a_line(at_start: Tensor, at_end: Tensor, along: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def _along_a_line(nearer: Tensor, along: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``log I`` and ``tau``: ``I = int exp(-e(t)) dt`` and ``tau = int t exp(-e(t)) dt / I``, t from 0 to 1.
 
-    ``e(t) = at_start - 2 t along + t^2 length`` is gamma times the squared distance of a point from a line, so nowhere
-    negative, and ``at_end = e(1)``. Shapes broadcast to (N, I).
+    ``e(t) = e(0) - 2 t along + t^2 length`` is gamma times the squared distance of a point from a line, so nowhere
+    negative, and ``nearer`` the smaller of e(0) and e(1). Shapes broadcast to (N, I).
     """
     # The nearest place on the line is in its first half; otherwise the line is run through from its other end.
     first = torch.minimum(along, length - along)
-    at_start = torch.minimum(at_start, at_end)
     squared = length + (length == 0)
     s, nearest = squared.sqrt(), first / squared
     # e(0) - e and e(1) - e at the lowest e on the line: at its nearest place, if that is on it, or at its start.
@@ -278,13 +281,13 @@ def _along_a_line(at_start: Tensor, at_end: Tensor, along: Tensor, length: Tenso
     tau = torch.addcdiv(nearest, at_first - at_last, total * (s * math.sqrt(math.pi)))
     # Where exp(-e) is nearly the same all along the line, these differences cancel; few nodes integrate it there.
     flat = to_end < 1
-    nodes, weights = _NODES.to(along), _WEIGHTS.to(along)
-    terms = torch.exp((2 * first).unsqueeze(-1) * nodes - length.unsqueeze(-1) * nodes.square())
-    zeroth, moment = torch.tensordot(terms, torch.stack([weights, weights * nodes], 1), 1).unbind(-1)
+    nodes, squares, weights = (numbers.to(along) for numbers in _QUADRATURE)
+    terms = torch.exp((2 * first).unsqueeze(-1) * nodes - length.unsqueeze(-1) * squares)
+    zeroth, moment = torch.tensordot(terms, weights, 1).unbind(-1)
     tau = torch.where(flat, moment / zeroth, tau)
     tau = torch.where(first < along, 1 - tau, tau).clamp(0, 1)
     # Rounding must not make a distance negative.
-    lowest = (at_start - to_start.masked_fill(flat, 0.0)).clamp(min=0)
+    lowest = (nearer - to_start.masked_fill(flat, 0.0)).clamp(min=0)
     return torch.where(flat, zeroth, mean).log() - lowest, tau
 
 
