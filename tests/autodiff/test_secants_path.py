@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from reference import missing, path_by_autograd, relative
-from test_rules import FUNCTIONS, LAYERS, Start, name, prepared, pulled, skip_if_refused
+from test_rules import FUNCTIONS, LAYERS, Start, name, prepared, pulled
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -55,7 +55,8 @@ def test_a_function_has_a_secant_that_adds_up(case):
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=name)
 def test_a_layer_has_a_secant_that_adds_up(layer, shape):
     layer = prepared(layer)
-    skip_if_refused(layer, 2 * random(*shape))
+    if isinstance(layer, nn.InstanceNorm2d) and layer.track_running_stats and torch.__version__.startswith("2.8"):
+        pytest.skip("this torch's InstanceNorm writes its buffers whenever it runs, as this test does between two uses")
     passed = recorded(layer, 2 * random(*shape))
     adds_up(passed, 2 * random(*shape, seed=1))
     adds_up(passed, torch.zeros(1, *shape[1:], dtype=torch.float64))
