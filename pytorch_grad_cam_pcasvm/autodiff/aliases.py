@@ -64,13 +64,14 @@ class View:
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Return whether some numbers of a tensor share one place in memory, as those of ``expand`` and ``unfold``."""
-    if tensor.is_contiguous() or tensor.numel() < 2:
-        return False
-    places = torch.zeros((), dtype=torch.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places.unsqueeze(-1) + stride * torch.arange(size)
-    return places.unique().numel() < places.numel()
+    """Return whether numbers of a tensor may share one place in memory, as those of ``expand`` and ``unfold``."""
+    reach = 0  # of the dimensions with smaller strides; no number is looked at, which may be a symbol's
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), key=lambda dim: dim[0]):
+        if size != 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 def _inverse(sizes: Any) -> list[int]:

@@ -342,6 +342,8 @@ class Tape:
                 return layer.forward(*(x if step.several else (x,)), **kwargs)  # its hooks are steps of their own
         if isinstance(step.function, type):
             return step.function.apply(*args, **kwargs)  # type: ignore[attr-defined]
+        if step.function is torch.ops.aten.copy.default:  # which has no forward derivative
+            return args[1].to(args[0].dtype).expand(args[0].shape).clone()
         return step.function(*args, **kwargs)
 
 
@@ -421,4 +423,4 @@ def _like(activations: Tensor, recorded: Tensor) -> Tensor:
     if activations.shape == recorded.shape and activations.stride() == recorded.stride():
         return activations.to(recorded)
     # A view of a batch that is one row repeated, or in another memory format, may not be possible.
-    return torch.ops.aten.copy.default(recorded, activations)
+    return torch.zeros_like(recorded) + activations.to(recorded)  # not copy_, which a program has none of

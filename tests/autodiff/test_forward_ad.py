@@ -1,13 +1,15 @@
 """Dual numbers: values and derivatives are those of torch.func.jvp, which shares nothing with the package."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.autodiff import Path
 from pytorch_grad_cam_pcasvm.autodiff.forward_ad import DualNumbers
 
 
@@ -102,3 +104,33 @@ def test_constants_stay_constants() -> None:
         assert forward_ad.unpack_dual(OTHER).tangent is None
         assert forward_ad.unpack_dual(OTHER * OTHER).tangent is None
     assert forward_ad.unpack_dual(x).tangent is None  # outside there are none
+
+
+def test_a_write_has_a_second_derivative():
+    """Replayed as a copy: the functional form of ``copy_`` has no forward derivative."""
+
+    def written(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y[:, 1:] = x[:, :-1].sin()
+        return y * x
+
+    x, direction = (torch.randn(2, 3, 4, 4, dtype=torch.float64) for _ in range(2))
+    net = nn.Sequential(nn.Identity(), Lambda(written))
+    with torch.no_grad():
+        passed = Path(net, None, ["0"]).run(x)
+        with DualNumbers():
+            moved = passed.moved(forward_ad.make_dual(x.clone(), direction), 0)
+            change = forward_ad.unpack_dual(moved.output).tangent
+    expected = torch.func.jvp(
+        lambda x: x * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1].sin()], 1), (x,), (direction,)
+    )[1]
+    torch.testing.assert_close(change, expected)
+
+
+class Lambda(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)

@@ -265,6 +265,37 @@ def test_a_network_that_is_not_defined_for_noise_is_a_program():
     assert relative(found["maps"], expected.maps) < 1e-5
 
 
+class Shifting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        y[:, :4][:, :, 1:] = x[:, :4][:, :, :-1]
+        y[:, 4:] = x[:, 4:]
+        y[:, 0][:, ::2].mul_(2)
+        return y.mean((2, 3)).tanh()
+
+
+class Parts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key = x.flatten(2).unflatten(1, (2, 4)).unbind(1)
+        return (query * key).mean(-1).tanh()
+
+
+@pytest.mark.parametrize(
+    ("end", "method"),
+    [
+        (Shifting, ClosedFormGradCAM),  # writes through views of views
+        (Parts, cams.ClosedFormShapleyCAM),  # second derivatives of what is stacked again
+    ],
+)
+def test_writes_through_views_and_parts_of_one_tensor(end, method):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*convolutions(), end()).eval(), torch.randn(40, 3, 8, 8)
+    rows = extract_features(net, [x], progress=False)[0]
+    cam = method(PCASVMNet(net, make_pipeline(PCA(3), SVC()).fit(rows, torch.arange(40) % 2)), ["4"])
+    explained = export.program(cam, x[:4]).module()
+    assert max(compared(explained(x[4:11]), outputs_of(cam.explain(x[4:11]))).values()) < 1e-5
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.mean() > 1e6 else 2 * x
