@@ -47,12 +47,8 @@ class View:
             return aten.permute.default, (value, [size - 1 for size in _inverse(numbers.shape)])
         if name in _OTHER_NUMBERS:
             refuse(NoClosedFormError, f"{name} of a tensor is written into", "write the real and imaginary parts apart")
-        return put, (parent, self.places(), value)
-
-    def places(self) -> Tensor:
-        """Return which of the parent's numbers each of its own is, counted from the parent's beginning."""
         numbers = torch.arange(self.parent.numel(), device=self.parent.device).reshape(self.parent.shape)
-        return self.function(numbers, *self.args, **self.kwargs)
+        return put, (parent, self.function(numbers, *self.args, **self.kwargs), value)
 
     def through(self, inner: "View") -> "View":
         """Return how a view of this one is a view of its parent."""

@@ -93,7 +93,8 @@ def register_jacobian(
         A decorator that returns the rule unchanged.
 
     Raises:
-        TypeError: no call is given, or one that is neither a module class nor a function.
+        TypeError: no call is given, or one that cannot be seen, as a function of your own; or ``keeps_sums`` or
+            ``tokens`` is no function.
         ValueError: ``secant``, ``needs`` or ``relevance`` has an unknown value.
 
     Example:
