@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -547,7 +547,8 @@ class Recorder(TorchDispatchMode):
         try:
             yield
         finally:
-            _pop_mode()
+            if _get_current_dispatch_mode() is self:  # after an interrupt this may come late, in another call
+                _pop_mode()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -570,14 +571,11 @@ explanation: ContextVar[object] = ContextVar("explanation", default=None)
 @contextmanager
 def explaining() -> Iterator[None]:
     """Be one explanation: what records another one around it, as where a hook explains a network, does not see it."""
-    before = explanation.set(object())
-    try:
-        with Rollback() as rollback:
-            rollback.note_autograd()
-            rollback.go_above_autograd()
-            yield
-    finally:
-        explanation.reset(before)
+    with Rollback() as rollback:
+        rollback.set_variable(explanation, object())
+        rollback.note_autograd()
+        rollback.go_above_autograd()
+        yield
 
 
 _CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}

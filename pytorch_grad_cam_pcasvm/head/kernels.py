@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+
 At = tuple[Tensor, Tensor]  # x, shape (N, B), and the kernel's argument there, (N, I)
 
 # exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
@@ -39,11 +41,9 @@ known: ContextVar[Known] = ContextVar("known", default=(torch.finfo(torch.float3
 @contextmanager
 def known_to(eps: float, errors: Callable[[], Tensor | None]) -> Iterator[None]:
     """Take numbers as known up to rounding errors of a relative size eps, and an SVM's input up to those errors."""
-    before = known.set((eps, errors))
-    try:
+    with Rollback() as rollback:
+        rollback.set_variable(known, (eps, errors))
         yield
-    finally:
-        known.reset(before)
 
 
 def rounding_errors(x: Tensor) -> Tensor:

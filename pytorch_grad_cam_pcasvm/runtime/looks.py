@@ -9,6 +9,8 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+
 _allowed = ContextVar("looks", default=True)
 _choosy = ContextVar("choices", default=True)
 _traced = ContextVar("traced", default=False)
@@ -52,8 +54,6 @@ def traced() -> Iterator[None]:
 
 @contextmanager
 def _set(variable: "ContextVar[bool]", *, value: bool) -> Iterator[None]:
-    before = variable.set(value)
-    try:
+    with Rollback() as rollback:
+        rollback.set_variable(variable, value)
         yield
-    finally:
-        variable.reset(before)

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -49,6 +50,11 @@ class Rollback:
     def note(self, undo: Callable[..., Any], *args: Any, late: bool = True) -> None:
         """Note how a change will be undone, before making it; ``late``: even if only the next call comes to do it."""
         self._undo.append((partial(undo, *args), late))
+
+    def set_variable(self, variable: "ContextVar[Any]", value: Any) -> None:
+        """Give a context variable another value in this thread."""
+        self.note(_set_variable, self._owner, variable, variable.get())
+        variable.set(value)
 
     def note_torch(self) -> None:
         """Note what torch keeps for this thread: gradients on or off, autocast, torch function modes."""
@@ -167,6 +173,11 @@ def set_gradients(enabled: bool) -> None:
     """Switch gradients on or off for this thread, unseen by torch function modes, which may be recording around it."""
     with torch._C.DisableTorchFunction():
         torch._C._set_grad_enabled(enabled)
+
+
+def _set_variable(thread: threading.Thread, variable: "ContextVar[Any]", value: Any) -> None:
+    if threading.current_thread() is thread:
+        variable.set(value)
 
 
 def _exclude(thread: threading.Thread, key: Any, excluded: bool) -> None:

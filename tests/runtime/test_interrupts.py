@@ -1,5 +1,6 @@
 """Ctrl-C and signals at random moments: what one call leaves behind, the next one puts right."""
 
+import gc
 import random
 import signal
 import sys
@@ -12,6 +13,7 @@ from problems import Problem
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
@@ -21,9 +23,11 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
 )
 from pytorch_grad_cam_pcasvm.autodiff.calls import Calls
-from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder
+from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, explaining, explanation
+from pytorch_grad_cam_pcasvm.head.kernels import known, known_to
 from pytorch_grad_cam_pcasvm.model import modules
 from pytorch_grad_cam_pcasvm.runtime import rollback
+from pytorch_grad_cam_pcasvm.runtime.looks import may_look, no_looks
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread"
@@ -135,6 +139,33 @@ def test_what_a_torch_context_brings_back_after_an_interrupt_is_removed():
     assert torch._C._len_torch_function_stack() == 1
     problem.net.predict(problem.x)
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_what_an_interrupt_leaves_to_the_garbage_collector_ends_in_no_other_call():
+    """A context whose end was interrupted ends when its generator is freed, which may be during the next call."""
+
+    def begun(*contexts):
+        for context in contexts:
+            context.__enter__()
+        return contexts
+
+    with rollback.Rollback() as noted:
+        noted.note_modes()
+        noted.set_variable(explanation, None)
+        left = begun(explaining(), known_to(0.1, lambda: None), no_looks(), Recorder()._listening())
+    following, zero = Recorder(), torch.zeros(())
+    with rollback.Rollback() as noted, known_to(0.2, lambda: None), no_looks():
+        noted.note_modes()
+        noted.set_variable(explanation, following)
+        with following:
+            del left
+            gc.collect()
+            assert _get_current_dispatch_mode() is following
+            assert explanation.get() is following
+            assert known.get()[0] == 0.2
+            assert not may_look(zero)
+    assert may_look(zero)
+    assert known.get()[0] < 0.1
 
 
 def test_a_call_whose_end_never_came():
