@@ -33,7 +33,7 @@ from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, SVMTarget, atlas, extract_features
 from pytorch_grad_cam_pcasvm.atlas import manifest, shards
-from pytorch_grad_cam_pcasvm.model.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import features_of
 
 COMPONENTS, SIDE, SHARD = 16, 7, 2048
 TRANSFORM = v2.Compose([

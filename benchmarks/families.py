@@ -26,7 +26,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.autodiff import Path as NetworkPath
+from pytorch_grad_cam_pcasvm.path.record import Path as NetworkPath
 
 DOCS = Path(__file__).parents[1] / "docs" / "backbones.md"
 HEADER = """| library | family | target layers | closed form error (float64, float32) | contributions add up to |

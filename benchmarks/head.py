@@ -16,8 +16,8 @@ import torchvision
 from measuring import noisy_head, prepare, synchronise, timed
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.cams.output_gradients import seeds_of
-from pytorch_grad_cam_pcasvm.model.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import features_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import seeds_of
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import torchvision
 from measuring import prepare
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.autodiff import Path
+from pytorch_grad_cam_pcasvm.path.record import Path
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "vit_small": (lambda: timm.create_model("vit_small_patch16_224", num_classes=0), "blocks.11.norm1"),

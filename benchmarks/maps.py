@@ -25,7 +25,7 @@ from pytorch_grad_cam import GradCAM
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.model.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import features_of
 
 
 @dataclass(frozen=True)

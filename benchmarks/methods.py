@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.model.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import features_of
 
 TOLERANCE = 2e-3  # float32, of maps scaled to [0, 1]
 PATIENCE = 10.0  # seconds: a slower peer runs in one round only

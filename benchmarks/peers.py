@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.model.features import FeatureSource, features_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from pytorch_grad_cam_pcasvm import moved as _moved  # noqa: F401
 from pytorch_grad_cam_pcasvm.version import __version__
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.autodiff.rules import register_jacobian
-    from pytorch_grad_cam_pcasvm.cams import (
+    from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
+    from pytorch_grad_cam_pcasvm.maps.recombination import recombined
+    from pytorch_grad_cam_pcasvm.maps.result import Explained
+    from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps, signed_maps
+    from pytorch_grad_cam_pcasvm.methods import (
         LIFTCAM,
         ClosedFormAblationCAM,
         ClosedFormGradCAM,
@@ -23,11 +27,13 @@ if TYPE_CHECKING:
         RelevanceCAM,
         ShapCAM,
     )
-    from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
-    from pytorch_grad_cam_pcasvm.cams.baselines import mean_activations
-    from pytorch_grad_cam_pcasvm.cams.recombine import recombined
-    from pytorch_grad_cam_pcasvm.cams.smoothing import smoothed
-    from pytorch_grad_cam_pcasvm.errors import (
+    from pytorch_grad_cam_pcasvm.methods.baselines import mean_activations
+    from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+    from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
+    from pytorch_grad_cam_pcasvm.network.features import extract_features
+    from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
+    from pytorch_grad_cam_pcasvm.rules import register_jacobian
+    from pytorch_grad_cam_pcasvm.runtime.errors import (
         AutogradFallbackWarning,
         BaselineWarning,
         BlankMapWarning,
@@ -37,10 +43,6 @@ if TYPE_CHECKING:
         NoProgramError,
         OutsideTrainingWarning,
     )
-    from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
-    from pytorch_grad_cam_pcasvm.maps import Jacobians, SignedMaps, signed_maps
-    from pytorch_grad_cam_pcasvm.model.features import extract_features
-    from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
     from pytorch_grad_cam_pcasvm.targets import (
         HotellingTarget,
         LogRatioTarget,
@@ -52,20 +54,21 @@ if TYPE_CHECKING:
 
 # Where public names are: what they need, such as torch, is imported when one is asked for, and not for --help.
 _NAMES = {
-    "autodiff.rules": "register_jacobian",
-    "cams": "LIFTCAM ClosedFormAblationCAM ClosedFormGradCAM ClosedFormGradCAMElementWise ClosedFormGradCAMPlusPlus "
+    "rules": "register_jacobian",
+    "methods": "LIFTCAM ClosedFormAblationCAM ClosedFormGradCAM ClosedFormGradCAMElementWise ClosedFormGradCAMPlusPlus "
     "ClosedFormHiResCAM ClosedFormLayerCAM ClosedFormScoreCAM ClosedFormShapleyCAM ClosedFormXGradCAM ContributionCAM "
     "RelevanceCAM ShapCAM",
-    "cams.base": "ClosedFormCAM Explained",
-    "cams.baselines": "mean_activations",
-    "cams.recombine": "recombined",
-    "cams.smoothing": "smoothed",
-    "errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning "
+    "maps.result": "Explained",
+    "methods.method": "ClosedFormCAM",
+    "methods.baselines": "mean_activations",
+    "maps.recombination": "recombined",
+    "methods.smoothing": "smoothed",
+    "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning "
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
-    "model.features": "extract_features",
-    "model.net": "HeadOutput PCASVMNet",
+    "network.features": "extract_features",
+    "network.net": "HeadOutput PCASVMNet",
     "targets": "HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names.split()}

@@ -69,7 +69,7 @@ def _alone() -> Iterator[None]:
 def rules() -> Iterator[None]:
     """Forget, at the end, the rules that a test registers."""
     # Here, not above: the package is imported after its coverage is measured.
-    from pytorch_grad_cam_pcasvm.autodiff.rules import registry
+    from pytorch_grad_cam_pcasvm.rules import registry
 
     tables = registry._rules, registry._functions
     before = [table.copy() for table in tables]
@@ -85,7 +85,7 @@ def rules() -> Iterator[None]:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done once, on numbers, is not done at all: "meta" has none."""
-    from pytorch_grad_cam_pcasvm.autodiff import Path
+    from pytorch_grad_cam_pcasvm.path.record import Path
 
     monkeypatch.setattr(Path, "run", Path.record)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # "meta" has none

@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from test_program import CASES, made
 
-from pytorch_grad_cam_pcasvm import PCASVMNet, cams, export, extract_features, mean_activations
+from pytorch_grad_cam_pcasvm import PCASVMNet, export, extract_features, mean_activations, methods
 from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
 
 LARGEST = 1e-5
@@ -80,7 +80,7 @@ def named(network: str, method: str):
     given = {}
     if method == "ContributionCAM":
         given["mean"] = mean_activations(net, [x], layer, progress=False)
-    return getattr(cams, method)(net, [layer], transform, **given), pictures(2, side), None
+    return getattr(methods, method)(net, [layer], transform, **given), pictures(2, side), None
 
 
 def largest(found: list[dict[str, np.ndarray]], expected: list[dict[str, torch.Tensor]]) -> float:

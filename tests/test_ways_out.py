@@ -88,11 +88,11 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
     stage_for,
 )
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.cli.networks import _state
 from pytorch_grad_cam_pcasvm.export import graph, onnx_file
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("rules")]
 PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent
@@ -124,19 +124,19 @@ REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_o
 WITHOUT = {
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
-    "autodiff/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
-    "autodiff/backward.py: (advice if self.baseline is None": "passes a refusal on, with the way out of every path",
-    "autodiff/path.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
-    "autodiff/calls.py: was optimised for inference": "is for single precision, and here all is in double",
-    "autodiff/backward.py: there is no gradient of": "as that of autograd.py",
-    "autodiff/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
-    "autodiff/autograd.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
-    "autodiff/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
+    "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
+    "calculus/backward.py: (advice if self.baseline is None": "passes a refusal on, with the way out of every path",
+    "path/record.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
+    "tape/python_calls.py: was optimised for inference": "is for single precision, and here all is in double",
+    "calculus/backward.py: there is no gradient of": "as that of autograd.py",
+    "path/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
+    "path/autograd.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
+    "tape/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
     "head/head.py: the pullback of": "says that a pullback is wrong, and names no way out",
     "head/estimators/ensembles.py: {type(estimator).__name__} of {type(member).__name__}": "has a row for each call",
     "atlas/engines.py: refuse(_ERRORS[kind], *wrong)": "passes on what another process has refused",
     "export/web_page.py: {runtime} has no {name}": "needs npm and a connection",
-    "cams/undecided.py: there are no activations of": "as cams/boundary.py, which has a row of the same way out",
+    "methods/boundary_path.py: there are no activations of": "as targets/boundary_head.py, which has a row",
     "evaluation/subject.py: the network must be a PCASVMNet": "as atlas/build.py, which has a row",
     "export/explainer.py: is a model, but not an explanation": "as the rows of export.onnx, which it names",
     "export/onnx_file.py: does not fit into one ONNX file": "needs a network of 2 GB",
@@ -1003,7 +1003,7 @@ HEADS = [
         {"pass gamma, degree and coef0 directly": make_pipeline(Nystroem(gamma=0.1, n_components=9), SVC())},
     ),
     Row(
-        "head/guarded.py: a hook on",
+        "head/hooks.py: a hook on",
         partial(hooked, remove=False),
         "a hook on Projection, a part of the head, changes",
         {
@@ -1039,8 +1039,10 @@ HEADS = [
 
 # --- the path from the target layer to the features -------------------------------------------------------------------
 
-BACKWARD, PATH, RECORDER, FOREIGN = (f"autodiff/{name}.py: " for name in ("backward", "path", "recorder", "foreign"))
-RULES, CONTEXT, PROGRAM = "autodiff/rules/", "cams/context.py: ", "export/graph.py: "
+BACKWARD, FOREIGN, PATH, RECORDER = (
+    f"{name}.py: " for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder")
+)
+RULES, CONTEXT, PROGRAM = "rules/", "methods/explanation.py: ", "export/graph.py: "
 
 
 def bessel(*, secant: Any = "elementwise", rule: Any = None) -> None:
@@ -1455,7 +1457,7 @@ PATHS = [
         )
     ),
     Row(
-        "cams/contributions.py: the network mixes the images of a batch",
+        "methods/contributions.py: the network mixes the images of a batch",
         partial(stepped, mixing, ContributionCAM, baseline="zero"),
         "do not add up: the network mixes the images of a batch",
         {
@@ -1521,7 +1523,7 @@ PATHS = [
         {LATER: partial(stepped, torch.special.i0, layer="later"), "register its Jacobian": with_bessel},
     ),
     path(
-        "autodiff/calls.py: which may change gradients unseen",
+        "tape/python_calls.py: which may change gradients unseen",
         "Tanh has a backward hook on the path",
         hooked(),
         {"remove the hook": partial(stepped, nn.Tanh())},
@@ -1561,7 +1563,7 @@ PATHS = [
         )
     ),
     secant(
-        "autodiff/closed_form.py: does not return finite numbers",
+        "path/closed_form.py: does not return finite numbers",
         "does not return finite numbers at the baseline of 'stem'",
         infinite_at_zero,
         {
@@ -1571,7 +1573,7 @@ PATHS = [
         },
     ),
     Row(
-        "autodiff/forward_pass.py: an autograd path has no",
+        "path/forward_pass.py: an autograd path has no",
         partial(stepped, torch.tanh, ContributionCAM, jacobian="autograd", baseline="zero"),
         "an autograd path has no secants",
         {
@@ -1580,7 +1582,7 @@ PATHS = [
         },
     ),
     Row(
-        "autodiff/lrp.py: has no rule of relevance",
+        "calculus/relevance.py: has no rule of relevance",
         partial(stepped, lambda x: x / (1 + x.abs()), RelevanceCAM),
         "has no rule of relevance",
         {
@@ -1650,7 +1652,7 @@ PATHS = [
     ),
     *(
         Row(
-            "autodiff/operations.py: the network draws random numbers",
+            "tape/operations.py: the network draws random numbers",
             partial(stepped, drawing),
             "the network draws random numbers",
             {
@@ -1668,19 +1670,19 @@ PATHS = [
         )
     ),
     Row(
-        "autodiff/tape.py: was changed after the path had used it",
+        "tape/tape.py: was changed after the path had used it",
         partial(stepped, Exchanged()),
         "was changed after the path had used it",
         {"compute with a new tensor instead, as in F.linear(x, 2 * weight)": partial(stepped, Doubled())},
     ),
     path(
-        "autodiff/aliases.py: of a tensor is written into",
+        "tape/aliases.py: of a tensor is written into",
         "view_as_real of a tensor is written into",
         in_complex,
         {"write the real and imaginary parts apart": partial(stepped, lambda x: x + 2 * x)},
     ),
     path(
-        "autodiff/calls.py: the network calls autograd itself",
+        "tape/python_calls.py: the network calls autograd itself",
         "the network calls autograd itself",
         asking_autograd,
         {"compute it before the network runs": partial(stepped, lambda x: 3 * x)},
@@ -1692,7 +1694,7 @@ PATHS = [
         {"use plain tensors there": partial(stepped, lambda x: x * x.detach())},
     ),
     Row(
-        "autodiff/tape.py: sizes after the target layer depend on the activations",
+        "tape/tape.py: sizes after the target layer depend on the activations",
         contributions(lambda x: x + x[x > 0].mean()),
         "sizes after the target layer depend on the activations",
         {
@@ -1701,7 +1703,7 @@ PATHS = [
         },
     ),
     Row(
-        "cams/context.py: second derivatives need the jvp",
+        "methods/explanation.py: second derivatives need the jvp",
         partial(registered_doubling, ClosedFormShapleyCAM),
         "second derivatives need the jvp of each autograd.Function",
         {
@@ -1748,7 +1750,7 @@ PATHS = [
         },
     ),
     Row(
-        "autodiff/secants.py: has no secant, without which",
+        "calculus/secants.py: has no secant, without which",
         partial(with_bessel, ContributionCAM, secant=None),
         "special_i0 has no secant, without which maps do not add up",
         {
@@ -1759,7 +1761,7 @@ PATHS = [
     ),
     *(
         secant(
-            "autodiff/secants.py: " + message,
+            "calculus/secants.py: " + message,
             message,
             step,
             {
@@ -1817,7 +1819,7 @@ PATHS = [
         {"call the method outside it": partial(under_autocast, inside=False)},
     ),
     Row(
-        "cams/reshape.py: seem to have their channels last",
+        "network/reshape.py: seem to have their channels last",
         partial(channels_last, None),
         "seem to have their channels last",
         {
@@ -1827,7 +1829,7 @@ PATHS = [
     ),
     *(
         Row(
-            "model/features.py: the features have",
+            "network/features.py: the features have",
             refused,
             f"rows for {count} images (4 crops or patches of each?)",
             {
@@ -1841,7 +1843,7 @@ PATHS = [
         )
     ),
     Row(
-        "model/modules.py: whose layers are not run as modules",
+        "network/modules.py: whose layers are not run as modules",
         partial(foreign, scripted),
         "the network is a program, made by torch.jit, whose layers are not run as modules",
         {
@@ -1851,7 +1853,7 @@ PATHS = [
         },
     ),
     Row(
-        "model/modules.py: whose layers are not run as modules",
+        "network/modules.py: whose layers are not run as modules",
         partial(foreign, exported, lambda given: given.module()),
         "the network is a program, made by torch.export, whose layers are not run as modules",
         {
@@ -1864,7 +1866,7 @@ PATHS = [
     ),
     *(
         Row(
-            "model/modules.py: the network must be a torch.nn.Module",
+            "network/modules.py: the network must be a torch.nn.Module",
             partial(foreign, make),
             f"the network must be a torch.nn.Module, got {what}",
             {way: follow if isinstance(follow, str) else partial(foreign, make, follow)},
@@ -1900,13 +1902,13 @@ PATHS = [
         )
     ),
     Row(
-        "model/features.py: name the call whose output is meant",
+        "network/features.py: name the call whose output is meant",
         partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)},
     ),
     Row(
-        "model/features.py: but 1-D signals",
+        "network/features.py: but 1-D signals",
         signals,
         "but 1-D signals, (3, 2, 16), are not supported",
         {
@@ -2428,19 +2430,19 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/base.py: is not a method itself",
+        "methods/method.py: is not a method itself",
         partial(maps_of, SVC(), method=ClosedFormCAM),
         "is not a method itself: use ClosedFormGradCAM",
         {"use ClosedFormGradCAM": partial(maps_of, SVC())},
     ),
     Row(
-        "cams/base.py: autograd cannot freeze attention",
+        "methods/method.py: autograd cannot freeze attention",
         partial(stepped, nn.Tanh(), attention="frozen", jacobian="auto"),
         "autograd cannot freeze attention",
         {"use jacobian='closed_form'": partial(stepped, nn.Tanh(), attention="frozen", jacobian="closed_form")},
     ),
     Row(
-        "cams/base.py: do not add up: use",
+        "methods/method.py: do not add up: use",
         partial(tokens, "blocks.1.norm1", heads=True, fused=True, method=ClosedFormLayerCAM),
         "heads of ClosedFormLayerCAM do not add up",
         {
@@ -2449,7 +2451,7 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/base.py: but these may be of different inputs",
+        "methods/method.py: but these may be of different inputs",
         partial(pair, "one", "other", call=True),
         "these may be of different inputs",
         {
@@ -2458,19 +2460,19 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/base.py: but the inputs are images of different sizes",
+        "methods/method.py: but the inputs are images of different sizes",
         partial(pair, "one", call=True, size=4),
         "the inputs are images of different sizes",
         {"use explain, whose maps have the layer's own grid": partial(pair, "one", size=4)},
     ),
     Row(
-        "cams/base.py: targets=None needs a head with an SVM",
+        "methods/method.py: targets=None needs a head with an SVM",
         partial(called, None, HALF),
         "targets=None needs a head with an SVM",
         {"use PCATarget": partial(called, [PCATarget(0)] * 3, HALF)},
     ),
     Row(
-        "cams/base.py: give one per image",
+        "methods/method.py: give one per image",
         partial(called, [SVMTarget(0)] * 2),
         "2 targets for 3 images",
         {
@@ -2479,7 +2481,7 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/base.py: takes one target layer in explain and jacobians",
+        "methods/method.py: takes one target layer in explain and jacobians",
         partial(several, ClosedFormGradCAM),
         "ClosedFormGradCAM takes one target layer in explain and jacobians",
         {
@@ -2490,7 +2492,7 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/base.py: takes several target layers in explain only",
+        "methods/method.py: takes several target layers in explain only",
         partial(several, partial(ContributionCAM, baseline="zero"), call="jacobians"),
         "ContributionCAM takes several target layers in explain only",
         {
@@ -2500,13 +2502,13 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/baselines.py: which the head knows only if",
+        "methods/baselines.py: which the head knows only if",
         partial(stepped, nn.Tanh(), ContributionCAM, **MEAN),
         "baseline='mean' needs the training set's mean at the target layer",
         {"pass mean=mean_activations(": another_baseline(torch.tanh)},
     ),
     Row(
-        "cams/baselines.py: choose a layer where it does, or baseline",
+        "methods/baselines.py: choose a layer where it does, or baseline",
         lambda: mean_activations(Tower(first=True).eval(), [torch.randn(4, 3, 12, 16)], "norm", progress=False),
         "does not count images (perhaps tokens)",
         {
@@ -2519,13 +2521,13 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/boundary.py: no decision boundary is within reach",
+        "targets/boundary_head.py: no decision boundary is within reach",
         partial(far_from_its_boundary, "neutral"),
         "start at the mean instead, baseline='mean'",
         {"baseline='mean'": partial(far_from_its_boundary, "mean")},
     ),
     Row(
-        "cams/output_gradients.py: is not linear in the network's scores",
+        "targets/output_gradients.py: is not linear in the network's scores",
         partial(stepped, nn.Tanh(), ContributionCAM, targets=[OwnTarget()], baseline="zero"),
         "is not linear in the network's scores",
         {
@@ -2535,13 +2537,13 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/recombine.py: the maps are not those of components",
+        "maps/recombination.py: the maps are not those of components",
         lambda: machine_behind(of_components(targets=[SVMTarget(0)])),
         "the maps are not those of components 0, 1, ...",
         {"make them with cam.explain(x)": lambda: machine_behind(of_components())},
     ),
     Row(
-        "cams/recombine.py: maps of this method are not sums",
+        "maps/recombination.py: maps of this method are not sums",
         lambda: machine_behind(of_components(ClosedFormLayerCAM)),
         "maps of this method are not sums of component maps",
         {
@@ -2550,7 +2552,7 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/recombine.py: maps of these decisions are not sums",
+        "maps/recombination.py: maps of these decisions are not sums",
         lambda: apart(lambda components, _, head: recombined(components, head, SVMTarget(1))),
         "not sums of component maps, which start at different activations",
         {
@@ -2559,13 +2561,13 @@ OTHERS = [
         },
     ),
     Row(
-        "cams/recombine.py: needs a head with an SVM",
+        "maps/recombination.py: needs a head with an SVM",
         lambda: machine_behind(of_components(), whole=False),
         "needs a head with an SVM, but this one has none",
         {"use PCATarget": lambda: machine_behind(of_components(), whole=False, target=PCATarget(0))},
     ),
     Row(
-        "cams/reshape.py: reshape_transform takes",
+        "network/reshape.py: reshape_transform takes",
         lambda: as_error(partial(tokens, "blocks.1.norm1", transform=lambda t: t[:, :12].mT.unflatten(2, (3, 4)))),
         "if that is not intended, use reshape_transform='tokens'",
         {"use reshape_transform='tokens'": partial(tokens, "blocks.1.norm1")},
@@ -2721,7 +2723,7 @@ OTHERS = [
         },
     ),
     Row(
-        "model/features.py: does not run in a forward pass",
+        "network/features.py: does not run in a forward pass",
         lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
         "the layer 'unused' does not run in a forward pass",
         {
@@ -2730,7 +2732,7 @@ OTHERS = [
         },
     ),
     Row(
-        "model/features.py: features must be one tensor",
+        "network/features.py: features must be one tensor",
         with_fields,
         "features must be one tensor, but the layer returns a SimpleNamespace",
         {

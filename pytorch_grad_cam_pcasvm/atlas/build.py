@@ -17,15 +17,15 @@ from pytorch_grad_cam_pcasvm.atlas.compare import compare
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.store import HEAD, Atlas, load
 from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
-from pytorch_grad_cam_pcasvm.cams import ContributionCAM
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.data import THUMBNAIL, Batch, Images
-from pytorch_grad_cam_pcasvm.errors import refuse
+from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.methods import ContributionCAM
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import digests, files
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
 
@@ -68,7 +68,7 @@ def build(
             a Hugging Face ``Dataset`` with an image column; or a folder of images or with one subfolder per class.
         target_layers: a list with the one layer, or its dotted name, whose activations become maps.
         out: the folder of the atlas; every machine must have access to it.
-        method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
         targets: targets to store besides the components; None: the predicted class if the method's maps of decisions
             are not sums of component maps, otherwise none (see :meth:`Atlas.explain`).
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.engines import Job
 from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
-from pytorch_grad_cam_pcasvm.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 

@@ -27,10 +27,10 @@ from torch.utils.data import DataLoader, Dataset
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.told import Told, collected
-from pytorch_grad_cam_pcasvm.data import Batch, Images
-from pytorch_grad_cam_pcasvm.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.model.modules import device_of
+from pytorch_grad_cam_pcasvm.data.images import Batch, Images
+from pytorch_grad_cam_pcasvm.network.modules import device_of
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
 
 @dataclass

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.data import Batch
-from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.data.images import Batch
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
 
 # What is kept of the maps of targets other than components has this in front of its name.
@@ -27,7 +27,7 @@ class Explainer:
 
     Args:
         net: the network.
-        method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
         target_layer: name of the layer.
         options: options of the method.
         targets: targets to keep besides the components.

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 NAME = ".lock"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytorch_grad_cam_pcasvm.errors import Way, refuse, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm atlas 1"

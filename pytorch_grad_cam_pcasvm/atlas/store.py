@@ -16,10 +16,10 @@ from pytorch_grad_cam_pcasvm.atlas import manifest
 from pytorch_grad_cam_pcasvm.atlas.explainer import OF_TARGETS
 from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps, means_of
 from pytorch_grad_cam_pcasvm.atlas.table import Table
-from pytorch_grad_cam_pcasvm.cams.recombine import recombined
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.maps.recombination import recombined
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target, decoded
 
 HEAD = "head.safetensors"

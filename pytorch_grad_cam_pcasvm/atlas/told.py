@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pytorch_grad_cam_pcasvm.cams.doubts import DOUBTS, Doubts
-from pytorch_grad_cam_pcasvm.errors import AutogradFallbackWarning, warn
+from pytorch_grad_cam_pcasvm.methods.warn_once import DOUBTS, Doubts
+from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
 
 
 class Told(NamedTuple):

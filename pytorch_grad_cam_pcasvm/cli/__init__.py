@@ -7,7 +7,7 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import parser
 from pytorch_grad_cam_pcasvm.cli.networks import RUN
-from pytorch_grad_cam_pcasvm.errors import Way, told
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, told
 
 # What is typed here for the ways out that are arguments in Python; "" where no option does it.
 _TYPED = {

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.cli.fitting import fit
 from pytorch_grad_cam_pcasvm.cli.networks import RUN
 
 # What the commands need is imported when they run: help is asked for more often.
-_METHODS = sorted(package._NAMES["cams"].split())
+_METHODS = sorted(package._NAMES["methods"].split())
 
 _EXAMPLE = f"""example:
   {RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors

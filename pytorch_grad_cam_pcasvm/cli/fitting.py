@@ -174,7 +174,7 @@ def _tell_validation(
 
 def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:
     """Return the names and small pictures of the support vectors, by their position in the training set."""
-    from pytorch_grad_cam_pcasvm.data import Images
+    from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.head.storage import Example
 
     images = Images(folder, thumbnails=_PICTURE)

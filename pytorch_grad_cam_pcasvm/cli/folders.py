@@ -16,7 +16,7 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
         ValueError: there are no images, some of them lie beside the folders of others, or folders are named as the
             parts of a data set; the message says which of these was meant.
     """
-    from pytorch_grad_cam_pcasvm.data import Images, class_folders
+    from pytorch_grad_cam_pcasvm.data.images import Images, class_folders
 
     folders = class_folders(root) if root.is_dir() else []
     splits = [name for name in folders if name.lower() in _SPLITS]
@@ -31,7 +31,7 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     """Return the names of classes to fit a head on; refuse images without classes, or of only one."""
-    from pytorch_grad_cam_pcasvm.data import arranged, class_folders
+    from pytorch_grad_cam_pcasvm.data.images import arranged, class_folders
 
     if names is None:
         raise ValueError(f"the images in {root} have no classes: put them into {arranged(root)}")

@@ -17,8 +17,8 @@ def layer_of(options: Any, net: Any, preparation: Preparation) -> str:
     if options.images is None:
         raise ValueError("images are needed, --images FOLDER: --layer auto compares layers on them")
     from pytorch_grad_cam_pcasvm import evaluation
-    from pytorch_grad_cam_pcasvm.data import Images
-    from pytorch_grad_cam_pcasvm.model.modules import device_of
+    from pytorch_grad_cam_pcasvm.data.images import Images
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
 
     images = Images(preparation.folder(options.images), thumbnails=0)
     x = next((batch.images for row in range(len(images)) if (batch := images.read([row])).rows), None)
@@ -42,7 +42,7 @@ def options_of(
     options: Any, methods: Sequence[type], net: Any, layer: str, preparation: Preparation
 ) -> dict[type, dict[str, Any]]:
     """Return the options of each method; the head gets the means of the layer if it lacks them."""
-    from pytorch_grad_cam_pcasvm.cams.baselines import WithBaseline
+    from pytorch_grad_cam_pcasvm.methods.baselines import WithBaseline
 
     common = {"reshape_transform": "tokens"} if options.tokens else {}
     start = {"baseline": options.baseline}

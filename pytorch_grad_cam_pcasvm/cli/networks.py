@@ -99,7 +99,7 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
     """Return the network that a function of the user's makes, and the transform that comes with it, or ImageNet's."""
     from torch import nn
 
-    from pytorch_grad_cam_pcasvm.model.modules import network_of
+    from pytorch_grad_cam_pcasvm.network.modules import network_of
 
     given = f"--backbone {module}:{name}"
     if os.getcwd() not in sys.path:

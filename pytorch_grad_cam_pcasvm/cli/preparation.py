@@ -43,7 +43,7 @@ class Preparation:
 
     def folder(self, root: Path) -> Any:
         """Return the images of a folder as a data set; see :func:`.image_folder`."""
-        from pytorch_grad_cam_pcasvm.data import image_folder, in_colour
+        from pytorch_grad_cam_pcasvm.data.images import image_folder, in_colour
 
         return image_folder(root, self.transform, partial(in_colour, **self.whites))
 

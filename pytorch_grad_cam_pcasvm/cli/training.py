@@ -38,8 +38,8 @@ class TrainingSet:
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
     """Return the layers that ``--layer auto`` compares, from the finest to the coarsest."""
-    from pytorch_grad_cam_pcasvm.model.modules import evaluating
-    from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
+    from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+    from pytorch_grad_cam_pcasvm.network.modules import evaluating
 
     with evaluating(backbone):
         return last_blocks(backbone, source, x)[-_AMONG:]
@@ -63,9 +63,9 @@ def training_set(
         OSError: a picture cannot be read, and is not to be skipped.
         ValueError: none can be read.
     """
-    from pytorch_grad_cam_pcasvm.data import Images
-    from pytorch_grad_cam_pcasvm.model.features import FeatureSource
-    from pytorch_grad_cam_pcasvm.model.modules import device_of
+    from pytorch_grad_cam_pcasvm.data.images import Images
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
 
     images = Images(preparation.folder(root), thumbnails=0)
     first = None
@@ -104,8 +104,8 @@ def _extracted(
     import torch
 
     from pytorch_grad_cam_pcasvm import extract_features
-    from pytorch_grad_cam_pcasvm.model.channel_means import ChannelMeans
-    from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating
+    from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
+    from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
 
     blocks = _Blocks(images, options)
     with evaluating(backbone), torch.no_grad():
@@ -126,8 +126,8 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
     import torch
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.model.features import features_of
-    from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating
+    from pytorch_grad_cam_pcasvm.network.features import features_of
+    from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
 
     noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     rows = []

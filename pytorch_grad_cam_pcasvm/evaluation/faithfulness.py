@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
-from pytorch_grad_cam_pcasvm.model.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.modules import evaluating
 
 KINDS = ("deletion", "insertion")
 

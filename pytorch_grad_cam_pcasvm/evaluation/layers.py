@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.cams import ContributionCAM
-from pytorch_grad_cam_pcasvm.cams.baselines import mean_activations
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.model.modules import evaluating, layer_name
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.model.trunk import last_blocks
+from pytorch_grad_cam_pcasvm.methods import ContributionCAM
+from pytorch_grad_cam_pcasvm.methods.baselines import mean_activations
+from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 
 PATCHES = 14  # on the longer side of an image
 _AMONG = 4  # of the coarsest map sizes, unless candidates are given

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.evaluation.subject import explained, heat, layer_of, named
-from pytorch_grad_cam_pcasvm.model.modules import device_of
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.modules import device_of
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 
@@ -24,7 +24,7 @@ def quantus_explainer(
     have, so the head is left unchanged; :func:`sensitivity` randomises it.
 
     Args:
-        method: a class of :mod:`~pytorch_grad_cam_pcasvm.cams`.
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
         net: the network.
         target_layers: one layer.
         **options: options of the method.

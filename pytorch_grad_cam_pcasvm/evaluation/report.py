@@ -14,7 +14,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
@@ -24,7 +23,8 @@ from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, MOST_BLANK, OPEN, USE, Verdict, verdict
 from pytorch_grad_cam_pcasvm.figures import plot_maps
-from pytorch_grad_cam_pcasvm.model.modules import layer_name
+from pytorch_grad_cam_pcasvm.network.modules import layer_name
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 

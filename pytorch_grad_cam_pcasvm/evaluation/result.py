@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
 FEW = 10  # images, below which a standard error says little
 PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"

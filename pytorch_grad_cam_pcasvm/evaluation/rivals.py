@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, with_head
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, ResidualTarget
 
 RANDOM, ANOTHER, BLIND, HEAD = "random maps", "another image's map", "the blind map", "a randomised head's map"

@@ -16,8 +16,8 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, HEAD, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, seeded, signed, with_head
-from pytorch_grad_cam_pcasvm.model.modules import evaluating
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget
 
 COMPONENTS, LABELS = "components rotated", "labels permuted, head refitted"

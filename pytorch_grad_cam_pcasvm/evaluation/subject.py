@@ -15,15 +15,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from pytorch_grad_cam_pcasvm.cams import ClosedFormGradCAM, ContributionCAM
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
-from pytorch_grad_cam_pcasvm.data import Images
-from pytorch_grad_cam_pcasvm.errors import BaselineWarning, BlankMapWarning, NoBoundaryError, OutsideTrainingWarning
+from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, check_finite, upsampled
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, check_finite, upsampled
+from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.errors import (
+    BaselineWarning,
+    BlankMapWarning,
+    NoBoundaryError,
+    OutsideTrainingWarning,
+)
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, fixed
 

@@ -21,14 +21,14 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
 from pytorch_grad_cam_pcasvm.export.rewrites import narrow_before_expanding, plain_softmaxes, plain_zeros
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.model.features import checked_images, one_input
-from pytorch_grad_cam_pcasvm.model.modules import device_of
-from pytorch_grad_cam_pcasvm.runtime.looks import every_choice, traced
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
+from pytorch_grad_cam_pcasvm.network.modules import device_of
+from pytorch_grad_cam_pcasvm.runtime.device_sync import every_choice, traced
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
 
 _BATCH = 61  # like no other size, so that nothing is taken to be equal to it

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.errors import NoProgramError
+from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
+from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 from pytorch_grad_cam_pcasvm.targets import (
@@ -31,7 +32,6 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     Target,
 )
-from pytorch_grad_cam_pcasvm.version import __version__
 
 _MOST_BYTES = 2_000_000_000  # protobuf's limit
 

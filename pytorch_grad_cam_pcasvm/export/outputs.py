@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
-from pytorch_grad_cam_pcasvm.errors import NoProgramError
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.model.net import OfHead, PCASVMNet
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
+from pytorch_grad_cam_pcasvm.network.net import OfHead, PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
 
 # What a program gives, where there is some.
 OUTPUTS = (

@@ -6,8 +6,8 @@ import shutil
 from os import PathLike
 from pathlib import Path
 
-from pytorch_grad_cam_pcasvm.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.export.explainer import Explainer
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder
 
 _PACKAGE = Path(__file__).parent

@@ -14,10 +14,10 @@ from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, HEAT, bare, draw_signed, is_formula, literal, number
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
     LogRatioTarget,

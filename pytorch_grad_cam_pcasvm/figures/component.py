@@ -14,10 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.cams import ContributionCAM
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.cams.recombine import steps_of
-from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, labels_of, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.steps import decision_of
@@ -39,10 +35,14 @@ from pytorch_grad_cam_pcasvm.figures.style import (
 )
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.model.features import checked_images
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, uncompiled
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.maps.recombination import steps_of
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.methods import ContributionCAM
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.features import checked_images
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, uncompiled
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
 

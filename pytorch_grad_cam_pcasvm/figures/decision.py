@@ -9,7 +9,7 @@ from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.steps import Steps, decision_of, stand_below
 from pytorch_grad_cam_pcasvm.figures.style import filled, laid_out
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps import SignedMaps
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.targets import Target
 

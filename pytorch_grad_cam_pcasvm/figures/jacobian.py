@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, bare, new_figure
-from pytorch_grad_cam_pcasvm.model.features import checked_images
-from pytorch_grad_cam_pcasvm.model.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.features import checked_images
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
 

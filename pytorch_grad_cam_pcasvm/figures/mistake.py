@@ -9,17 +9,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.figures.component import method_of, values_of
 from pytorch_grad_cam_pcasvm.figures.decision import how_to_read
 from pytorch_grad_cam_pcasvm.figures.steps import COLUMN, PICTURE, Steps, stand_below
 from pytorch_grad_cam_pcasvm.figures.style import bare, filled, laid_out, literal, number, plain_name
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
-from pytorch_grad_cam_pcasvm.model.features import checked_images
-from pytorch_grad_cam_pcasvm.model.modules import device_of
-from pytorch_grad_cam_pcasvm.model.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.features import checked_images
+from pytorch_grad_cam_pcasvm.network.modules import device_of
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 

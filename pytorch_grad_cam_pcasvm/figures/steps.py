@@ -15,7 +15,6 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.cams.recombine import moved, recombined, steps_of
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes
 from pytorch_grad_cam_pcasvm.figures.style import (
@@ -30,7 +29,8 @@ from pytorch_grad_cam_pcasvm.figures.style import (
 )
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.maps.recombination import moved, recombined, steps_of
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, upsampled
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 GREY = "0.35"

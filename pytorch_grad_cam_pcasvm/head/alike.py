@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.errors import ConstantComponentWarning, refuse, warn
 from pytorch_grad_cam_pcasvm.head.convert import _estimators, tensor
+from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.
 _ROUNDING = 16 * torch.finfo(torch.float32).eps

@@ -26,9 +26,9 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 
 
 def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, Way, refuse, warn
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.alike import check_variety, refuse_one_class
 from pytorch_grad_cam_pcasvm.head.convert import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
-from pytorch_grad_cam_pcasvm.head.fit import Fit
-from pytorch_grad_cam_pcasvm.head.guarded import Changed, Hookable, intact, run
+from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs, Regression, Voting
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
+from pytorch_grad_cam_pcasvm.head.staleness import Fit
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 

@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.head.kernels import RBF, rounding_errors, squared_d
 from pytorch_grad_cam_pcasvm.head.multiclass import Regression
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
-from pytorch_grad_cam_pcasvm.runtime.looks import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 
 # A line is integrated over in so many intervals, of which as many as _HALVED are halved in each of _ROUNDS.
 _INTERVALS, _HALVED, _ROUNDS = 8, 8, 10

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.head.guarded import Hookable, intact
+from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 
 Scaled = tuple[Tensor, Tensor | None]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.guarded import run
+from pytorch_grad_cam_pcasvm.head.hooks import run
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, known, known_to
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, ends, errors_after, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient

@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.errors import warn
 from pytorch_grad_cam_pcasvm.head import (
     calibration,
     decisions,
@@ -32,6 +31,7 @@ from pytorch_grad_cam_pcasvm.head import (
     stages,
 )
 from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.model.net import OfHead
+from pytorch_grad_cam_pcasvm.network.net import OfHead
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.scores import ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import Target

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput, OfHead
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput, OfHead
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target, check_sign, components_of, factor_of
 
 

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, check_sign, head_of
 
 

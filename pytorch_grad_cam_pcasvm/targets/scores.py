@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, ShortRepr, check_sign, factor_of
 

@@ -49,8 +49,8 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.atlas import lock, manifest
 from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
-from pytorch_grad_cam_pcasvm.cams.doubts import Doubts
-from pytorch_grad_cam_pcasvm.data import Images
+from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
 from pytorch_grad_cam_pcasvm.runtime import files
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])

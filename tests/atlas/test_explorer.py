@@ -43,12 +43,12 @@ from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import SAVED, decided
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text, packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, rows_of_points
-from pytorch_grad_cam_pcasvm.cams.recombine import steps_of, tail_of
 from pytorch_grad_cam_pcasvm.figures.steps import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example
-from pytorch_grad_cam_pcasvm.maps import SignedMaps, largest
+from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, largest
 
 COUNT, COMPONENTS = 60, 4
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(2)>", "a\u2028b & \"c\" 'd' __proto__"]

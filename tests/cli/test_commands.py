@@ -28,8 +28,8 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.cli import _TYPED, main
-from pytorch_grad_cam_pcasvm.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
 
 @pytest.fixture(scope="module")

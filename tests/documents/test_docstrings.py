@@ -22,12 +22,12 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm import atlas, cams, evaluation, export, figures, head
+from pytorch_grad_cam_pcasvm import atlas, evaluation, export, figures, head, methods
 
 PUBLIC = (package, head, figures, atlas, evaluation, export)
 THINGS = {name: getattr(module, name) for module in PUBLIC for name in module.__all__}
 DOCUMENTED = {name: thing for name, thing in THINGS.items() if callable(thing)}
-METHODS = {name: DOCUMENTED[name] for name in cams.__all__}
+METHODS = {name: DOCUMENTED[name] for name in methods.__all__}
 
 
 class MyScaler(sklearn.base.BaseEstimator):

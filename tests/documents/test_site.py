@@ -31,7 +31,7 @@ from torchvision.transforms.functional import to_pil_image
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import atlas, evaluation, export, figures, head
-from pytorch_grad_cam_pcasvm.errors import warn
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

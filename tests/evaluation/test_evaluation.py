@@ -29,9 +29,7 @@ from pytorch_grad_cam_pcasvm import (
     evaluation,
     extract_features,
 )
-from pytorch_grad_cam_pcasvm.cams import ClosedFormHiResCAM, ClosedFormLayerCAM
-from pytorch_grad_cam_pcasvm.cams.base import ClosedFormCAM, Explained
-from pytorch_grad_cam_pcasvm.data import stretched
+from pytorch_grad_cam_pcasvm.data.images import stretched
 from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
 from pytorch_grad_cam_pcasvm.evaluation.localisation import (
@@ -51,6 +49,9 @@ from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LA
 from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
 
 
 class Corner(nn.Module):

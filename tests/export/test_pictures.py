@@ -13,7 +13,7 @@ import torch
 from PIL import Image, PngImagePlugin
 from torchvision.transforms import functional
 
-from pytorch_grad_cam_pcasvm.data import Images
+from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.export import explainer
 from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, framed, normalised, read_picture, rim_of
 

@@ -25,10 +25,10 @@ from pytorch_grad_cam_pcasvm import (
     ProbabilityTarget,
     ResidualTarget,
     SVMTarget,
-    cams,
     export,
     extract_features,
     mean_activations,
+    methods,
 )
 from pytorch_grad_cam_pcasvm.export import graph
 from pytorch_grad_cam_pcasvm.export.operators import erfcx
@@ -73,7 +73,7 @@ TARGETS = {
     "log-ratios": [LogRatioTarget(), LogRatioTarget(1, versus=0)],
     "components": [HotellingTarget(), ResidualTarget(), PCATarget(2, sign="-")],
 }
-METHODS = [name for name in cams.__all__ if not getattr(cams, name).runs_each_image]
+METHODS = [name for name in methods.__all__ if not getattr(methods, name).runs_each_image]
 # A norm has no rule of relevance; and what it pulls back, times what it was given, sums up to rounding.
 BEFORE_A_NORM = ("RelevanceCAM", "ClosedFormHiResCAM", "ClosedFormXGradCAM")
 # Every method on every path, every head, every kind of target.
@@ -114,7 +114,7 @@ def made(backbone, head, method, targets):
         if head == "linear":  # one of its classes is nowhere undecided behind a ReLU
             options["baseline"] = "mean"
     transform = "tokens" if backbone == "tokens" else None
-    return getattr(cams, method)(net.eval(), layers, transform, **options), torch.randn(4, 3, 8, 8), TARGETS[targets]
+    return getattr(methods, method)(net.eval(), layers, transform, **options), torch.randn(4, 3, 8, 8), TARGETS[targets]
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_a_program_can_be_saved_and_compiled(tmp_path):
     assert relative(compiled(x)["maps"], cam.explain(x).maps) < 1e-5
 
 
-@pytest.mark.parametrize("method", [name for name in cams.__all__ if name not in METHODS])
+@pytest.mark.parametrize("method", [name for name in methods.__all__ if name not in METHODS])
 def test_methods_that_run_each_image_are_refused_by_name(method):
     cam, x, _ = made("pooled", "RBF", method, "default")
     with pytest.raises(NoProgramError, match=rf"{method} runs each image.*export ContributionCAM"):
@@ -284,7 +284,7 @@ class Parts(nn.Module):
     ("end", "method"),
     [
         (Shifting, ClosedFormGradCAM),  # writes through views of views
-        (Parts, cams.ClosedFormShapleyCAM),  # second derivatives of what is stacked again
+        (Parts, methods.ClosedFormShapleyCAM),  # second derivatives of what is stacked again
     ],
 )
 def test_writes_through_views_and_parts_of_one_tensor(end, method):

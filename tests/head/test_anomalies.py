@@ -67,11 +67,11 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
     smoothed,
 )
-from pytorch_grad_cam_pcasvm.cams.output_gradients import Rowwise, seeds_of
 from pytorch_grad_cam_pcasvm.head.convert import transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
-from pytorch_grad_cam_pcasvm.model.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise, seeds_of
 
 TARGETS = [ResidualTarget(), HotellingTarget(), ResidualTarget(sign="-"), HotellingTarget(sign="-")]
 X, Y = test_estimators.DATA[2]

@@ -22,12 +22,12 @@ from pytorch_grad_cam_pcasvm import (
     PCATarget,
     extract_features,
 )
-from pytorch_grad_cam_pcasvm.autodiff.calls import Calls
-from pytorch_grad_cam_pcasvm.autodiff.recorder import Recorder, explaining, explanation
 from pytorch_grad_cam_pcasvm.head.kernels import known, known_to
-from pytorch_grad_cam_pcasvm.model import modules
+from pytorch_grad_cam_pcasvm.network import modules
 from pytorch_grad_cam_pcasvm.runtime import rollback
-from pytorch_grad_cam_pcasvm.runtime.looks import may_look, no_looks
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look, no_looks
+from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
+from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explaining, explanation
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread"

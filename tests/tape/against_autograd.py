@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pytorch_grad_cam_pcasvm.autodiff.path import Path
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.path.record import Path
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 Refused = NoClosedFormError
 TARGETS = 2

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from way import Net, Way, X, const
 
-from pytorch_grad_cam_pcasvm.autodiff import AutogradPath
+from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

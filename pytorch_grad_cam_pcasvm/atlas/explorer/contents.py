@@ -9,9 +9,9 @@ import torch
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
-from pytorch_grad_cam_pcasvm.cams.recombine import tail_of
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Regression
+from pytorch_grad_cam_pcasvm.maps.recombination import tail_of
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
-from pytorch_grad_cam_pcasvm.cams.boundary import Boundary
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
@@ -22,6 +21,7 @@ from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
 # C (C - 1) / 2 seeds: more than these would be longer than the data.
 MOST_CLASSES_IN_PAIRS = 100

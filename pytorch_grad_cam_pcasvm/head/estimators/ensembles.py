@@ -25,7 +25,6 @@ from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.semi_supervised import SelfTrainingClassifier
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import multiclass
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.convert import stage_for, stages_of, tensor
@@ -36,6 +35,7 @@ from pytorch_grad_cam_pcasvm.head.estimators.transformers import of_columns
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale, Union
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # --- several estimators side by side ----------------------------------------------------------------------------------
 

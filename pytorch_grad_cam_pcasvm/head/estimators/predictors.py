@@ -23,7 +23,6 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError, warn
 from pytorch_grad_cam_pcasvm.head import multiclass
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.convert import stage_for, tensor
@@ -34,6 +33,7 @@ from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn
 
 
 @stage_for.register(svm.SVC)

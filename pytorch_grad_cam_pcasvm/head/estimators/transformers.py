@@ -18,7 +18,6 @@ from sklearn.neighbors import NeighborhoodComponentsAnalysis
 from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head.convert import stage_for, stages_of, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of
@@ -34,6 +33,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Select,
     Union,
 )
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # --- scalers and selectors ------------------------------------------------------------------------------------------
 

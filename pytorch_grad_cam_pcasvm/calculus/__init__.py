@@ -1,0 +1,1 @@
+"""Derivatives along a tape: pullbacks, secants, relevance, dual numbers."""

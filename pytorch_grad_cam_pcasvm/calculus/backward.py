@@ -1,0 +1,394 @@
+"""The walk back along a tape, one rule or one secant a step, which goes no further than a question needs.
+
+Near the target layer many steps need no pullback for what is asked: sums over positions pass pooling as they are, and
+products with the activations pass new shapes. If steps treat every token of a sequence separately, a gradient that is
+zero except at some tokens stays so; one summed over tokens is pulled back as one token through steps that are linear
+and the same for all; and the contributions of a token, ``sum_t J_t (x_t - x0_t)``, are the same before and after.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.calculus.foreign import misfit, verify
+from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
+from pytorch_grad_cam_pcasvm.calculus.secants import Baseline, through_secant
+from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
+from pytorch_grad_cam_pcasvm.tape.call import Call, Few, values_in
+from pytorch_grad_cam_pcasvm.tape.operations import operation
+from pytorch_grad_cam_pcasvm.tape.tape import Ref, Step, Tape
+
+# Not jacobian="auto", which uses autograd where a path is refused as it is recorded.
+AUTOGRAD = "use autograd on the path, as ClosedFormGradCAM(net, [layer], jacobian='autograd')"
+
+
+class Walk(Pullback):
+    """The pullback of K targets along a tape.
+
+    Args:
+        tape: the path.
+        seeds: for every tensor of its output the derivatives of K targets, (K, *its shape), or None.
+        name: of the target layer.
+        baseline: of secants; None: gradients.
+        heads: keep the heads of the first attention apart, as so many targets in place of each.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        seeds: Sequence[Tensor | None],
+        name: str,
+        baseline: Baseline | None = None,
+        *,
+        heads: bool = False,
+    ) -> None:
+        tape.check_constants()
+        self.tape, self.baseline = tape, baseline
+        self.root = tape.roots[name]
+        self.value = tape.values[self.root]
+        self.steps, self.path = tape.following(self.root)
+        # What other branches bring changes from the baseline, too.
+        self.smooth = self.path if baseline is None else tape.following(*baseline.roots)[1]
+        self.cotangents: dict[int, list[Cotangent]] = {}
+        self.like = next(seed for seed in seeds if seed is not None)
+        self.count = len(self.like)
+        self._verify()
+        self.attention = self._first_attention() if heads else None
+        for index, seed in zip(tape.outputs, seeds, strict=True):
+            if index in self.path and seed is not None:
+                self._take(index, Cotangent(seed))
+
+    @cached_property
+    def whole(self) -> Cotangent:  # type: ignore[override]
+        """The cotangent of the activations."""
+        return self._behind(lambda call, before, after: False)
+
+    def sums(self) -> Tensor:
+        """Return the sum over the positions of every channel, shape (K, N, T)."""
+        rows, channels = self.value.shape[:2]
+
+        def keeps(call: Call, before: Tensor, after: Tensor) -> bool:
+            told = after.shape[:2] == (rows, channels) or (
+                after.dim() == 2 and after.shape[0] == before.shape[0] == rows
+            )
+            # From a baseline only sums of linear steps are kept.
+            if not told or (self.baseline is not None and call.rule.secant != "linear"):
+                return False
+            now = call.recorded(self.tape)
+            return call.rule.keeps_sums(*now.args, **now.kwargs, y=now.y)
+
+        found = self._behind(keeps)
+        if found.shape[:2] != (rows, channels):
+            found = found.view((rows, channels, math.prod(found.shape) // (rows * channels)))
+        return found.over_positions()
+
+    def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """Return the products with x, summed over dimensions, which fall away: (K, ...)."""
+        return self._behind(lambda call, *shapes: call.keeps_numbers(self.tape)).view(x.shape).times(x, dims)
+
+    def _behind(self, keeps: Callable[[Call, Tensor, Tensor], bool]) -> Cotangent:
+        """Return the cotangent behind the first steps of a line that keep what is asked for."""
+        values, line, inside = self.tape.values, [self.root], []
+        for step in self.tape.line(self.root, self.steps):
+            call = Call.of(step)
+            if call is None or step.first != Ref(line[-1]) or not keeps(call, values[line[-1]], values[step.output]):
+                break
+            line.append(step.output)
+            inside.append(step)
+        self._walk_to(inside)
+        if any(index in self.cotangents for index in line[:-1]):  # not all of it has come in at the end of the line
+            self._walk_to([])
+        index = next((index for index in (line[-1], self.root) if index in self.cotangents), None)
+        if index is None:  # what follows does not look at it
+            return Cotangent(self.like.new_zeros(()).expand(self.count, *self.value.shape))
+        return reduce(added, self.cotangents[index])
+
+    def token_sums(self, dim: int, start: int, length: int) -> Tensor:
+        """Return the sum over some tokens, with one in their place, shape (K, ...)."""
+        inside, places = self._region({self.root: (dim,)}, linear=True)
+        self._walk_to(inside)
+        sums: dict[int, Tensor] = {}
+
+        def take(index: int, found: Tensor) -> None:
+            sums[index] = sums[index] + found if index in sums else found
+
+        for index, parts in self.cotangents.items():
+            (place,) = places[index]
+            for each in parts:
+                if each.reaches(place, start, length):
+                    take(index, each.narrow(place, start, length).sum([place]))
+        for step in reversed(inside):
+            outputs = [None if output is None else sums.pop(output, None) for output in step.outputs]
+            if any(output is not None for output in outputs):
+                call = self._called(step)
+                (place,) = places[next(output for output in step.outputs if output in places)]
+                few = Few(self._tokens(call, place) or (), place, 0, 1)
+                for index, part in self._parts(call, self._pulled(call, outputs, few), few):
+                    assert isinstance(part, Part)
+                    take(index, part.inner.dense())
+        if self.root in sums:
+            return sums[self.root]
+        return self.like.new_zeros(self.count, *self.value.narrow(dim, 0, 1).shape)
+
+    def contributions(self, change: Tensor, dims: tuple[int, int]) -> Tensor:
+        """Return the secants times the change, summed over all but images and tokens, shape (K, N, L)."""
+        assert self.baseline is not None
+        inside, places = self._region({self.root: dims})
+        self._walk_to(inside)
+        found = self.like.new_zeros(self.count, *(self.value.shape[dim] for dim in dims))
+        for index, parts in self.cotangents.items():
+            change = self.tape.values[index] - self.baseline.values[index]
+            for each in parts:
+                found = found + each.along(change, *places[index])
+        return found
+
+    def _region(
+        self, places: dict[int, tuple[int, ...]], *, linear: bool = False
+    ) -> tuple[list[Step], dict[int, tuple[int, ...]]]:
+        """Return the steps around the root that treat every token separately, and where their values have them.
+
+        Args:
+            places: dimensions of the root, which are followed.
+            linear: only those that are linear, and the same for all tokens.
+        """
+        inside = []
+        for step in self.steps:
+            inputs = [index for index in step.inputs if index in self.smooth]
+            call = Call.of(step)
+            if call is None or step is self.attention or any(index not in places for index in inputs):
+                continue
+            if not any(index in step.inputs for index in step.outputs):
+                followed = [
+                    self._followed(call, {index: places[index][number] for index in inputs}, linear)
+                    for number in range(len(places[self.root]))
+                ]
+                if None not in followed:
+                    dims = tuple(dim for dim in followed if dim is not None)
+                    places.update({output: dims for output in step.outputs if output is not None})
+                    inside.append(step)
+        return inside, places
+
+    def _followed(self, call: Call, places: dict[int, int], linear: bool) -> int | None:
+        """Return the dimension of a step's outputs that is the given one of each of its inputs."""
+        first = next(index for index in call.step.outputs if index is not None)
+        on_path = [isinstance(item, Ref) and item.index in places for item in call.args]
+        for dim in range(self.tape.values[first].dim()):
+            dims = self._tokens(call, dim)
+            if dims is not None and all(
+                own == places[item.index] for item, own, on in zip(call.args, dims, on_path, strict=True) if on
+            ):
+                return dim if not linear or call.rule.same_for_all(dims, on_path) else None
+        return None
+
+    def _tokens(self, call: Call, dim: int) -> list[int | None] | None:
+        """Return the dimension in which each argument of a step has the tokens of its output's; None: it mixes them."""
+        if any(isinstance(item, Ref | Tensor) for item in call.kwargs.values()):
+            return None
+        now = call.recorded(self.tape)
+        return call.rule.tokens_of(dim, now.args, now.kwargs, now.y)
+
+    def _walk_to(self, inside: Sequence[Step]) -> None:
+        """Pull back through all steps but those inside."""
+        ids = set(map(id, inside))
+        for step in reversed(self.steps):
+            if id(step) not in ids and any(output in self.cotangents for output in step.outputs):
+                self._pull(step)
+        self.steps = [step for step in self.steps if id(step) in ids]
+
+    def _take(self, index: int, part: Cotangent) -> None:
+        """Add a cotangent of a value; what is not multiplied out stays apart."""
+        parts = self.cotangents.setdefault(index, [])
+        if type(part) is Cotangent and parts and type(parts[0]) is Cotangent:
+            parts[0] = added(parts[0], part)
+        else:
+            parts.insert(0 if type(part) is Cotangent else len(parts), part)
+
+    def _pull(self, step: Step) -> None:
+        """Pull the cotangents of a step's outputs back to its inputs."""
+        call = self._called(step)
+        taken = [None if output is None else self.cotangents.pop(output, None) for output in step.outputs]
+        outputs = [None if parts is None else reduce(added, parts) for parts in taken]
+        few, one = None, outputs[0]
+        if step.single and isinstance(one, Part):
+            dims = self._tokens(call, one.dim)
+            if dims is not None:
+                few, outputs = Few(dims, *one.place), [one.inner]
+        found = self._pulled(call, outputs, few)
+        for index, part in self._parts(call, self._apart(found) if step is self.attention else found, few):
+            self._take(index, part)
+
+    def _pulled(self, call: Call, outputs: Sequence[Any], few: Few | None = None) -> tuple[Any, ...]:
+        """Return what the rule of a step, or its secant, gives for its arguments."""
+        step, rule, values = call.step, call.rule, self.tape.values
+        grads = tuple(output.dense() if isinstance(output, Cotangent) else output for output in outputs)
+        dtype = next(grad for grad in grads if grad is not None).dtype
+        now = call.resolved(values, self.path, dtype, few)
+        then = None
+        if self.baseline is not None:
+            then = call.resolved(self.baseline.values, self.path, dtype, few, now)
+
+        def pull(grad: Any, **named: Any) -> Any:
+            if then is None:
+                return rule.pulled(now.args, now.kwargs | named, now.y, grad)
+            floats = [values[i].dtype for i in (*step.inputs, *step.outputs) if i is not None and i in self.path]
+            eps = max(torch.finfo(each).eps for each in floats)
+            return through_secant(call, replace(now, kwargs=now.kwargs | named), then, eps, self.smooth, grad)
+
+        one = outputs[0]
+        if rule.sums_tokens and isinstance(one, Cotangent) and now.args[0].dim() == 3:
+            same = [dim for dim in one.same if one.shape[dim] > 1 and self._tokens(call, dim) is not None]
+            if same:
+                return (Shared(partial(pull, grads[0]), lambda grad, dim: pull(grad, summed=dim), one),)
+        try:
+            pulled = pull(grads[0] if step.single else grads)
+        except NoClosedFormError as error:
+            raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
+        except Exception as error:
+            if not rule.foreign and not isinstance(error, NotImplementedError | TypeError):
+                raise
+            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=then is not None)}") from error
+        return pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
+
+    def _verify(self) -> None:
+        """Compare the rules of the user's with autograd, each at its first step, whose numbers are all kept."""
+        for step in self.steps:
+            call = Call.of(step)
+            what = (None if call is None else call.rule), self.baseline is None
+            if call is None or not call.rule.foreign or what in self.tape.verified:
+                continue
+            self.tape.verified.add(what)
+            try:
+                now, then = call.resolved(self.tape.values, self.path, self.like.dtype), None
+                if self.baseline is not None and call.rule.secant is not None:
+                    then = call.resolved(self.baseline.values, self.path, self.like.dtype, None, now)
+                for at in (None, *([] if then is None else [then])):
+                    verify(self.tape, call, self.path, now, at)
+            except NoClosedFormError as error:
+                raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
+            except Exception:
+                pass  # which the walk refuses
+
+    def _parts(self, call: Call, found: tuple[Any, ...], few: Few | None = None) -> Iterator[tuple[int, Cotangent]]:
+        """Yield the values that a step depends on, and their cotangents."""
+        args = call.inputs
+        dims = [None] * len(args) if few is None else few.dims[len(call.args) - len(args) :]
+        for argument, part, dim in zip(args, found, dims, strict=False):
+            if few is not None and dim is not None and isinstance(argument, Ref) and part is not None:
+                if argument.index in self.path:
+                    # One that nobody asks for, as that of a class token in a sum over patches, is not computed.
+                    shape = self.tape.values[argument.index].shape
+                    yield argument.index, Part(partial(cotangent, part), shape, dim, few.start, few.length)
+            else:
+                yield from self._checked(call.step, argument, part)
+        for argument in (*args[len(found) :], *call.kwargs.values()):
+            if any(ref.index in self.path for (ref,) in values_in(argument)):
+                raise self._refused(
+                    f"{self._at(call.step)}an argument of {call.step.name} depends on the target layer, and its rule "
+                    "has no gradient for it (a computed weight?)",
+                    "choose a later target layer",
+                )
+
+    def _checked(self, step: Step, argument: Any, part: Any) -> Iterator[tuple[int, Cotangent]]:
+        """Yield the cotangent of an argument, a value of the tape or a list of such; refuse one of another shape."""
+        if isinstance(argument, list | tuple):
+            if any(ref.index in self.path for (ref,) in values_in(argument)):
+                for item, of_item in zip(argument, part, strict=True):
+                    yield from self._checked(step, item, of_item)
+        elif isinstance(argument, Ref) and argument.index in self.path and part is not None:
+            part = part() if callable(part) else part
+            expected = self.tape.values[argument.index].shape
+            given = part.shape if isinstance(part, Cotangent) else part.shape[1:] if isinstance(part, Tensor) else None
+            if given != expected or (isinstance(part, Tensor) and len(part) != self.count):
+                shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                expected = (self.count, *expected)  # type: ignore[assignment]
+                raise self._refused(f"{self._at(step)}the rule of {step.name} returns {shape}, not {expected}")
+            yield argument.index, cotangent(part)
+
+    def _called(self, step: Step) -> Call:
+        """Return the call of a step; refuse one that has no rule."""
+        call = Call.of(step)
+        if call is None:
+            raise no_rule(self.tape, step)
+        return call
+
+    def _refused(self, reason: str, *ways_out: str) -> NoClosedFormError:
+        """Return a refusal that shows the tape, and offers autograd to gradients; it knows no secants."""
+        error = NoClosedFormError(*(advice if self.baseline is None else _as_given)(reason, *ways_out))
+        error.tape = str(self.tape)
+        return error
+
+    def _at(self, step: Step) -> str:
+        where = self.tape.name_of(step.where)
+        return f"in {where!r}: " if where else ""
+
+    def _first_attention(self) -> Step:
+        calls = list(filter(None, map(Call.of, self.steps)))
+        for call in calls:
+            if call.rule.separates_heads:
+                return call.step
+        way = "load Hugging Face models with attn_implementation='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2"
+        raise NoClosedFormError(
+            "heads can be separated in torch's scaled_dot_product_attention only, and there is none after the target "
+            "layer",
+            way if any(call.rule.attends for call in calls) else "choose the norm before an attention",
+            "leave heads=False",
+        )
+
+    def _apart(self, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the cotangents of attention's arguments, head by head: K targets become K times as many."""
+        if self.cotangents:
+            raise NoClosedFormError(
+                "not everything after the target layer goes through one attention whose heads could be separated",
+                "choose the norm before the attention of the last block",
+            )
+        assert self.attention is not None
+        shape = self.tape.values[self.attention.output].shape
+        if len(shape) != 4:
+            raise NoClosedFormError(
+                f"heads and images cannot be told apart in attention's output {tuple(shape)}", "leave heads=False"
+            )
+        heads = shape[-3]
+        self.count *= heads
+
+        def split(part: Any) -> Tensor:
+            grad = cotangent(part).dense()
+            chosen = torch.eye(heads, dtype=grad.dtype, device=grad.device)[:, None, :, None, None]
+            return (grad.unsqueeze(1) * chosen).flatten(0, 1)
+
+        return tuple(None if part is None else partial(split, part) for part in found[:3])
+
+
+def no_rule(tape: Tape, step: Step) -> NoClosedFormError:
+    """Return the refusal of a step without a rule, which shows the tape."""
+    where = tape.name_of(step.where)
+    error = NoClosedFormError(
+        *advice(
+            f"the path from the target layer to the features goes through {step.name}"
+            f"{f' of {where!r}' if where else ''}, which has no closed-form rule",
+            "choose a later target layer",
+            "register its Jacobian with @register_jacobian",
+        )
+    )
+    if not operation(step.function).differentiable:
+        error = NoClosedFormError(
+            f"there is no gradient of {step.name}{f' in {where!r}' if where else ''}",
+            "explain the network as it was before it was quantised",
+        )
+        error._autograd_helps = False
+    error.tape = str(tape)
+    return error
+
+
+def advice(reason: str, *ways_out: str) -> list[str]:
+    """Return the arguments of a NoClosedFormError, with the way out that every path has."""
+    return [reason, *ways_out, Way(AUTOGRAD, "jacobian")]
+
+
+def _as_given(*words: str) -> list[str]:
+    return list(words)

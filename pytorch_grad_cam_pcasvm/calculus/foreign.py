@@ -1,0 +1,194 @@
+"""Rules of users: their first step on a tape is held against autograd, and against the sum of its secant."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, cotangent
+from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
+from pytorch_grad_cam_pcasvm.tape.call import Call, Resolved, values_in
+from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
+from pytorch_grad_cam_pcasvm.tape.tape import Ref, Tape, has_gradient
+
+
+def verify(tape: Tape, call: Call, path: set[int], now: Resolved, then: Resolved | None) -> None:
+    """Refuse a rule of the user's whose first step on a tape is not what autograd says.
+
+    Args:
+        tape: the tape, whose numbers of this step are kept.
+        call: the step.
+        path: the values that lead on from the target layer.
+        now: its arguments and outputs.
+        then: those at the baseline, for its secant; None: its gradient is compared.
+
+    Raises:
+        NoClosedFormError: the rule, its secant, ``keeps_sums`` or ``needs`` is wrong.
+    """
+    rule, outputs = call.rule, [y for y in tensors_in([now.y]) if has_gradient(y)]
+    numbers = [x for x in (*tensors_in(now.args), *outputs) if has_gradient(x)]
+    if not outputs or not may_look(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
+        return
+    generator = torch.Generator().manual_seed(0)
+    seeds = [torch.randn((1, *y.shape), generator=generator, dtype=torch.float64).to(y) for y in outputs]
+    grad = seeds[0] if isinstance(now.y, Tensor) else tuple(seeds)
+    eps = max(torch.finfo(tape.values[i].dtype).eps for i in (*call.step.inputs, *call.step.outputs) if i in path)
+    base = None if then is None else Base(then.args, then.kwargs, then.y, eps)
+    shown = now if base is not None else _needed(call, path, now)
+    pulled = rule.pulled(shown.args, shown.kwargs, shown.y, grad, base)
+    parts = pulled if isinstance(pulled, tuple) and not call.step.is_layer else (pulled,)
+    pairs = list(_pairs(call.inputs, (*parts, *[None] * len(call.inputs)), path))
+    if any(part is not None and part.shape != tape.values[ref.index].shape for ref, part in pairs):
+        return  # which the walk refuses
+    _verify_tokens(call, tape, path, now, grad, base)
+    terms = [(ref, torch.zeros(tape.values[ref.index].shape) if part is None else part) for ref, part in pairs]
+    if base is not None:
+        _verify_secant(call, terms, now, then, seeds, eps)  # type: ignore[arg-type]
+        return
+    leaves = {ref.index: tape.values[ref.index].clone() for ref, _ in terms}
+    try:
+        with without_inference(), torch.enable_grad():
+            for leaf in leaves.values():
+                leaf.requires_grad_()
+            # A step in place may not write into a leaf.
+            result = tape.called(call.step, {index: leaf.clone() for index, leaf in leaves.items()})
+            ends = [y for y in tensors_in([result]) if has_gradient(y)]
+            given = [seed[0].to(y) for y, seed in zip(ends, seeds, strict=True)]
+            expected = torch.autograd.grad(ends, list(leaves.values()), given, allow_unused=True)
+    except RuntimeError:
+        return  # what autograd cannot differentiate: the rule is all there is
+    found: dict[int, Tensor] = {}
+    for ref, part in terms:
+        found[ref.index] = found[ref.index] + part if ref.index in found else part
+    for part, reference in zip(found.values(), expected, strict=True):
+        exact = torch.zeros_like(part) if reference is None else reference.double()
+        if not bool((part - exact).norm() <= max(eps**0.5, 1e-7) * exact.norm()):
+            raise NoClosedFormError(
+                f"the rule of {call.step.name} is not autograd's Jacobian of it"
+                if bool(part.isfinite().all())
+                else f"the rule of {call.step.name} returns NaN (does it read a tensor that needs= leaves out?)",
+                "correct it in @register_jacobian",
+            )
+    _verify_sums(call, tape, terms, seeds, eps)
+
+
+def misfit(call: Call, error: Exception, *, secant: bool) -> str:
+    """Return why a rule, or its secant, failed: one of the user's may take other arguments."""
+    rule, name = call.rule, call.step.name
+    if not rule.foreign:
+        return f"the call of {name} is not understood ({error})"
+    own = secant and callable(rule.secant)
+    what, function = ("secant", rule.secant) if own else ("rule", rule.pull)
+    named = dict.fromkeys(("y", "grad", "base") if own else ("y", "grad"))
+    try:
+        inspect.signature(function).bind(*call.args, **call.kwargs, **named)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        takes = ", ".join(["layer, x" if call.step.is_layer else "..., *", *named])
+        return f"the {what} of {name} does not take ({takes}): {error}"
+    return f"the {what} of {name} raises {error!r}"
+
+
+def _verify_tokens(call: Call, tape: Tape, path: set[int], now: Resolved, grad: Any, base: Base | None) -> None:
+    """Refuse a wrong claim that tokens are treated separately: what comes from one must go to the same one."""
+    kept = call.recorded(tape)
+    for dim in range(kept.y.dim()) if isinstance(grad, Tensor) else ():
+        dims = call.rule.tokens_of(dim, kept.args, kept.kwargs, kept.y)
+        for token in () if dims is None or kept.y.shape[dim] < 2 else (0, -1):  # from the last, as in causal steps
+            one = torch.zeros_like(grad)
+            one.select(dim + 1, token).copy_(grad.select(dim + 1, token))
+            pulled = call.rule.pulled(now.args, now.kwargs, now.y, one, base)
+            parts = pulled if isinstance(pulled, tuple) and not call.step.is_layer else (pulled,)
+            places = (dims or [])[len(call.args) - len(call.inputs) :]
+            for argument, part, place in zip(call.inputs, parts, places, strict=False):
+                for _, own in _pairs((argument,), (part,), path):
+                    if own is not None and place is not None and _reaches_others(own, place, token):
+                        name = call.step.name
+                        raise NoClosedFormError(
+                            f"{name} is registered as elementwise, but its rule mixes positions"
+                            if call.rule.tokens is None
+                            else f"the rule of {name} mixes tokens, or moves them elsewhere than its tokens= says",
+                            "correct it in @register_jacobian",
+                        )
+
+
+def _reaches_others(part: Tensor, dim: int, token: int) -> bool:
+    """Return whether there is more than rounding in any token but one."""
+    others = part.clone()
+    others.select(dim, token).zero_()
+    return bool(others.abs().max() > 1e-6 * part.abs().max())
+
+
+def _needed(call: Call, path: set[int], now: Resolved) -> Resolved:
+    """Return a call with NaN in place of the numbers that its rule says it does not need."""
+    needs, own = call.rule.needs, [ref.index for (ref,) in values_in(call.inputs) if ref.index in path]
+
+    def unknown(given: Any, item: Any) -> Any:
+        if isinstance(given, list | tuple):
+            return type(given)(map(unknown, given, item))
+        return torch.full_like(item, torch.nan) if isinstance(given, Ref) and given.index in path else item
+
+    hides = needs in ("y", "nothing") or (needs == "others" and len(own) == 1)
+    y = now.y
+    if needs in ("inputs", "others", "nothing"):
+        y = _of_nan(y) if isinstance(y, Tensor) else tuple(map(_of_nan, y))
+    return Resolved(tuple(unknown(call.args, now.args)) if hides else now.args, now.kwargs, y)
+
+
+def _of_nan(y: Any) -> Any:
+    return torch.full_like(y, torch.nan) if isinstance(y, Tensor) else y
+
+
+def _pairs(arguments: Any, parts: Any, path: set[int]) -> Iterator[tuple[Ref, Tensor | None]]:
+    """Yield the arguments on a path, and what a rule gives for each."""
+    for ref, part in values_in(tuple(arguments), tuple(parts)):
+        if ref.index in path:
+            part = part() if callable(part) else part
+            if part is not None and not isinstance(part, Tensor | Cotangent):
+                part = torch.full((1, 0), torch.nan)  # of no value's shape
+            yield ref, None if part is None else cotangent(part).dense()[0].double()
+
+
+def _verify_sums(
+    call: Call, tape: Tape, pairs: Sequence[tuple[Ref, Tensor]], seeds: Sequence[Tensor], eps: float
+) -> None:
+    """Refuse a wrong claim that sums over positions stay the same."""
+    (_, part), seed = pairs[0], seeds[0][0].double()
+    kept = call.recorded(tape)
+    if min(seed.dim(), part.dim()) < 2 or part.shape[:2] != seed.shape[:2]:
+        return
+    if call.rule.keeps_sums(*kept.args, **kept.kwargs, y=kept.y):
+        sums, sizes = (
+            part.flatten(1).unflatten(1, (part.shape[1], -1)),
+            seed.flatten(1).unflatten(1, (part.shape[1], -1)),
+        )
+        apart = sums.sum(-1) - sizes.sum(-1)
+        if bool(apart.norm() > max(eps**0.5, 1e-7) * sizes.abs().sum(-1).norm()):
+            raise NoClosedFormError(
+                f"the rule of {call.step.name} says that sums over positions stay the same, and they do not",
+                "correct keeps_sums= in @register_jacobian",
+            )
+
+
+def _verify_secant(
+    call: Call, pairs: Sequence[tuple[Ref, Tensor]], now: Resolved, then: Resolved, seeds: Sequence[Tensor], eps: float
+) -> None:
+    """Refuse a secant for which J (x - x0) is not f(x) - f(x0)."""
+    numbers = {ref: (x, x0) for ref, x, x0 in values_in(call.args, now.args, then.args)}
+    found = [(part, *(x.double() for x in numbers[ref])) for ref, part in pairs]
+    ends = zip(seeds, tensors_in([now.y]), tensors_in([then.y]), strict=True)
+    given = [(seed[0].double(), y.double(), y0.double()) for seed, y, y0 in ends]
+    sums = [sum(float((part * (x - x0)).sum()) for part, x, x0 in terms) for terms in (found, given)]
+    # Not the sum of their sizes: what is wrong here and there cancels among random seeds, as rounding does.
+    size = sum(float((part * (x - x0)).square().sum()) for part, x, x0 in (*found, *given)) ** 0.5
+    rounding = sum(float((part * (x.abs() + x0.abs())).square().sum()) for part, x, x0 in (*found, *given)) ** 0.5
+    if not abs(sums[0] - sums[1]) <= eps**0.5 * size + 64 * eps * rounding:
+        raise NoClosedFormError(
+            f"the secant of {call.step.name} is wrong, as J (x - x0) is not f(x) - f(x0): contributions do not add up",
+            "correct secant= in @register_jacobian",
+            "use a gradient method such as ClosedFormGradCAM",
+        )

@@ -1,0 +1,104 @@
+"""Secants: from the path at a baseline to the path at the image, step by step, with nothing left over.
+
+For every step f there is a matrix J(x0, x) with ``J (x - x0) = f(x) - f(x0)``; a chain of them is exact again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.rules.registry import unbroadcast
+from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.tape.call import Call, Resolved, values_in
+from pytorch_grad_cam_pcasvm.tape.tape import Ref
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the path computes from the activations of a baseline.
+
+    Attributes:
+        values: the values of the tape that depend on the target layers, by position.
+        output: the output of the network, or of its feature layer, in the structure of the recorded output.
+        roots: the values that it starts from: one, or one of each branch.
+    """
+
+    values: dict[int, Tensor]
+    output: Any
+    roots: tuple[int, ...]
+
+
+def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth: set[int], grad: Any) -> Any:
+    """Pull a gradient back through the secant of a step.
+
+    Args:
+        call: the step.
+        now: its arguments and outputs.
+        then: those at the baseline.
+        eps: machine epsilon of the dtype that the network computes in.
+        smooth: the values of the tape that have a gradient, of all branches.
+        grad: gradient with respect to its output, shape (K, *y.shape), or a tuple of such.
+
+    Returns:
+        The same as a rule: the gradient of the first argument, or a tuple.
+
+    Raises:
+        NoClosedFormError: the step has no secant.
+    """
+    rule = call.rule
+    if rule.secant is None:
+        raise NoClosedFormError(
+            f"{call.step.name} has no secant, without which maps do not add up",
+            "choose a later target layer",
+            "register one with @register_jacobian(..., secant=...)",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
+    base = Base(then.args, then.kwargs, then.y, eps)
+
+    def pull(grad: Any) -> Any:
+        return rule.pulled(now.args, now.kwargs, now.y, grad, base)
+
+    pairs = values_in((call.args, call.kwargs), (now.args, now.kwargs), (then.args, then.kwargs))
+    switches = [(x, x0) for ref, x, x0 in pairs if ref.index not in smooth and x is not x0]
+    if not switches or rule.secant == "elementwise":
+        return pull(grad)
+    if not rule.is_by_number:
+        if all(torch.equal(x, x0) for x, x0 in switches):
+            return pull(grad)
+        raise NoClosedFormError(
+            f"an argument of {call.step.name} depends on the target layer through a comparison or an index, and "
+            "differs at the baseline",
+            "choose a later target layer",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
+    same = torch.ones_like(now.y, dtype=torch.bool)
+    for x, x0 in switches:
+        same &= x == x0
+    return _where_switched(call, now, base, smooth, grad * ~same, pull(grad * same))
+
+
+def _where_switched(call: Call, now: Resolved, base: Base, smooth: set[int], grad: Tensor, pulled: Any) -> Any:
+    """Add, where a switch is another one at the baseline, what shares dy out among the arguments that change."""
+    places = [place for place, item in enumerate(call.args) if isinstance(item, Ref) and item.index in smooth]
+    changes = {place: now.args[place] - base.args[place] for place in places}
+    size = sum((change.square() for change in changes.values()), torch.zeros_like(now.y))
+    dy = now.y - base.y
+    jumps = (size == 0) & (dy != 0) & (grad != 0)
+    if may_look(jumps) and bool(jumps.any()):
+        raise NoClosedFormError(
+            f"{call.step.name} jumps between the baseline and the activations: a comparison changes, but none of the "
+            "numbers that it chooses between does",
+            "choose a later target layer",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
+    share = torch.where(size == 0, 0.0, dy / torch.where(size == 0, 1.0, size))
+    parts = list(pulled) if isinstance(pulled, tuple) else [pulled]
+    for place in places:
+        rest = unbroadcast(torch.where(jumps, torch.nan, grad * (share * changes[place])), now.args[place])
+        parts[place] = cotangent(parts[place]).dense() + rest
+    return tuple(parts)

@@ -1,0 +1,330 @@
+"""Images: the rows of a data set as tensors for the network, with labels, names and small pictures."""
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets.folder import is_image_file
+
+from pytorch_grad_cam_pcasvm.export.explainer import read_picture
+from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label, plain_tensor
+
+THUMBNAIL = 96  # pixels, the longer side
+
+
+@dataclass
+class Batch:
+    """Rows read from a data set.
+
+    Attributes:
+        rows: their row numbers in the data set.
+        images: the network's input, shape (n, C, H, W) or (n, C, D, H, W).
+        labels: one for each image; None for an image without a label.
+        thumbnails: WebP images; empty if none are kept.
+        bad: for each row that could not be read, by number, the reason; these rows are not in the lists above.
+    """
+
+    rows: list[int]
+    images: Tensor
+    labels: list[Any]
+    thumbnails: list[bytes]
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+class Images:
+    """A data set, read by row number.
+
+    Args:
+        given: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
+            Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
+        transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
+        picture: turns a tensor for the network, (C, H, W), into a picture in [0, 1]; None: undo the transform's
+            Normalize, or if it has none, stretch each image from its smallest to its largest value.
+        thumbnails: largest side of the thumbnails, in pixels; 0: no thumbnails.
+
+    Raises:
+        TypeError: the data set has another type.
+        ValueError: the data set is empty, or a folder has no images or comes without a transform.
+    """
+
+    def __init__(
+        self,
+        given: Any,
+        transform: Callable[[Any], Tensor] | None = None,
+        picture: Callable[[Tensor], Tensor] | None = None,
+        *,
+        thumbnails: int = THUMBNAIL,
+    ) -> None:
+        data: Any = image_folder(Path(given), transform) if isinstance(given, str | Path) else given
+        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
+            raise TypeError(
+                f"images are read by row number, which a {type(given).__name__} does not have: give a "
+                "map-style data set (with __len__ and __getitem__), a folder, or a Hugging Face Dataset"
+            )
+        if not len(data):
+            raise ValueError("the data set is empty: there is nothing to explain")
+        self.data = data
+        self.transform = None if isinstance(given, str | Path) else transform
+        self.picture = picture if picture is not None else _unnormalised(transform or _transform_of(data))
+        self.thumbnails = thumbnails
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def names(self) -> list[str] | None:
+        """The names of the classes that integer labels stand for, or None."""
+        data = self.data
+        while isinstance(data, Subset):
+            data = data.dataset
+        features = getattr(data, "features", None)
+        if isinstance(features, Mapping):
+            found = next((features[key] for key in LABEL_KEYS if key in features), None)
+            return getattr(found, "names", None)
+        names = getattr(data, "classes", None)
+        return [str(name) for name in names] if isinstance(names, list | tuple) else None
+
+    def id(self, row: int) -> str:
+        """Return the path of an image in its folder, or else its number."""
+        data, row, file = self._origin(row)
+        return str(row) if file is None else file.relative_to(data.root).as_posix()
+
+    def file_size(self, row: int) -> int | None:
+        """Return the size of an image's file in bytes, or None if it comes from no folder."""
+        *_, file = self._origin(row)
+        return file.stat().st_size if file is not None and file.exists() else None
+
+    def _origin(self, row: int) -> tuple[Any, int, Path | None]:
+        data: Any = self.data
+        while isinstance(data, Subset):
+            data, row = data.dataset, int(data.indices[row])
+        if isinstance(data, ImageFolder):
+            return data, row, Path(data.samples[row][0])
+        return data, row, data.paths[row] if isinstance(data, _Flat) else None
+
+    def labels(self, rows: Sequence[int]) -> list[Any] | None:
+        """Return the labels without reading images, or None if the user's data set only gives labels with images."""
+        data: Any = self.data
+        while (getter := getattr(type(data), "__getitem__", None)) is Subset.__getitem__:
+            data, rows = data.dataset, [int(data.indices[row]) for row in rows]
+        found: Any
+        if getter is DatasetFolder.__getitem__:
+            found = map(data.target_transform or (lambda label: label), (data.samples[row][1] for row in rows))
+        elif getter is TensorDataset.__getitem__:
+            found = data.tensors[1][list(rows)] if len(data.tensors) > 1 else [None] * len(rows)
+        elif getter in (list.__getitem__, tuple.__getitem__):
+            found = [image_and_label(data[row])[1] for row in rows]
+        elif getter is _Flat.__getitem__:
+            found = [None] * len(rows)
+        elif isinstance(form := getattr(data, "format", None), Mapping) and form.get("type", "") is None:
+            keys = [key for key in LABEL_KEYS if key in form["columns"]]
+            columns = data.select_columns(keys)[list(rows)] if keys else {"label": [None] * len(rows)}
+            found = [
+                next((label for label in each if label is not None), None)
+                for each in zip(*columns.values(), strict=True)
+            ]
+        else:
+            return None
+        return [_plain(plain_tensor(label)) for label in found]
+
+    def digest(self) -> str:
+        """Return a digest of the rows' names and order."""
+        digest = hashlib.sha256(str(len(self)).encode())
+        for row in range(len(self)):
+            digest.update(self.id(row).encode() + b"\0")
+        return digest.hexdigest()
+
+    def read(self, rows: Sequence[int]) -> Batch:
+        """Return some rows; those that cannot be read are listed in ``bad``."""
+        read, images, labels, bad = [], [], [], {}
+        for row in rows:
+            try:
+                image, label = self._item(row)
+            # Whatever a file, a decoder or a transform raises: the caller decides whether to go on.
+            except Exception as error:
+                bad[row] = getattr(error, "reason", "") or f"{type(error).__name__}: {error}"
+                continue
+            if not bool(image.isfinite().all()):
+                bad[row] = "it has NaN or infinite values"
+                continue
+            read.append(row)
+            images.append(image)
+            labels.append(label)
+        shapes = {tuple(image.shape): row for row, image in zip(read, images, strict=True)}
+        if len(shapes) > 1:
+            (one, first), (other, second) = list(shapes.items())[:2]
+            raise ValueError(
+                f"images {self.id(first)} and {self.id(second)} have the shapes {one} and {other}: bring all to one "
+                "size in the transform, for example with torchvision.transforms.Resize((224, 224))"
+            )
+        small = [_thumbnail(image, self.picture, self.thumbnails) if self.thumbnails else b"" for image in images]
+        return Batch(read, torch.stack(images) if images else torch.empty(0), labels, small, bad)
+
+    def _item(self, row: int) -> tuple[Tensor, Any]:
+        image, label = image_and_label(self.data[row])
+        if self.transform is not None:
+            # A palette's numbers are no colours. Everything else is left to the transform, as for the head's features.
+            palette = isinstance(image, Image.Image) and image.mode in ("P", "PA")
+            image = self.transform(image.convert("RGB") if palette else image)
+        if isinstance(image, Mapping | list | tuple):
+            raise TypeError("only explain and extract_features take several inputs for a network: loop over batches")
+        if not isinstance(image, Tensor):
+            raise TypeError(
+                f"the image is a {type(image).__name__}, but the network takes tensors: pass transform=, as in "
+                "atlas.build(..., transform=weights.transforms())"
+            )
+        if not image.is_floating_point():
+            raise TypeError(f"the image is {image.dtype}, but the network takes floating-point values: scale it")
+        return plain_tensor(image), _plain(label)
+
+
+def class_folders(root: str | Path) -> list[str]:
+    """Return the names of the folders with images in a folder, in order; empty if it has none."""
+    folders = (path for path in Path(root).iterdir() if path.is_dir())
+    return sorted(path.name for path in folders if any(is_image_file(each.name) for each in path.rglob("*")))
+
+
+def arranged(root: Path) -> str:
+    """Describe how images of several classes are arranged."""
+    return f"one folder for each class, as in {root / 'cat' / '1.jpg'} and {root / 'dog' / '2.jpg'}"
+
+
+class _Classes(ImageFolder):
+    """The images of a folder with one folder for each class."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """The file of each image."""
+        return [Path(path) for path, _ in self.samples]
+
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the folders with images: .ipynb_checkpoints and the like are not classes."""
+        names = class_folders(directory)
+        return names, {name: number for number, name in enumerate(names)}
+
+
+class _Flat(Dataset[Tensor]):
+    """The images of a folder without classes."""
+
+    def __init__(self, root: Path, transform: Callable[[Any], Tensor], loader: Callable[[Path], Image.Image]) -> None:
+        self.root, self.transform, self.loader = root, transform, loader
+        self.paths = sorted(path for path in root.rglob("*") if is_image_file(path.name))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.transform(self.loader(self.paths[row]))
+
+
+def in_colour(path: str | Path, **whites: Any) -> Image.Image:
+    """Return a picture in RGB, as networks expect it; see :func:`.read_picture`."""
+    return read_picture(path, **whites).convert("RGB")
+
+
+def image_folder(
+    root: Path, transform: Callable[[Any], Tensor] | None, loader: Callable[[Any], Image.Image] = in_colour
+) -> Any:
+    """Return the images of a folder, a data set with one class per subfolder if there are any; see :class:`Images`.
+
+    Args:
+        root: the folder.
+        transform: turns a PIL image into a tensor.
+        loader: reads a file.
+
+    Raises:
+        ValueError: there is no such folder, no transform or no image, or images lie beside the folders of others.
+    """
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}: give a folder of images, or with {arranged(root)}")
+    if transform is None:
+        raise ValueError(
+            "a folder of images needs the transform that the head's features were extracted with: pass "
+            "transform=weights.transforms()"
+        )
+    flat = _Flat(root, transform, loader)
+    if not len(flat):
+        raise ValueError(
+            f"the folder {root} has no images (.jpg, .png, .webp, ...): put them there, or into {arranged(root)}"
+        )
+    beside = [path for path in flat.paths if path.parent == root]
+    if len(beside) == len(flat):
+        return flat
+    if beside:
+        raise ValueError(
+            f"{root} has both images, such as {beside[0].name}, and folders of images: put all into {arranged(root)}"
+        )
+    return _Classes(str(root), transform, loader=loader)
+
+
+def _plain(label: Any) -> Any:
+    """Return a label as a Python integer, float or string, or None."""
+    if isinstance(label, Tensor | np.ndarray | np.generic):
+        numbers = label.reshape(-1).tolist()
+        label = numbers[0] if len(numbers) == 1 else numbers
+    if not isinstance(label, int | float | str | None):
+        raise TypeError(f"its label is {label!r:.60}, but one number or string is kept for each image")
+    return label
+
+
+def _transform_of(data: Any) -> Any:
+    while isinstance(data, Subset):
+        data = data.dataset
+    return getattr(data, "transform", None)
+
+
+def _unnormalised(transform: Any) -> Callable[[Tensor], Tensor]:
+    """Return a function that undoes a transform's Normalize, or without one, stretches an image to [0, 1]."""
+    mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
+    if mean is not None and std is not None:
+        return Unnormalise(list(mean), list(std))
+    for part in reversed(list(getattr(transform, "transforms", []) or [])):
+        found = _unnormalised(part)
+        if isinstance(found, Unnormalise):
+            return found
+    return stretched
+
+
+@dataclass(frozen=True)
+class Unnormalise:
+    """Undoes ``Normalize(mean, std)``."""
+
+    mean: list[float]
+    std: list[float]
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Return the picture of an image (C, ...)."""
+        shape = (-1, *[1] * (image.dim() - 1))
+        return image * torch.tensor(self.std).reshape(shape) + torch.tensor(self.mean).reshape(shape)
+
+
+def stretched(image: Tensor) -> Tensor:
+    """Return an image stretched so that its smallest value is 0 and its largest 1."""
+    low, high = image.min(), image.max()
+    return (image - low) / (high - low) if high > low else torch.zeros_like(image)
+
+
+def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor], size: int) -> bytes:
+    """Return a WebP image of the network's input; for a volume, of its middle slice."""
+    shown = picture(image.detach().float().cpu())
+    if shown.dim() == 4:
+        shown = shown[:, shown.shape[1] // 2]
+    if shown.dim() != 3:
+        return b""
+    shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
+    array = (shown.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    small = Image.fromarray(np.ascontiguousarray(array))
+    small.thumbnail((size, size), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    file = io.BytesIO()
+    small.save(file, "WEBP", quality=80, method=0)
+    return file.getvalue()

@@ -1,0 +1,5 @@
+"""Signed maps, on one grid or several, and those of other targets made of them."""
+
+from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps, signed_maps
+
+__all__ = ["Jacobians", "SignedMaps", "signed_maps"]

@@ -1,0 +1,91 @@
+"""Levels: maps of several target layers as one, on the finest grid, with the same sums."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.signed_maps import upsampled
+
+WAYS = ("shared", "mean")
+_EVEN = 1e-3  # of the mean evidence, what each position has besides: where there is none, a share is even
+
+
+def as_one(levels: Sequence[Explained], way: str) -> Explained:
+    """Return the maps of several layers as one, on the finest grid, without channel weights.
+
+    Args:
+        levels: maps of each layer that add up to the same values.
+        way: ``"shared"``: the coarsest maps say how much, finer ones say where: each coarse position's contribution is
+            distributed over the finer positions around it, in proportion to their own contributions of the same sign;
+            ``"mean"``: the mean of all maps. For ``"shared"``, layers on the same grid are averaged first.
+    """
+    grids = [list(group) for _, group in groupby(sorted(levels, key=_size), key=_size)]
+    if way == "mean":
+        return _mean(levels, grids[-1][0].maps.shape[2:])
+    coarsest, *finer = (_mean(group, group[0].maps.shape[2:]) for group in grids)
+    for level in finer:
+        coarsest.maps = shared_out(coarsest.maps, level.maps)
+    return coarsest
+
+
+def _size(level: Explained) -> int:
+    return level.maps[0, 0].numel()
+
+
+def _mean(levels: Sequence[Explained], size: Sequence[int]) -> Explained:
+    scale = torch.stack([level.log_scale for level in levels]).amax(0)
+
+    def mean(tensors: Sequence[Any]) -> Any:
+        return None if any(each is None for each in tensors) else torch.stack(list(tensors)).mean(0)
+
+    def scaled(numbers: Tensor | None, level: Explained) -> Tensor | None:
+        if numbers is None:
+            return None
+        factor = (level.log_scale - scale).exp().to(numbers)
+        return numbers * factor.reshape(*factor.shape, *[1] * (numbers.dim() - 2))
+
+    first = levels[0]
+    return replace(
+        first,
+        maps=mean([scaled(refined(level.maps, size), level) for level in levels]),
+        weights=first.maps.new_zeros(*first.maps.shape[:2], 0),
+        log_scale=scale,
+        baseline_values=mean([level.baseline_values for level in levels]),
+        remainder=mean([scaled(level.remainder, level) for level in levels]),
+    )
+
+
+def shared_out(coarse: Tensor, fine: Tensor) -> Tensor:
+    """Return coarse maps (N, K, h, w) distributed over the positions of finer ones, (N, K, H, W).
+
+    For each sign ``E * U(C / U^T E)``: C the coarse contributions of that sign, E the finer ones, U bilinear
+    upsampling. So each coarse position's contribution is kept whole.
+    """
+    sizes = coarse.shape[2:], fine.shape[2:]
+    parts = []
+    for sign in (1, -1):
+        evidence = (sign * fine).relu()
+        even = evidence.flatten(2).mean(-1)
+        even = torch.where(even > 0, _EVEN * even, 1.0)
+        evidence = evidence + even.reshape(*even.shape, *[1] * (fine.dim() - 2))
+        share = (sign * coarse).relu() / _upsampled(evidence, *sizes, transposed=True)
+        parts.append(evidence * _upsampled(share, *sizes))
+    return parts[0] - parts[1]
+
+
+def refined(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps (N, K, h, w) upsampled to a size, (N, K, H, W); each position's contribution is kept whole."""
+    return maps if maps.shape[2:] == tuple(size) else shared_out(maps, maps.new_zeros(*maps.shape[:2], *size))
+
+
+def _upsampled(maps: Tensor, coarse: Sequence[int], fine: Sequence[int], *, transposed: bool = False) -> Tensor:
+    """Return the product of linear upsampling from a coarse to a fine grid, or of its transpose, with maps."""
+    for dim, (few, many) in enumerate(zip(coarse, fine, strict=True), 2):
+        rows = upsampled(torch.eye(few, dtype=maps.dtype, device=maps.device).unsqueeze(0), (many,))[0]  # (few, many)
+        maps = torch.tensordot(maps, rows.mT if transposed else rows, dims=([dim], [0])).movedim(-1, dim)
+    return maps

@@ -1,0 +1,256 @@
+"""The reduction identity: maps of any target of any head from the component maps, without the network."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, largest
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
+from pytorch_grad_cam_pcasvm.targets.output_gradients import Seeds, seeds_of
+
+
+def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
+    """Compute the maps of targets from component maps: ``S = sum_b g_b P_b``, with g_b = d target / d p_b.
+
+    The result equals that of ``explain``, but the network is not needed, so this also works for heads that are fitted
+    later on the same components. For maps that add up, g is the secant from the components of the baseline to those of
+    the image. With the neutral baseline, decisions start on their boundaries if features are means over positions
+    (``SignedMaps.neutral``). Otherwise only ``explain`` can find the boundaries; here, decisions start at the baseline
+    of the components, where their value is ``baseline_values``.
+
+    Args:
+        components: maps of every component, in order, as from ``cam.explain(x)``; any maps of decisions after these are
+            ignored. The method must be linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or be ContributionCAM.
+        head: a fitted estimator, pipeline or :class:`Head`, either with the reduction that the components came from, or
+            fitted on the components themselves.
+        targets: K targets, each for all images, except ResidualTarget, which needs more than components; None: the
+            predicted class.
+
+    Returns:
+        Signed maps of shape (N, K, H, W). Their output is from the part of the head after the components.
+
+    Raises:
+        TypeError: the maps are not a SignedMaps.
+        ValueError: the maps are not those of all components, or their method cannot be recombined; the head takes
+            another number of components, or has another reduction; or a target does not fit the head.
+
+    Example:
+        >>> other = LogisticRegression().fit(pipeline[:-1].transform(features), labels)
+        >>> recombined(cam.explain(images), other, SVMTarget("cat")).maps.shape
+        torch.Size([2, 1, 8, 8])
+    """
+    if not isinstance(components, SignedMaps):
+        raise TypeError(f"expected the SignedMaps of all components, got {type(components).__name__}")
+    count = next((k for k, target in enumerate(components.targets) if target != PCATarget(k)), len(components.targets))
+    if not count:
+        raise ValueError("the maps are not those of components 0, 1, ...: make them with cam.explain(x)")
+    if not components.linear:
+        if components.baseline_values is not None:
+            raise ValueError(
+                "maps of these decisions are not sums of component maps, which start at different activations: explain "
+                "the decisions, cam.explain(x, [SVMTarget()]), or make component maps of one layer that all start at "
+                "its mean, baseline='mean'"
+            )
+        raise ValueError(
+            "maps of this method are not sums of component maps: use ClosedFormGradCAM, ClosedFormHiResCAM, "
+            "ClosedFormXGradCAM or ContributionCAM"
+        )
+    components = components[:, :count]
+    reduction, tail = _parts(Head.of(head), count, components.output)
+    if tail is not None:
+        tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
+    listed = [SVMTarget()] if targets is None else list(targets) if isinstance(targets, list | tuple) else [targets]
+    if not listed:
+        raise ValueError("targets is empty: pass None for the predicted class, or at least one target")
+    with torch.no_grad():
+        return _recombined(components, reduction, tail, listed)
+
+
+def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
+    seeds = _seeds(components, reduction, tail, targets)
+    (grads,) = seeds.grads
+    assert grads is not None
+    output = _output(tail, 0, components.values)
+    maps, weights, remainder, of_components = combined(components, grads, seeds.excess)
+    return SignedMaps(
+        maps=maps,
+        weights=weights,
+        values=seeds.values,
+        nu=largest(maps),
+        log_scale=seeds.log_scale + of_components,
+        targets=targets,
+        output=components.output if output is None else output,
+        baseline_values=seeds.baseline_values,
+        remainder=remainder,
+        linear=True,
+        neutral=components.neutral,
+        layers=components.layers,
+    )
+
+
+def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> Seeds:
+    """Return the gradients, or secants, of K targets with respect to the components, (N, K, B)."""
+    values, count = components.values, len(components.targets)
+    at_baseline = components.baseline_values
+    grads = values.new_zeros(len(values), len(targets), count)
+    of_targets = values.new_zeros(len(values), len(targets))
+    log_scale, of_baseline, excess = (of_targets.clone() for _ in range(3))
+    for k, target in enumerate(targets):
+        if isinstance(target, PCATarget):
+            if target.component >= count:
+                raise ValueError(f"{target}: there are {count} components, numbered from 0")
+            sign = 1.0 if target.sign == "+" else -1.0
+            grads[:, k, target.component] = sign
+            of_targets[:, k] = sign * values[:, target.component]
+            of_baseline[:, k] = 0.0 if at_baseline is None else sign * at_baseline[:, target.component]
+        elif isinstance(target, ResidualTarget):
+            raise ValueError(
+                f"{target} is not a function of the components: compute its maps with the network, "
+                "cam.explain(x, [target])"
+            )
+    of_all = [k for k, target in enumerate(targets) if isinstance(target, HotellingTarget)]
+    behind = [k for k, target in enumerate(targets) if not isinstance(target, PCATarget | HotellingTarget)]
+    if behind and tail is None:
+        raise ValueError(f"{targets[behind[0]]} needs a head with an SVM, but this one has none: use PCATarget")
+    if of_all and reduction is None:
+        why = "neither the maps nor the head contain the PCA that the components came from"
+        raise ValueError(f"{targets[of_all[0]]}: {why}: pass the whole pipeline as the head")
+    for chosen, part, position in ((of_all, reduction, 1), (behind, tail, 0)):
+        if chosen:
+            now, then = (_output(part, position, p) for p in (values, at_baseline))
+            asked = [targets[k] for k in chosen]
+            if components.neutral and part is not None and position == 0:
+                seeds = boundary_of(components, part).seeds(now, asked, values.dtype)
+            else:
+                seeds = seeds_of(now, len(values), asked, values.dtype, then)
+            (grad,) = seeds.grads
+            assert grad is not None
+            grads[:, chosen], of_targets[:, chosen] = grad.transpose(0, 1), seeds.values
+            log_scale[:, chosen] = seeds.log_scale
+            if seeds.baseline_values is not None:
+                of_baseline[:, chosen] = seeds.baseline_values
+            if seeds.excess is not None:
+                excess[:, chosen] = seeds.excess
+    moves = excess if components.neutral else None
+    return Seeds([grads], log_scale, of_targets, None if at_baseline is None else of_baseline, moves)
+
+
+def boundary_of(components: SignedMaps, tail: Head) -> Boundary:
+    """Return where targets of the part of a head behind components are undecided, near those of the baseline."""
+    assert components.baseline_values is not None
+    return Boundary(tail, components.baseline_values[0])
+
+
+def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how a decision is composed of components, ``value = value at p0 + exp(log_scale) sum_b g_b (p_b - p0_b)``.
+
+    Args:
+        components: maps that add up, of all components.
+        head: as for :func:`recombined`.
+        target: the decision.
+
+    Returns:
+        The secants g, shape (N, B), the baseline's components p0, (N, B), and log_scale, (N,).
+    """
+    reduction, tail = _parts(Head.of(head), len(components.targets), components.output)
+    if tail is not None:
+        tail = copy.deepcopy(tail).to(components.values.device)
+    with torch.no_grad():
+        seeds = _seeds(components, reduction, tail, [target])
+        (grads,) = seeds.grads
+        origin = components.baseline_values
+        if components.neutral and tail is not None and not isinstance(target, PCATarget | HotellingTarget):
+            (group,) = grouped([target], tail, _output(tail, 0, components.values))
+            origin = boundary_of(components, tail).at(*group[1:]).features
+    assert grads is not None
+    assert origin is not None
+    return grads[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
+
+
+def combined(
+    components: Any, grads: Tensor, excess: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Return maps, weights and remainders of K targets by their gradients (N, K, B) at B components, and their scale.
+
+    Args:
+        components: the SignedMaps of all components, or what a method made of them.
+        grads: secants, if the maps are made of these.
+        excess: by how much the maps would add up to too much, (N, K), as the components' baseline is another one.
+    """
+    # Factors that were taken out of single components, as behind a KernelPCA.
+    size = torch.where(grads == 0, -torch.inf, components.log_scale.unsqueeze(1))
+    largest_size = size.amax(-1)
+    largest_size = torch.where(largest_size.isfinite(), largest_size, 0.0)
+    grads = grads * (size - largest_size.unsqueeze(-1)).exp()
+
+    def sums(tensor: Tensor) -> Tensor:
+        return (grads.to(tensor.dtype) @ tensor.flatten(2)).unflatten(2, tensor.shape[2:])
+
+    remainder = components.remainder
+    remainder = None if remainder is None else sums(remainder.unsqueeze(-1))[..., 0]
+    maps = sums(components.maps)
+    if excess is not None:
+        maps = moved(maps, excess * (-largest_size).exp())
+    return maps, sums(components.weights), remainder, largest_size
+
+
+def moved(maps: Tensor, excess: Tensor) -> Tensor:
+    """Return maps (N, K, ...) whose baseline is moved by the same at all positions: each gives its share, (N, K)."""
+    return maps - (excess / maps[0, 0].numel()).to(maps).reshape(*excess.shape, *[1] * (maps.dim() - 2))
+
+
+def _output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:
+    """Return the output of a part of a head, whose values at a position are components."""
+    return None if part is None or components is None else HeadOutput.of(part, part.resume(position, components))
+
+
+def _parts(head: Head, count: int, output: Any) -> tuple[Head | None, Head | None]:
+    """Return the reduction that components came from, alone, if it is known, and what a head has behind them."""
+    made_by = output.head if isinstance(output, HeadOutput) else None
+    width = None
+    if made_by is not None:
+        width = made_by.n_features if output.features is None else output.features.shape[-1]
+    position = behind_components(head, count, made_by, width)
+    source = head if position else made_by
+    made = None if source is None or not source.component_position else source.stages[source.component_position - 1]
+    reduction = Head([made]) if made is not None and made.n_outputs == count else None
+    return reduction, tail_of(head, count, made_by, width)
+
+
+def tail_of(head: Head, count: int, made_by: Head | None, width: int | None) -> Head | None:
+    """Return the part of a head after components that another head computed; None if there is none.
+
+    Args:
+        head: a head with the same reduction, or one that was fitted on the components.
+        count: number of components.
+        made_by: the head that they came from, or None.
+        width: number of features that ``made_by`` takes.
+
+    Raises:
+        ValueError: the head takes another number of components, or reduces features in another way.
+    """
+    stages = list(head.stages)[behind_components(head, count, made_by, width) :]
+    tail = Head(stages) if stages else None
+    if tail is not None and tail.n_features not in (None, count):
+        raise ValueError(f"the head takes {tail.n_features} components, but there are maps of {count}")
+    return tail
+
+
+def behind_components(head: Head, count: int, made_by: Head | None, width: int | None) -> int:
+    """Return the position of components in a head, or 0 if it was fitted on them; see :func:`tail_of`."""
+    # A head that takes the components may have a reduction of its own.
+    if head.n_features == count != width:
+        return 0
+    position = head.component_position or 0
+    if made_by is not None and not head.starts_as(made_by, position):
+        raise ValueError(
+            "the head reduces features differently from the head that the components came from: fit its classifier "
+            "on the components, as in SVC().fit(components, labels)"
+        )
+    return position

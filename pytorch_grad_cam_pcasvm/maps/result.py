@@ -1,0 +1,38 @@
+"""What a method computes: maps of targets, not yet scaled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.targets.output_gradients import in_order
+
+
+@dataclass
+class Explained:
+    """The result of a method for K targets; the attributes are those of :class:`SignedMaps`.
+
+    Example:
+        >>> zeros = torch.zeros(2, 1)
+        >>> Explained(maps=torch.ones(2, 1, 4, 4), weights=torch.ones(2, 1, 8), values=zeros, log_scale=zeros).heads
+    """
+
+    maps: Tensor
+    weights: Tensor
+    values: Tensor
+    log_scale: Tensor
+    opposite: Tensor | None = None
+    baseline_values: Tensor | None = None
+    remainder: Tensor | None = None
+    standard_errors: Tensor | None = None
+    heads: Tensor | None = None
+
+
+def joined(parts: Sequence[Explained], members: Sequence[int]) -> Explained:
+    """Return what was made for some targets each, which bear these numbers, in the order of the numbers."""
+    if len(parts) == 1:
+        return parts[0]
+    columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
+    whole: Any = {name: None if each[0] is None else in_order(each, members) for name, each in columns.items()}
+    return Explained(**whole)

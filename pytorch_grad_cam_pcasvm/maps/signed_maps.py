@@ -1,0 +1,493 @@
+"""Signed maps: weights times activations, their signs, their shared scale, and their upsampling."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.network.features import all_finite
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning, warn
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
+from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
+
+SCALES = ("map", "target", "none")
+FORMATS = ("pytorch_grad_cam_pcasvm maps 1", "pytorch_grad_cam_pcasvm maps 2")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SignedMaps:
+    """The signed maps of K targets for each of N images, with their weights, values and the network's output.
+
+    For Grad-CAM, ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F in the paper); for the other methods, see
+    their classes in :mod:`~pytorch_grad_cam_pcasvm.methods`. Maps and weights are divided by ``exp(log_scale)``, which
+    differs from 1 only if the gradient is too small for a float, for example far from every support vector of an RBF
+    SVM.
+
+    ``len(maps)`` is N. ``maps[images]`` and ``maps[images, targets]`` select images and targets by integers, slices,
+    lists or masks. Dimensions are kept, so ``maps[0]`` has N = 1. Slices share memory with ``maps``.
+
+    Attributes:
+        maps: raw signed maps at the target layer's resolution, shape (N, K, H, W) or (N, K, D, H, W).
+        weights: channel weights, shape (N, K, T): gradients summed over positions (e_b, Eq. 11; s, Eq. 16), or the
+            method's own weights; for a method with separate weights for every position, their sums over positions;
+            (N, K, 0) if channels have no weights.
+        values: the targets' values, shape (N, K).
+        nu: the largest value of each map over both signs (nu_b in the paper), shape (N, K).
+        log_scale: natural logarithm of the factor taken out of maps, weights and nu, shape (N, K); usually 0.
+        targets: the K targets.
+        output: the network's output from the same forward pass: a :class:`HeadOutput`, or whatever the network returns.
+        opposite: maps of the negated targets, shape (N, K, H, W), for methods in which these are not ``-maps``; else
+            None.
+        baseline_values: for maps that add up, the targets' values at the baseline, shape (N, K):
+            ``(maps.sum((2, 3)) + remainder) * exp(log_scale) + baseline_values == values``; else None.
+        remainder: for maps that add up, the contribution of activations that are not on the map (class tokens,
+            registers, other branches), shape (N, K); else None.
+        standard_errors: for maps that are means over samples, shape (N, K, H, W); else None.
+        heads: with ``explain(heads=True)``, a map for each head of the first attention layer after the target layer,
+            shape (N, K, heads, H, W); they add up to ``maps``. Else None.
+        linear: whether maps of decisions are sums of component maps (see :func:`recombined`).
+        neutral: whether :func:`recombined` can also start each decision where its value is 0. This needs features that
+            are means over positions: changing the baseline then subtracts the same amount at every position.
+        layers: dotted names of the target layers.
+
+    Example:
+        >>> maps = cam.explain(images)
+        >>> maps[0, :3].maps.shape  # of the first image and the three components
+        torch.Size([1, 3, 8, 8])
+    """
+
+    maps: Tensor
+    weights: Tensor
+    values: Tensor
+    nu: Tensor
+    log_scale: Tensor
+    targets: Sequence[Any]
+    output: Any
+    opposite: Tensor | None = None
+    baseline_values: Tensor | None = None
+    remainder: Tensor | None = None
+    standard_errors: Tensor | None = None
+    heads: Tensor | None = None
+    linear: bool = False
+    neutral: bool = False
+    layers: Sequence[str] = ()
+    _doubts: Any = None  # of what made them, where no number may be looked at yet
+
+    def __repr__(self) -> str:
+        dtype = str(self.maps.dtype).removeprefix("torch.")
+        where = f" at {' + '.join(self.layers)}" if len(self.layers) > 1 else ""
+        return f"SignedMaps({tuple(self.maps.shape)} {dtype} on {self.maps.device}{where}, {_listed(self.targets)})"
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __getitem__(self, index: Any) -> "SignedMaps":
+        if isinstance(index, tuple) and len(index) != 2:
+            raise IndexError(f"maps are chosen by maps[images] or maps[images, targets], got {len(index)} indices")
+        images, chosen = index if isinstance(index, tuple) else (index, slice(None))
+        n = _positions(images, len(self), "images")
+        k = _positions(chosen, len(self.targets), "targets")
+        tensors = {name: tensor[n][:, k] for name, tensor in self._tensors().items()}
+        targets = self.targets[k] if isinstance(k, slice) else [self.targets[position] for position in k]
+        return replace(self, **tensors, targets=targets, output=_rows(self.output, n, len(self)))
+
+    @staticmethod
+    def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
+        """Return the maps of several batches as one; they must have the same targets, resolution and device.
+
+        The output is a HeadOutput if all parts come from the same head, else plain scores.
+
+        Raises:
+            TypeError: a part is not a SignedMaps.
+            ValueError: there are no parts, or their targets, shapes or devices differ.
+
+        Example:
+            >>> SignedMaps.cat([cam.explain(batch) for batch in images.split(1)]).maps.shape
+            torch.Size([2, 4, 8, 8])
+        """
+        parts = list(parts)
+        if not parts:
+            raise ValueError("there are no maps to join: give at least one SignedMaps")
+        first = parts[0]
+        for part in parts:
+            if not isinstance(part, SignedMaps):
+                raise TypeError(f"SignedMaps.cat joins SignedMaps, got {type(part).__name__}")
+            if list(part.targets) != list(first.targets):
+                raise ValueError(
+                    f"maps of different targets cannot be joined, {first.targets} and {part.targets}: give every "
+                    "call of explain the same list of targets"
+                )
+            if part._tensors().keys() != first._tensors().keys() or part._kind != first._kind:
+                raise ValueError("maps of different methods cannot be joined: make them all with one method")
+            _check_shapes("maps", first.maps, part.maps)
+            _check_shapes("weights", first.weights, part.weights)
+            if part.maps.device != first.maps.device:
+                raise ValueError(f"maps on {first.maps.device} and {part.maps.device}: move them, as with .cpu()")
+        tensors: Any = {name: torch.cat([getattr(part, name) for part in parts]) for name in first._tensors()}
+        return replace(first, **tensors, output=_joined([part.output for part in parts]))
+
+    def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
+        """Return the maps on another device or in another precision, without needless copies.
+
+        A device applies to everything, including the output. A floating-point dtype applies to maps, remainders,
+        standard errors, weights and nu; the values, ``log_scale`` and the output keep the precision of the head.
+
+        Raises:
+            ValueError: the dtype is not a floating-point dtype.
+        """
+        if isinstance(where, torch.dtype):
+            if not where.is_floating_point:
+                raise ValueError(f"maps hold signed fractions, which {where} cannot represent: use a floating dtype")
+            keep = ("values", "baseline_values", "log_scale")
+            return replace(self, **{n: tensor.to(where) for n, tensor in self._tensors().items() if n not in keep})
+
+        def move(tensor: Any) -> Any:
+            return tensor.moved(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
+
+        tensors = {name: move(tensor) for name, tensor in self._tensors().items()}
+        return replace(self, **tensors, output=tree_map_only(Tensor, move, self.output))
+
+    def cpu(self) -> "SignedMaps":
+        """Return the maps on the CPU."""
+        return self.to("cpu")
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save the maps to a safetensors file, without pickle; :meth:`load` reads it.
+
+        The file stores the tensors by name, and the targets in its header. The output is stored as ``output.scores``
+        and, if present, ``output.components``, ``output.margins`` and ``output.features`` (for a network that returns
+        several tensors, ``output.0``, ``output.1``, ...). The head is not included. For a target from outside this
+        package, only its name is stored.
+
+        Raises:
+            TypeError: a target's label is not a string, number or boolean.
+            FileNotFoundError: the folder does not exist.
+
+        Example:
+            >>> maps.save("maps.safetensors")
+            >>> SignedMaps.load("maps.safetensors").maps.equal(maps.maps)
+            True
+        """
+        tensors = self._tensors() | _named(self.output)
+        storage.write(
+            path,
+            tensors,
+            {
+                "format": FORMATS[-1],
+                "targets": json.dumps([encoded(t) for t in self.targets]),
+                "linear": json.dumps(self.linear),
+                "neutral": json.dumps(self.neutral),
+                "layers": json.dumps(list(self.layers)),
+            },
+        )
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> "SignedMaps":
+        """Return the maps from a file written by :meth:`save`, on the CPU and bit for bit the same.
+
+        ``output`` is a plain tensor of the scores, because the head is not in the file (for a network that returns
+        several tensors, a list). A target from outside this package becomes a string, its name.
+
+        Raises:
+            ValueError: the file is truncated, was modified, does not contain maps, or comes from a later version.
+            FileNotFoundError: the file does not exist.
+        """
+        metadata, tensors = storage.read(path, "maps.save(path)", FORMATS)
+        try:
+            targets = [decoded(target) for target in json.loads(metadata["targets"])]
+            numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
+            output = tensors.get("output.scores", numbered)
+            named: Any = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
+            kind: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
+            layers = tuple(json.loads(metadata.get("layers", "[]")))
+            return SignedMaps(**named, targets=targets, output=output, layers=layers, **kind)
+        except Exception as error:  # whatever a damaged file without a checksum leads to
+            raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
+
+    @property
+    def _kind(self) -> tuple[Any, ...]:
+        return self.linear, self.neutral, tuple(self.layers)
+
+    def _tensors(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in (*_TENSORS, *_OF_SOME_METHODS)}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
+        """Return ``P^+ = relu(maps)``, which raises each target, shape ``(N, K, *size)``, in [0, 1] unless raw.
+
+        P^+ and P^- share one scale.
+
+        Args:
+            size: (H, W) to upsample to (bilinear, as in pytorch-grad-cam); None: the resolution of the maps.
+            scale: ``"map"``: divide by nu of each image and target; ``"target"``: divide by the largest nu of each
+                target in the batch, so that images are comparable; ``"none"``: raw values.
+
+        Raises:
+            ValueError: the scale is unknown, or the size has the wrong length.
+
+        Example:
+            >>> maps.positive(size=(32, 32)).shape
+            torch.Size([2, 4, 32, 32])
+        """
+        return self._part(1.0, size, scale)
+
+    def negative(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
+        """Return ``P^- = relu(-maps)``, or ``relu(opposite)``, which lowers each target; see :meth:`positive`."""
+        return self._part(-1.0, size, scale)
+
+    def overlay(self, pictures: Any, scale: str = "map") -> np.ndarray:
+        """Return signed maps over grey pictures, in the figures' colours: red raises a target, blue lowers it.
+
+        Strong colours mean large values; 0 is transparent.
+
+        Args:
+            pictures: the images as people see them, one for each explained image, shape (N, H, W, 3), (N, 3, H, W),
+                (N, 1, H, W) or (N, H, W), in [0, 1] or uint8; maps are upsampled to their size (bilinear, as in
+                pytorch-grad-cam).
+            scale: where the colour scale ends: ``"map"``: at nu of each image and target; ``"target"``: at the largest
+                nu of each target in the batch, so that images are comparable.
+
+        Returns:
+            Images for matplotlib's ``imshow`` and PIL's ``Image.fromarray``: uint8, shape (N, K, H, W, 3).
+
+        Raises:
+            ValueError: the number or shape of the pictures does not fit, their values are outside [0, 1], the maps are
+                of volumes or not finite, or the scale is unknown.
+
+        Example:
+            >>> maps.overlay(images).shape
+            (2, 4, 32, 32, 3)
+        """
+        drawn = as_pictures(pictures)
+        if self.maps.dim() != 4 or len(drawn) != len(self):
+            raise ValueError(
+                f"{len(drawn)} pictures for maps of shape {tuple(self.maps.shape)}: give one of each image, and maps "
+                "of shape (N, K, H, W); figures.plot_volume draws those of volumes"
+            )
+        if scale not in SCALES[:2]:
+            raise ValueError(f"scale must be one of {SCALES[:2]} for colours, got {scale!r}")
+        check_finite(self.maps)
+        warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
+        signed = self.maps if self.opposite is None else self.maps.relu() - self.opposite.relu()
+        values = upsampled(self._on_scale(signed, scale).float(), drawn.shape[1:3]).cpu().numpy()
+        colours = np.empty((*values.shape, 3), np.uint8)
+        for of_image, picture, maps in zip(colours, drawn, values, strict=True):
+            for k, each in enumerate(maps):
+                of_image[k] = (255 * overlaid(picture, each)).round()
+        return colours
+
+    def numpy(self) -> np.ndarray:
+        """Return the raw signed maps, which must be finite, as an array, shape (N, K, H, W); waits for the device."""
+        check_finite(self.maps)
+        warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
+        if self._doubts is not None:
+            self._doubts.of_maps(self)
+        return self.maps.cpu().numpy()
+
+    def _part(self, sign: float, size: Sequence[int] | None, scale: str) -> Tensor:
+        if scale not in SCALES:
+            raise ValueError(f"scale must be one of {SCALES}, got {scale!r}")
+        spatial = self.maps.dim() - 2
+        if size is not None and (not isinstance(size, list | tuple) or len(size) != spatial):
+            raise ValueError(f"size must have {spatial} numbers for these maps, got {size}")
+        negated = -self.maps if self.opposite is None else self.opposite
+        part = torch.relu(self.maps if sign > 0 else negated)
+        if may_look(self.maps):
+            name = "P+" if sign > 0 else "P-"
+            warn_of_blanks(part, self.nu, lambda image, k: self.targets[k], self.output, f"{name} of ")
+        if scale != "none":
+            part = self._on_scale(part, scale)
+        return part if size is None else upsampled(part, size)
+
+    def _on_scale(self, maps: Tensor, scale: str) -> Tensor:
+        """Return maps or their parts divided by nu of each, or by the largest of a target."""
+        maps = divided(maps, self.nu)
+        if scale == "map":
+            return maps
+        size_of_map = self.nu.log() + self.log_scale
+        largest = size_of_map.amax(0, keepdim=True)
+        factor = torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0).to(maps.dtype)
+        return maps * _per_map(factor, maps)
+
+
+_TENSORS = ("maps", "weights", "values", "nu", "log_scale")
+_OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors", "heads")
+
+
+def _positions(index: Any, count: int, what: str) -> slice | list[int]:
+    """Return an index along a dimension, an integer, a slice, integers or a mask, as one that keeps the dimension."""
+    if isinstance(index, slice):
+        return index
+    array = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    positions = array.reshape(-1).tolist()
+    if array.dtype == bool and array.ndim == 1:
+        if len(array) != count:
+            raise IndexError(f"a mask of {len(array)} {what} for {count}: give one value for each")
+        return [position for position, chosen in enumerate(positions) if chosen]
+    if positions and (array.dtype.kind not in "iu" or array.ndim > 1):
+        raise TypeError(f"{what} are chosen by an integer, a slice, a list of integers or a mask, got {index!r:.80}")
+    for position in positions:
+        if not -count <= position < count:
+            raise IndexError(f"there are {count} {what}, numbered from 0: {position} is out of range")
+    positions = [position % count for position in positions]
+    return positions if array.ndim else slice(positions[0], positions[0] + 1)
+
+
+def _listed(targets: Sequence[Any]) -> str:
+    """Return targets in a few words: components 0, 1, ... as their number, and the first of the others."""
+    first = next((k for k, target in enumerate(targets) if target != PCATarget(k)), len(targets))
+    first = 0 if first == 1 else first
+    words = [f"{first} components"] * bool(first) + [str(target) for target in targets[first:]]
+    if len(words) > 3:
+        words[3:] = [f"{len(words) - 3} more"]
+    *most, last = words or ["no targets"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _check_shapes(name: str, first: Tensor, other: Tensor) -> None:
+    if first.shape[1:] != other.shape[1:]:
+        raise ValueError(
+            f"{name} of shapes {tuple(first.shape[1:])} and {tuple(other.shape[1:])} per image cannot be joined: they "
+            "must be of images of one size, one target layer and one network"
+        )
+
+
+def _rows(output: Any, index: slice | list[int], count: int) -> Any:
+    """Return the output of some of N images: of every tensor in it that has a row for each."""
+    if isinstance(output, HeadOutput):
+        return output.rows(index)
+    return tree_map_only(Tensor, lambda tensor: tensor[index] if tensor.shape[:1] == (count,) else tensor, output)
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """Return the outputs of several batches as one."""
+    heads = [output.head if isinstance(output, HeadOutput) else None for output in outputs]
+    if heads[0] is not None and all(head is heads[0] for head in heads):
+        return HeadOutput.cat(outputs)
+    leaves, structures = zip(*map(tree_flatten, outputs), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError("outputs of different structure cannot be joined: they must be of one network")
+    joined = []
+    for group in zip(*leaves, strict=True):
+        batched = all(isinstance(leaf, Tensor) and leaf.dim() for leaf in group)
+        for leaf in group if batched else ():
+            _check_shapes("output", group[0], leaf)
+        joined.append(torch.cat(group) if batched else group[0])
+    return tree_unflatten(joined, structures[0])
+
+
+def _named(output: Any) -> dict[str, Tensor]:
+    """Return the tensors of an output by their names in a file."""
+    if not isinstance(output, Tensor):
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        return {f"output.{number}": tensor for number, tensor in enumerate(tensors)}
+    extras = {name: getattr(output, name, None) for name in ("components", "margins", "features")}
+    named = {f"output.{name}": tensor for name, tensor in extras.items() if tensor is not None}
+    return {"output.scores": output.as_subclass(Tensor), **named}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Jacobians:
+    """The full Jacobians of Algorithm 1, in closed form; i runs over the positions of a feature map, row by row.
+
+    Attributes:
+        components: dp_b / dx_i^t, shape (N, T, B, H W), or None without a reduction.
+        margins: da_c / dx_i^t for the margin of every class (for an ordinary classifier, for its C outputs), shape
+            (N, T, C, H W), or None without an SVM. Divided by ``exp(log_scale)``.
+        log_scale: natural logarithm of the factor taken out of ``margins``, shape (N, C), or None; usually 0.
+        activations: the feature maps F^t, shape (N, T, H, W).
+        output: the network's output from the same forward pass.
+
+    Example:
+        >>> jacobians = cam.jacobians(images)
+        >>> jacobians.components.shape, jacobians.margins.shape
+        (torch.Size([2, 8, 3, 64]), torch.Size([2, 8, 3, 64]))
+    """
+
+    components: Tensor | None
+    margins: Tensor | None
+    log_scale: Tensor | None
+    activations: Tensor
+    output: Tensor
+
+
+def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
+    """Return the signed maps ``sum_t weights[n, k, t] activations[n, t]``, (N, K, H, W), in the dtype of the weights.
+
+    Args:
+        weights: shape (N, K, T).
+        activations: shape (N, T, H, W) or (N, T, D, H, W).
+
+    Returns:
+        The maps.
+
+    Example:
+        >>> signed_maps(torch.ones(1, 2, 3), torch.ones(1, 3, 4, 4)).shape
+        torch.Size([1, 2, 4, 4])
+    """
+    with full_precision(weights.device):
+        return torch.bmm(weights, activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
+
+
+def largest(maps: Tensor, opposite: Tensor | None = None) -> Tensor:
+    """Return nu, the largest value of a map and its opposite, which is ``-maps`` if none is given, shape (N, K)."""
+    if opposite is None:
+        return torch.linalg.vector_norm(maps.flatten(2), torch.inf, -1)
+    return torch.maximum(maps, opposite).relu().flatten(2).amax(-1)
+
+
+def divided(maps: Tensor, nu: Tensor) -> Tensor:
+    """Return maps (N, K, ...) divided by nu (N, K); a map of zeros stays zero."""
+    # A division, not a product with 1 / nu: x / x is exactly 1.
+    return maps / _per_map(torch.where(nu > 0, nu, 1.0), maps)
+
+
+def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, in 2-D as pytorch-grad-cam does."""
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
+
+
+def warn_of_blanks(
+    shown: Tensor, nu: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
+) -> None:
+    """Warn if a shown part of signed maps (N, K, ...) is zero everywhere, with the reason; nu has shape (N, K).
+
+    ``target_of(n, k)`` returns the target of a map; the network's output may add to the reason.
+    """
+    blank = ~shown.flatten(2).any(-1)
+    if not bool(blank.any()):
+        return
+    dead = nu == 0
+    reasons, hidden = [], False
+    for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
+        for image, k in kind.nonzero().tolist():
+            target = target_of(image, k)
+            knows = isinstance(output, HeadOutput) and hasattr(target, "why_blank")
+            more = target.why_blank(output[image]) if knows else None
+            reasons.append(f"image {image}, {part}{target}: {more or reason}")
+            hidden = hidden or (more is None and kind is not dead)
+    shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
+    both = f". {'See .maps' if part else 'Use explain()'}, which keeps both signs" if hidden else ""
+    warn(f"blank map: {shortened}{both}", BlankMapWarning)
+
+
+def _per_map(value: Tensor, maps: Tensor) -> Tensor:
+    return value.reshape(*value.shape, *[1] * (maps.dim() - 2))
+
+
+def check_finite(maps: Tensor) -> None:
+    """Raise a ValueError if maps are not finite; waits for the device."""
+    if not all_finite(maps):
+        raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")

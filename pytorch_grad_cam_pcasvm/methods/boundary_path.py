@@ -1,0 +1,190 @@
+"""Activations of any layer at which targets are undecided: those near the training set's mean there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from pytorch_grad_cam_pcasvm.methods.explanation import Run
+from pytorch_grad_cam_pcasvm.network.net import HeadRun
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.targets import every_component
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.targets.output_gradients import Seeds
+
+_STEPS = 40  # of Newton's at most
+
+
+class Undecided:
+    """Activations of a layer, the same for all images, at which targets are 0, near the mean of the training set.
+
+    The search first finds activations at which all components are 0; from there, damped Newton steps lead to a zero of
+    the target. If its gradient leads nowhere, as deep inside a class, a point on the boundary is found with the head
+    alone, and Gauss-Newton steps lead to activations with the components of this point. Where all components cannot be
+    0 at once, each is a target of its own. Results are kept and reused while they hold.
+
+    Args:
+        mean: activations of the layer, of one row.
+    """
+
+    def __init__(self, mean: Tensor) -> None:
+        self.mean = mean
+        # By target: activations, the size of its values at the mean, and how large a value is none.
+        self._kept: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def of_components(self, run: Run, layer: int) -> Tensor | None:
+        """Return activations, of one row, at which all components are 0; None if there are none.
+
+        Without components, these are the mean.
+
+        Args:
+            run: of one image.
+            layer: position of the target layer.
+        """
+        components = every_component(run.output)
+        if not components:
+            return self.mean
+
+        def search(size: Tensor) -> tuple[Tensor, Tensor] | None:
+            return _solved(run, layer, self.mean, components, size)
+
+        return self._reused(run, layer, None, components, search)
+
+    def at(self, run: Run, layer: int, target: Any) -> Tensor:
+        """Return activations, of one row, at which a target is 0.
+
+        Args:
+            run: of one image.
+            layer: position of the target layer.
+            target: a component, or a target with one boundary.
+
+        Returns:
+            The activations.
+
+        Raises:
+            NoBoundaryError: there are none.
+        """
+
+        def search(size: Tensor) -> tuple[Tensor, Tensor] | None:
+            near = self.of_components(run, layer)
+            return (
+                (None if near is None else _solved(run, layer, near, [target], size))
+                or _solved(run, layer, self.mean, [target], size)  # where all components are 0, a kernel may be flat
+                or self._by_components(run, layer, target, size)
+            )
+
+        start = self._reused(run, layer, target, [target], search)
+        if start is None:
+            raise NoBoundaryError(
+                f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
+                "value is 0: start at the mean instead, baseline='mean'"
+            )
+        return start
+
+    def _reused(
+        self,
+        run: Run,
+        layer: int,
+        key: Any,
+        targets: Sequence[Any],
+        search: Callable[[Tensor], tuple[Tensor, Tensor] | None],
+    ) -> Tensor | None:
+        """Return the activations that were found before, if they still hold, or else those of a search by the size."""
+        if is_traced():
+            return self._kept[key][0] if key in self._kept else None
+        size = _moved(run, layer, self.mean).seeds(targets).values.norm()
+        if key in self._kept and may_look(self.mean):
+            start, before, nothing = self._kept[key]
+            same = _moved(run, layer, start).seeds(targets).values.norm() <= nothing
+            if bool((size == before) & same):  # of a network that has changed another number stands at the mean
+                return start
+        solution = search(size)
+        if solution is None:
+            self._kept.pop(key, None)
+            return None
+        self._kept[key] = solution[0], size, solution[1]
+        return solution[0]
+
+    def _by_components(self, run: Run, layer: int, target: Any, size: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return activations whose components are those of a point on the boundary that the head knows."""
+        components = every_component(run.output)
+        output = _moved(run, layer, self.mean).output
+        if not components or not isinstance(output, HeadRun) or target in components:
+            return None
+        try:
+            there = Boundary(output.head, output.features[0].detach()).at([target], None)
+        except NoBoundaryError:
+            return None
+        goal = torch.stack([component(there) for component in components], -1)
+        found = _solved(run, layer, self.mean, components, goal.norm(), goal)
+        return found and _solved(run, layer, found[0], [target], size)
+
+
+def _moved(run: Run, layer: int, x: Tensor) -> Run:
+    """Return the run with other activations."""
+    passed = run.passed.moved(x, layer)
+    return replace(run, passed=passed, output=run.output_of(passed.output), _last=None)
+
+
+def _solved(
+    run: Run, layer: int, start: Tensor, targets: Sequence[Any], size: Tensor, goal: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor] | None:
+    """Return the activations near others at which the values of targets are given ones.
+
+    Damped Gauss-Newton steps, the shortest ones. A step that does not help is not taken, and the next one is shorter;
+    nothing has to be looked at to know that.
+
+    Args:
+        run: of one image.
+        layer: position of the target layer.
+        start: activations to start from, of one row.
+        targets: K targets.
+        size: of the values, in comparison with which a difference is nothing.
+        goal: the values, shape (1, K), or one for all.
+
+    Returns:
+        The activations, of one row, and how large a difference of the values is none; if the steps lead to none, None,
+        or the start where nothing may be looked at.
+    """
+
+    def at(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return how much is missing, the size of the terms that the values are sums of, and the step to the goal."""
+        here = _moved(run, layer, x)
+        seeds = here.seeds(targets)
+        slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
+        missing, scale = seeds.values - goal, seeds.log_scale.exp()
+        terms = (slopes * x.flatten().to(slopes)).abs().sum(1) + _terms(seeds, here)
+        values = (missing / scale)[0]
+        slopes, values = (numbers.nan_to_num(0, 0, 0) for numbers in (slopes, values))  # too far: not taken below
+        step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
+        return missing.norm(), (terms * scale[0]).norm(), step.to(x).reshape(x.shape)
+
+    x, (distance, terms, step) = start, at(start)
+    eps = torch.finfo(start.dtype).eps
+    damping, tolerance = torch.ones_like(size), min(max(1e-10, 64 * eps), 1e-3)
+    # Values that cancel are no measure of what is nothing: the terms that they are sums of are.
+    nothing = torch.maximum(tolerance * torch.maximum(distance, size), 2 * eps * terms)
+    looks = may_look(start)
+    for _ in range(_STEPS):
+        if looks and bool((distance <= nothing) | (damping < eps)):  # there, or no step leads on
+            break
+        trial = x + damping.to(x) * step
+        ahead, _, next_step = at(trial)
+        better = ahead <= (1 - damping / 4) * distance  # of what a straight line promises, a quarter at least
+        x, step, distance = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (ahead, distance)))
+        damping = torch.where(better, (2 * damping).clamp(max=1), damping / 4)
+    reached = distance <= 16 * nothing
+    # Where nothing may be looked at, maps that are not finite are refused when they are.
+    return None if looks and not bool(reached) else (torch.where(reached, x, torch.nan), 16 * nothing)
+
+
+def _terms(seeds: Seeds, run: Run) -> Tensor:
+    """Return the size of the terms that the values of K targets are sums of at the path's output, shape (K,)."""
+    outputs = [leaf for leaf in tree_leaves(run.passed.output) if isinstance(leaf, Tensor)]
+    pairs = zip(seeds.grads, outputs, strict=True)
+    terms = [(grad.flatten(1) * output.flatten().to(grad)).abs().sum(1) for grad, output in pairs if grad is not None]
+    return torch.stack(terms).sum(0)

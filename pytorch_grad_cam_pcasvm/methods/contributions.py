@@ -1,0 +1,160 @@
+"""Contribution methods: where the change from a baseline to the image comes from."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
+from pytorch_grad_cam_pcasvm.maps.recombination import moved
+from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
+from pytorch_grad_cam_pcasvm.methods.baselines import WithBaseline
+from pytorch_grad_cam_pcasvm.methods.explanation import Run
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
+
+
+class ContributionCAM(WithBaseline, ClosedFormCAM):
+    """Maps that add up: the contribution of every position to the change from a baseline to the image.
+
+    ``c = sum_t (F - F0)_t J_t``, where J is the product of the secant Jacobians of path and head between F0 and F, so
+    that ``maps.sum((2, 3)) + baseline_values == values`` up to rounding (sums times ``exp(log_scale)``). If the layer
+    is followed by a mean over positions, this is the integrated gradient of the whole head, in closed form
+    (Sundararajan et al., arXiv 1703.01365); through ReLU and max pooling, it is the rescale rule of DeepLIFT (Shrikumar
+    et al., arXiv 1704.02685). Unlike the gradient, it does not vanish where a kernel SVM is flat.
+
+    For several target layers, ``explain`` makes one map on the finest grid, which also adds up.
+
+    Args:
+        combine: how the maps of several target layers become one. ``"shared"``: the coarsest map says how much, finer
+            maps say where: each coarse position's contribution is distributed over the finer positions around it, in
+            proportion to their own contributions of the same sign; ``"mean"``: the mean of the maps. Both preserve
+            sums; with ``"shared"``, layers on the same grid are averaged first.
+
+    Raises:
+        ValueError: ``combine`` is neither ``"shared"`` nor ``"mean"``.
+
+    Example:
+        >>> maps = ContributionCAM(net, ["layer2"]).explain(images)
+        >>> sums = maps.maps.sum((2, 3)) * maps.log_scale.exp() + maps.baseline_values
+        >>> torch.allclose(sums, maps.values, atol=1e-4)
+        True
+    """
+
+    linear = True
+    heads_add_up = True
+
+    moves = True
+    combines = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target_layers: Sequence[nn.Module | str] | str,
+        reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
+        *,
+        baseline: str | Tensor = "neutral",
+        mean: Tensor | Sequence[Tensor] | None = None,
+        combine: str = "shared",
+        jacobian: str = "closed_form",
+        attention: str = "exact",
+        max_bytes: int | None = None,
+    ) -> None:
+        if combine not in WAYS:
+            raise ValueError(f"combine must be 'shared' or 'mean', got {combine!r}")
+        self.combine = combine
+        options: Any = {"jacobian": jacobian, "attention": attention, "max_bytes": max_bytes}
+        super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
+        maps, remainder = run.contributions(seeds, layer, at.difference, at.path)
+        if seeds.excess is not None:
+            maps = moved(maps, seeds.excess)
+        weights = run.sums(seeds, layer, at.path)
+        made = Explained(
+            maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
+        )
+        # Of several layers, or of several heads, each map has a part.
+        if may_look(maps) and len(run.layers) == 1 and not run.passed.heads:
+            parts = [maps.flatten(2)] + ([] if remainder is None else [remainder.unsqueeze(-1)])
+            _check_sums(run, layer, torch.cat(parts, -1), seeds)
+        return made
+
+    def _of_layers(self, run: Run, targets: Sequence[Any]) -> Explained:
+        return as_one([self._explained(run, layer, targets) for layer in range(len(run.layers))], self.combine)
+
+    def _of_branches(self, run: Run, targets: Sequence[Any]) -> list[Explained]:
+        layers = range(len(run.layers))
+        if self.baseline == "neutral":  # where a value is 0 depends on all inputs: maps start at the mean
+            starts = {layer: self._starts(run, layer, targets, None)[0][1] for layer in layers}
+        else:
+            starts = {layer: self._start(run, layer) for layer in layers}
+        for layer in layers:
+            run.activations(layer)  # refuses those that no map can be made of
+        run.kept.update(self._from(run, starts))
+        made = [self._from_one(run, layer, targets) for layer in layers]
+        sums = torch.stack([each.maps.flatten(2).sum(-1) for each in made])
+        beside = sum(each.remainder for each in made if each.remainder is not None)
+        for each, own in zip(made, sums, strict=True):
+            each.remainder = beside + sums.sum(0) - own  # what is on the other maps as well
+        return made
+
+    def _is_linear(self, run: Run) -> bool:
+        # Of several layers, each has a baseline of its own.
+        return not run.components_apart and (len(run.layers) == 1 or isinstance(run.images, Inputs))
+
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        at = self._at_baseline(run, layer)
+        gradients = run.gradients(self._seeds(run, layer, [target]), layer, at.path)
+        return gradients.dense()[0] * run.shaped(at.difference, layer)
+
+
+def _check_sums(run: Run, layer: int, parts: Tensor, seeds: Any) -> None:
+    """Refuse contributions (N, K, I) that do not add up, as where one image changes the features of another."""
+    scale = seeds.log_scale.exp()
+    total = parts.sum(-1) * scale + seeds.baseline_values - seeds.values
+    size = parts.abs().sum(-1) * scale + seeds.values.abs() + seeds.baseline_values.abs()
+    tolerance = 1e-2 if parts.dtype == torch.float32 else 1e-5  # far above what rounding loses on the way
+    if bool((total.abs() > tolerance * size).any()):
+        raise NoClosedFormError(
+            f"contributions at {run.layers[layer]!r} do not add up: the network mixes the images of a batch, or "
+            "computes where it cannot be seen",
+            "explain one image at a time",
+            "see cam.check(images)",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
+
+
+class LIFTCAM(WithBaseline, ClosedFormCAM):
+    """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i``, the contribution of channel t (:class:`ContributionCAM`).
+
+    Jung and Oh, arXiv 2102.05228.
+    """
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
+        weights = run.products(seeds, layer, run.shaped(at.difference, layer), "positions", at.path)
+        if may_look(weights) and len(run.layers) == 1 and run.transforms[layer] is None:  # or tokens may be left out
+            _check_sums(run, layer, weights, seeds)
+        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+
+
+class RelevanceCAM(WithBaseline, ClosedFormCAM):
+    """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, where R is the relevance of the activations.
+
+    R comes from layer-wise relevance propagation along the path (z+ rule). The paper covers networks that end in a
+    softmax, not in a PCA or SVM; here, the relevance of the features is their contribution: the secants of the head
+    times the features' difference from the baseline. Lee et al., CVPR 2021.
+    """
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
+        assert at.path is not None
+        weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)
+        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)

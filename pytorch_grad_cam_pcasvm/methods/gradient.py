@@ -1,0 +1,169 @@
+"""Gradient methods.
+
+F are the activations (T channels), d is the gradient of a target with respect to them, and i runs over positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pytorch_grad_cam import (
+    GradCAM,
+    GradCAMElementWise,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    ShapleyCAM,
+    XGradCAM,
+)
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from pytorch_grad_cam_pcasvm.calculus.dual_numbers import DualNumbers
+from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
+from pytorch_grad_cam_pcasvm.methods.explanation import Run
+from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
+
+
+class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
+    """Grad-CAM, ``sum_t (sum_i d_t,i) F_t``: the maps of the paper (Eqs. 11 to 17).
+
+    Selvaraju et al., Grad-CAM, arXiv 1610.02391.
+    """
+
+    linear = True
+    heads_add_up = True
+    weights_are_sums = True
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        weights = run.sums(seeds, layer).contiguous()  # not a view of one image's numbers for all of them
+        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
+
+
+class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
+    """HiResCAM, ``sum_t d_t F_t`` position by position; it equals Grad-CAM if a mean over positions follows.
+
+    Draelos and Carin, arXiv 2011.08891.
+    """
+
+    linear = True
+    heads_add_up = True
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        maps = run.products(seeds, layer, activations, "channels")
+        return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
+
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)
+
+
+class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
+    """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``, or 0 where that sum of F is 0.
+
+    It equals Grad-CAM if a mean over positions follows the layer. Fu et al., arXiv 2008.02312.
+    """
+
+    linear = True
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        products = run.products(seeds, layer, activations, "positions")
+        total = activations.flatten(2).sum(-1, dtype=products.dtype).unsqueeze(1)
+        weights = torch.where(total == 0, 0.0, products / total)
+        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale)
+
+
+class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
+    """Grad-CAM++, ``sum_t w_t F_t`` with ``w_t = sum_i relu(d_t,i) / (2 + d_t,i sum_j F_t,j)``.
+
+    The weights were derived for ``exp(score)``; for a component or a margin, the same formula is used. Chattopadhyay et
+    al., arXiv 1710.11063, Eq. 19.
+    """
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        gradients = run.gradients(seeds, layer)
+        ones = [1] * (activations.dim() - 1)
+        total = activations.flatten(2).sum(-1, dtype=gradients.dtype).unflatten(1, (-1, *ones[1:]))
+        size = seeds.log_scale.exp().to(gradients.dtype).T.unflatten(1, (-1, *ones))
+
+        def weights(sign: int) -> Tensor:
+            def share(grad: Tensor) -> Tensor:
+                rising = (sign * grad).relu()
+                return rising / (rising * size).mul_(total).add_(2)
+
+            return gradients.map(share).over_positions().transpose(0, 1)
+
+        of_target, of_opposite = weights(1), weights(-1)
+        maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
+        return Explained(maps, of_target, seeds.values, seeds.log_scale, opposite)
+
+
+class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
+    """LayerCAM, ``sum_t relu(d_t) F_t`` position by position.
+
+    Jiang et al., IEEE Transactions on Image Processing 30 (2021).
+    """
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        rising, falling = _signs(run.gradients(seeds, layer))
+        maps, opposite = (part.times(activations, [1]).transpose(0, 1) for part in (rising, falling))
+        return Explained(maps, rising.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
+
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return run.gradients(run.seeds([target]), layer).dense()[0].relu() * run.activations(layer)
+
+
+class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
+    """The element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations, seeds = run.activations(layer), run.seeds(targets)
+        gradients = run.gradients(seeds, layer)
+        rising, falling = _signs(gradients)
+        # relu(d F) = relu(d) relu(F) + relu(-d) relu(-F)
+        plus, minus = activations.relu(), (-activations).relu()
+        maps, opposite = (
+            (one.times(plus, [1]) + other.times(minus, [1])).transpose(0, 1)
+            for one, other in ((rising, falling), (falling, rising))
+        )
+        return Explained(maps, gradients.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
+
+    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+        return (run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)).relu()
+
+
+def _signs(gradients: Cotangent) -> tuple[Cotangent, Cotangent]:
+    """Return ``relu(d)`` and ``relu(-d)``."""
+    return gradients.map(torch.relu), gradients.map(lambda grad: (-grad).relu())
+
+
+class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
+    """ShapleyCAM, ``sum_t w_t F_t`` with ``w_t = sum_i (d - H F / 2)_t,i``, H the Hessian of the target.
+
+    The product H F is the derivative of the closed-form gradient along F. If path and head are linear, it is 0, and the
+    map equals Grad-CAM's. Cai, arXiv 2501.06261.
+    """
+
+    weights_are_sums = True
+    replays = True
+
+    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+        activations = run.activations(layer)
+        with DualNumbers():
+            moved = run.along(layer, run.passed.activations[layer])
+            seeds = moved.seeds(targets)
+            sums = moved.sums(seeds, layer)
+            (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
+            weights, product = forward_ad.unpack_dual(sums)
+            if product is not None:
+                weights = weights - product / 2
+            if of_scale is not None:  # of the factor that was taken out
+                weights = weights - forward_ad.unpack_dual(sums).primal * of_scale.unsqueeze(-1).to(sums.dtype) / 2
+        return Explained(signed_maps(weights, activations), weights, values, log_scale)

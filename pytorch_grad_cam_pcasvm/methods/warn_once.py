@@ -1,0 +1,112 @@
+"""Doubts: reasons why maps are likely to be misread, each reported once."""
+
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.methods.outside_training import measures
+from pytorch_grad_cam_pcasvm.network.net import OfHead
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, CoarseMapWarning, OutsideTrainingWarning, warn
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
+
+DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
+
+_LATEST = 8  # images, of which most have to be far
+_CAUSES = (
+    "Were they preprocessed as for extract_features (not with values of 0..255), and are layer and pool the same? "
+    "Features that were normalised or scaled before fit are not what the network gives: let the head do that, "
+    "make_pipeline(Normalizer(), ...)"
+)
+_COARSE = 4  # positions along a side
+
+
+class Doubts:
+    """The warnings that were given for the maps of one method."""
+
+    def __init__(self) -> None:
+        self._told: set[type[Warning]] = set()
+        self._asked: set[Any] = set()
+        self._distances: dict[str, list[float]] = {}  # of the latest images, by measure
+
+    def of_layer(self, layer: str, positions: Sequence[int]) -> None:
+        """Warn if the maps of a layer have few positions, (H, W) or (D, H, W); looks at no values."""
+        count = 1
+        for side in positions:
+            count *= side
+        if count < _COARSE ** len(positions):
+            size = "x".join(map(str, positions))
+            self.tell(
+                CoarseMapWarning,
+                f"the maps of {layer!r} have only {size} positions, which look like one soft cloud over an image: "
+                "choose an earlier layer, or larger images",
+            )
+
+    def of_maps(self, maps: Any) -> None:
+        """Warn about the values of a SignedMaps; waits for the device."""
+        self.of_images(maps.output)
+        decisions = [k for k, target in enumerate(maps.targets) if _is_decision(target, maps.output)]
+        if decisions and maps.baseline_values is not None and BaselineWarning not in self._told:
+            values, at_baseline = _array(maps.values), _array(maps.baseline_values)
+            for k in decisions:
+                self._of_baseline(maps.targets[k], values[:, k], at_baseline[:, k])
+
+    def of_rows(self, output: Any, targets: Sequence[Any], values: Tensor, at_baseline: Tensor | None) -> None:
+        """Warn about the values of maps with one target per image, values (N, 1); waits for the device."""
+        self.of_images(output)
+        rows = [n for n, target in enumerate(targets) if _is_decision(target, output)]
+        if rows and at_baseline is not None and BaselineWarning not in self._told:
+            kinds = {targets[n] for n in rows}
+            what = kinds.pop() if len(kinds) == 1 else "the decisions"
+            self._of_baseline(what, _array(values)[rows, 0], _array(at_baseline)[rows, 0])
+
+    def of_images(self, output: Any) -> None:
+        """Warn if most of the latest images are unlike those that the head was fitted on; waits for the device."""
+        if OutsideTrainingWarning in self._told or not isinstance(output, OfHead):
+            return
+        for measure in measures(output):
+            # Who explains one image at a time meets an odd one among hundreds.
+            distances = [*self._distances.get(measure.name, ()), *measure.distances.tolist()]
+            self._distances[measure.name] = distances = distances[-max(_LATEST, len(measure.distances)) :]
+            middle = median_low(distances)
+            if middle > measure.limit_of(len(distances)):
+                self.tell(
+                    OutsideTrainingWarning,
+                    f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",
+                )
+
+    def _of_baseline(self, what: Any, values: np.ndarray, at_baseline: np.ndarray) -> None:
+        """Warn if most values (N,) of a decision are due to the baseline."""
+        (ruled,) = np.nonzero(abs(at_baseline) > abs(values - at_baseline))
+        if 2 * len(ruled) > len(values):
+            value, start = values[ruled[0]], at_baseline[ruled[0]]
+            self.tell(
+                BaselineWarning,
+                f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {what} than the image: a "
+                f"value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to {value - start:.3g}; with "
+                "baseline='neutral', it adds up to the value",
+            )
+
+    def once(self, key: Any) -> bool:
+        """Return whether something is asked for the first time."""
+        first = key not in self._asked
+        self._asked.add(key)
+        return first
+
+    def tell(self, category: type[Warning], message: str) -> None:
+        """Give a warning, unless one of its kind was given."""
+        if category not in self._told:
+            self._told.add(category)
+            warn(message, category)
+
+
+def _is_decision(target: Any, output: Any) -> bool:
+    """Return whether a target is a decision, which has a boundary: the value of a regressor has none."""
+    return isinstance(target, ClosedFormTarget) and isinstance(output, OfHead) and target.boundaries(output.head) > 0
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as an array, for which torch need not dispatch anything."""
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,113 @@
+"""Channel means: what layers give on average over the images and positions of a training set."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.token_layout import Layout, layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
+
+
+class ChannelMeans:
+    """Averages the output of layers over all images that a network runs on, and over positions.
+
+    Tokens that are no positions of the image (class, registers) have means of their own. Layers whose output is not a
+    tensor that counts images first, or lies on the image in a way that cannot be found out, are left out; so are
+    those that run more than once, unless their call is named, as in ``"block#2"``.
+
+    Args:
+        backbone: the network, in evaluation mode.
+        layers: dotted names of the layers.
+        x: images of the kind to come, shape (N, ...).
+    """
+
+    def __init__(self, backbone: nn.Module, layers: Iterable[str], x: Tensor) -> None:
+        self._backbone = backbone
+        self._layouts: dict[str, Layout | None] = {}
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._repeated: set[str] = set()
+        for name in layers:
+            output = output_of(backbone, name if called(name)[1] else f"{name}#1", x)
+            if not isinstance(output, Tensor) or output.dim() < 3:
+                continue
+            layout = None
+            if output.dim() != x.dim() or looks_channels_last(output.shape, x.shape):
+                try:
+                    layout = layout_of(
+                        backbone, lambda net, images, name=name: output_of(net, name, images), repr(name), x, output
+                    )
+                except ValueError:
+                    continue
+                if layout.batch:
+                    continue
+            self._layouts[name] = layout
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count every image that the network runs on.
+
+        Yields:
+            Nothing.
+        """
+        calls: Counter[str] = Counter()  # in one pass
+
+        def add(name: str, output: Tensor) -> None:
+            call = called(name)[1]
+            calls[name] += 1
+            if call is None and calls[name] > 1:
+                self._repeated.add(name)
+            elif call in (None, calls[name]):
+                self._add(name, output)
+
+        with hooked() as hooks:
+            hooks.before(self._backbone, lambda *_: calls.clear())
+            for name in self._layouts:
+                module = self._backbone.get_submodule(called(name)[0])
+                hooks.after(module, lambda module, args, kwargs, output, name=name: add(name, output))
+            yield
+
+    def _add(self, name: str, output: Tensor) -> None:
+        layout = self._layouts[name]
+        if layout is None:
+            rows = output.flatten(2).double().mean(-1, keepdim=True)
+        else:
+            before, on_grid, after = layout.parts(output.double())
+            rows = torch.cat([before, on_grid.mean(-1, keepdim=True), after], -1)
+        self._sums[name] = self._sums.get(name, 0) + rows.sum(0)
+        self._counts[name] = self._counts.get(name, 0) + len(output)
+
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """The means of each layer, float32 of shape (T, 1), or for tokens (T, tokens before + 1 + tokens after)."""
+        sums = {name: total for name, total in self._sums.items() if name not in self._repeated}
+        return {name: (total / self._counts[name]).float().cpu() for name, total in sums.items()}
+
+
+def everywhere(means: Tensor, layout: Layout | None, activations: Tensor) -> Tensor:
+    """Return activations of one row with a layer's means at all positions, in the network's own layout.
+
+    Args:
+        means: of :class:`ChannelMeans`.
+        layout: how the output of the layer lies on the image; None: (N, T, ...).
+        activations: what the layer gives for images.
+
+    Raises:
+        ValueError: they are means of another layer.
+    """
+    tokens = 1 if layout is None else layout.before + 1 + layout.after
+    channels = activations.shape[1 if layout is None else layout.channels]
+    if means.shape != (channels, tokens):
+        raise ValueError(
+            f"the head holds means of shape {tuple(means.shape)}, but the layer has {channels} channels and "
+            f"{tokens - 1} tokens besides those of the image: it is another network than the one it was fitted behind"
+        )
+    means = means.to(activations).unsqueeze(0)
+    if layout is None:
+        return means.unflatten(2, (1,) * (activations.dim() - 2)).expand(1, -1, *activations.shape[2:])
+    return layout.filled(means)

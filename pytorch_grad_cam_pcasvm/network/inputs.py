@@ -1,0 +1,138 @@
+"""Inputs: one tensor or several for a network, such as RGB and depth, two views, or an image and its metadata."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+_IMAGE_KEYS = ("image", "pixel_values", "img")
+LABEL_KEYS = ("label", "labels", "fine_label")
+
+
+class Inputs:
+    """Several inputs of one network, with N rows each; like a batch, they have a length, can be indexed and moved.
+
+    Args:
+        given: a tuple or list of tensors, which are passed in this order, or a dict of tensors, which are passed by
+            name to a network whose forward has arguments of these names, and as a dict to any other.
+
+    Raises:
+        ValueError: there are no inputs, or their numbers of rows differ.
+    """
+
+    def __init__(self, given: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
+        self._names = tuple(given) if isinstance(given, Mapping) else None
+        values = given.values() if isinstance(given, Mapping) else given
+        self.tensors: list[Tensor] = [plain_tensor(value) for value in values]
+        counts = [tuple(tensor.shape[:1]) for tensor in self.tensors]
+        if not counts or set(counts) != {counts[0]} or () in counts:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in self.tensors) or "none"
+            raise ValueError(f"several inputs must have one row each for the same images, (N, ...), got {shapes}")
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """N, and the shapes of one row of each."""
+        return (self.tensors[0].shape[0], *(tuple(tensor.shape[1:]) for tensor in self.tensors))
+
+    @property
+    def images(self) -> list[Tensor]:
+        """Those that are batches of images, or all if none is."""
+        return [x for x in self.tensors if x.dim() in (4, 5) and x.is_floating_point()] or self.tensors
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the images."""
+        return self.images[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device, which is the same for all."""
+        return self.tensors[0].device
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, rows: Any) -> "Inputs":
+        return self.map(lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device) -> "Inputs":
+        """Return them on a device."""
+        return self.map(lambda tensor: tensor.to(device))
+
+    def map(self, function: Callable[..., Tensor], *others: "Inputs") -> "Inputs":
+        """Apply a function to each tensor, together with the tensors of others in the same place."""
+        made = [function(*each) for each in zip(self.tensors, *(other.tensors for other in others), strict=True)]
+        return Inputs(made if self._names is None else dict(zip(self._names, made, strict=True)))
+
+    def passed_to(self, module: nn.Module) -> Any:
+        """Return what a network gives for them.
+
+        Raises:
+            TypeError: it takes neither arguments of these names nor a dict.
+        """
+        if self._names is None:
+            return module(*self.tensors)
+        given = dict(zip(self._names, self.tensors, strict=True))
+        parameters = inspect.signature(module.forward).parameters
+        if parameters.keys() & given or [each.kind for each in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
+            return module(**given)
+        try:
+            return module(given)
+        except (TypeError, AttributeError, KeyError) as error:
+            raise TypeError(
+                f"{type(module).__name__} has no arguments named {', '.join(given)}, and cannot be run on a dict of "
+                f"them ({str(error).splitlines()[0]}): name them as its forward does, or pass a tuple"
+            ) from error
+
+
+def inputs_of(given: Any) -> Any:
+    """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images."""
+    values = list(given.values()) if isinstance(given, Mapping) else given
+    if not isinstance(values, list | tuple) or not values or not all(isinstance(value, Tensor) for value in values):
+        return plain_tensor(given)
+    alike = len({value.shape for value in values}) == 1 and values[0].dim() == 3 and not isinstance(given, Mapping)
+    return given if alike else Inputs(given)
+
+
+def each(function: Callable[..., Tensor], x: Any, *others: Any) -> Any:
+    """Apply a function to an input, or to each one of several."""
+    return x.map(function, *others) if isinstance(x, Inputs) else function(x, *others)
+
+
+def images_of(x: Any) -> list[Tensor]:
+    """Return the input; of several, those that are images, or all if none is."""
+    return x.images if isinstance(x, Inputs) else [x]
+
+
+def image_and_label(given: Any) -> tuple[Any, Any]:
+    """Return the image in a row or a batch, and its label, or None.
+
+    Args:
+        given: a dict, as in MONAI or Hugging Face; a pair or longer tuple; or an image alone.
+
+    Returns:
+        The image and its label; tensors of a subclass become plain tensors.
+
+    Raises:
+        ValueError: a dict has no image.
+    """
+    if isinstance(given, Mapping):
+        image, label = (
+            next((found for key in keys if (found := given.get(key)) is not None), None)
+            for keys in (_IMAGE_KEYS, LABEL_KEYS)
+        )
+        if image is None:
+            raise ValueError(f"no image among {list(given)}: one of {_IMAGE_KEYS} is expected")
+    else:
+        image, label, *_ = (*given, None, None) if isinstance(given, list | tuple) else (given, None)
+    return plain_tensor(image), plain_tensor(label)
+
+
+def plain_tensor(value: Any) -> Any:
+    """Return a tensor of a subclass, such as MONAI's MetaTensor with its metadata, as a plain one; others unchanged."""
+    if not isinstance(value, Tensor) or type(value) is Tensor or isinstance(value, FakeTensor):  # of a tracer
+        return value
+    return value.as_subclass(Tensor)

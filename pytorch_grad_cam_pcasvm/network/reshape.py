@@ -1,0 +1,108 @@
+"""Transforms: what brings the activations of a target layer to the shape of maps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.inputs import images_of
+from pytorch_grad_cam_pcasvm.network.token_layout import Layout, layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
+
+
+def transform_of(
+    given: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, once: Callable[[Any], bool]
+) -> Callable[[Tensor], Tensor] | None:
+    """Return the transform that reshapes the activations of a target layer to (N, T, H, W); None if nothing is needed.
+
+    Args:
+        given: ``reshape_transform``: ``"tokens"``, a user's function, or None.
+        backbone: the network.
+        name: name of the layer.
+        x: images, shape (N, ...).
+        activations: the layer's output for them.
+        once: whether a layer and a shape are asked for the first time, as a hint is given once.
+
+    Returns:
+        A function, a :class:`Layout` if that is known, or None.
+
+    Raises:
+        ValueError: the layout cannot be determined, or the channels seem to come last.
+    """
+
+    def layout() -> Layout:
+        what = f"the output of {name!r}"
+        return layout_of(backbone, lambda net, images: output_of(net, name, images), what, x, activations)
+
+    if given == "tokens":
+        return layout()
+    if given is None:
+        if all(looks_channels_last(activations.shape, image.shape) for image in images_of(x)):
+            refuse(
+                ValueError,
+                f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last",
+                Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
+            )
+        return None
+    if once((name, x.shape[1:], activations.shape[1:])):
+        _hint_at_other_tokens(given, name, activations, layout)
+
+    def guarded(activations: Tensor) -> Tensor:
+        try:
+            return given(activations)
+        except Exception as error:
+            found = _tokens(layout)
+            way = "" if found is None else f"; they are {_words(found)}: use reshape_transform='tokens'"
+            raise ValueError(
+                f"reshape_transform fails on the activations of {name!r}, {tuple(activations.shape)}: {error}{way}"
+            ) from error
+
+    return guarded
+
+
+def _tokens(layout: Callable[[], Layout]) -> Layout | None:
+    """Return the layout of tokens, or None where it cannot be known or there are none."""
+    try:
+        found = layout()
+    except Exception:  # it is for a hint only: what it may be does not matter
+        return None
+    return None if found.tokens is None else found
+
+
+def _words(layout: Layout) -> str:
+    assert layout.tokens is not None
+    _, before, patches = layout.tokens
+    words = f"{before + patches + layout.after} tokens: {patches} patches"
+    words += f" after {before} other{'s' if before > 1 else ''}" if before else ""
+    return words + (f", and {layout.after} after them" if layout.after else "")
+
+
+def _hint_at_other_tokens(
+    function: Callable[[Tensor], Tensor], name: str, activations: Tensor, layout: Callable[[], Layout]
+) -> None:
+    """Say once if a function that only picks tokens, (N, L, D), takes others than those of the patches."""
+    if activations.dim() != 3:
+        return
+    numbers = torch.arange(1.0, activations.shape[1] + 1, device=activations.device)  # 0 may be padding
+    try:
+        picked = function(numbers.reshape(1, -1, 1).repeat(len(activations), 1, activations.shape[2])).flatten(2)
+    except Exception:  # not on such numbers: then nothing is known
+        return
+    taken = picked[0, 0].long() - 1
+    is_pick = torch.equal(picked, (taken + 1).to(picked).expand_as(picked)) and len(taken.unique()) == len(taken)
+    if not is_pick or int(taken.min()) < 0 or int(taken.max()) >= len(numbers):
+        return
+    found = _tokens(layout)
+    if found is None or found.batch != 0 or found.tokens is None:
+        return
+    first, count = found.tokens[1:]
+    if sorted(taken.tolist()) != list(range(first, first + count)):
+        some = "" if int(taken.max() - taken.min()) == len(taken) - 1 else f"{len(taken)} of "
+        warn(
+            f"reshape_transform takes {some}the tokens {int(taken.min())} to {int(taken.max())} of {name!r}, but the "
+            f"patches seem to be {first} to {first + count - 1} ({_words(found)}): if that is not intended, use "
+            "reshape_transform='tokens'",
+            UserWarning,
+        )

@@ -1,0 +1,380 @@
+"""Layout: where on the image every number of a layer's output lies, found by observing the network."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.network.inputs import each, images_of
+from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
+from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the output of a layer lies on the image.
+
+    Attributes:
+        grid: its positions, (H, W) or (D, H, W).
+        dims: number of its dimensions.
+        batch: the dimension that counts the images.
+        channels: the dimension that counts the channels; the others are positions, row by row.
+        before: number of tokens before those of the grid: class, distillation, registers.
+        after: number of tokens after them.
+    """
+
+    grid: tuple[int, ...]
+    dims: int
+    batch: int
+    channels: int
+    before: int = 0
+    after: int = 0
+
+    @property
+    def tokens(self) -> tuple[int, int, int] | None:
+        """The dimension of tokens, the first one on the grid, and their number; None if positions have several."""
+        return (1 - self.batch, self.before, math.prod(self.grid)) if self.dims == 3 else None
+
+    def parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens before, on and after the grid, shape (..., N, T, number) each."""
+        first = output.dim() - self.dims
+        moved = output.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
+        return moved.split([self.before, math.prod(self.grid), self.after], -1)  # type: ignore[return-value]
+
+    def filled(self, means: Tensor) -> Tensor:
+        """Return an output with the same numbers at all positions of the grid, for images with other tokens.
+
+        Args:
+            means: shape (N, T, before + 1 + after); the one between is that of the grid.
+        """
+        before, of_grid, after = means.split([self.before, 1, self.after], -1)
+        rows = torch.cat([before, of_grid.expand(-1, -1, math.prod(self.grid)), after], -1)
+        moved = rows if self.dims == 3 else rows.unflatten(-1, self.grid)
+        return moved.movedim((0, 1), (self.batch, self.channels))
+
+    def __call__(self, output: Tensor) -> Tensor:
+        """Return the numbers at the positions of the grid, shape ``(..., N, T, *grid)``; other dimensions may lead."""
+        return self.parts(output)[1].unflatten(-1, self.grid)
+
+
+_TRANSFORM = (
+    "pass a function that brings it to (N, T, H, W), such as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is "
+    "one class token, or name a block or its norm rather than a layer inside a window"
+)
+_known: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
+def layout_of(
+    backbone: nn.Module,
+    place: Callable[[nn.Module, Tensor], Any],
+    name: str,
+    x: Tensor,
+    output: Tensor | None = None,
+    fix: str = _TRANSFORM,
+    without: str = "choose an earlier layer, as ",
+) -> Layout:
+    """Find out how the output of a layer lies on the image.
+
+    A copy of the network, without any hooks, runs up to the layer on noise. The grid is that of the last convolution
+    before the tokens, the patch embedding; tokens that are the same for different images belong to no patch; and a
+    change in a corner of the image must show in that corner of the grid.
+
+    Args:
+        backbone: the network.
+        place: runs such a network on images and returns the output.
+        name: name of the layer for messages, such as ``"the output of 'norm'"``.
+        x: images, shape (N, C, H, W) or (N, C, D, H, W).
+        output: the layer's output for them, if known.
+        fix: what to do if the layout cannot be determined.
+        without: what to do if no positions are left; the name of an earlier layer follows.
+
+    Returns:
+        The layout.
+
+    Raises:
+        ValueError: it cannot be determined.
+    """
+    # Written into a network, another number of tokens changes the shape.
+    sizes = None if output is None else [*output.shape]
+    if sizes is not None and x.shape[0] in sizes:  # once: a grid may have as many rows as there are images
+        sizes[sizes.index(x.shape[0])] = -1
+    key = (name, tuple(x.shape[1:]), x.dtype, sizes and tuple(sizes))
+    known = _known.setdefault(backbone, {})
+    if key not in known:
+        with unchanged(backbone), torch.no_grad():
+            try:
+                known[key] = _looked_at(backbone, place, x)
+            except _PooledError as error:
+                shape, earlier = error.args
+                way = without + (repr(earlier) if earlier else "...")
+                raise ValueError(f"{name}, {shape}, has no positions or tokens left: {way}") from None
+            except _UnknownError as error:
+                raise ValueError(f"how {name} lies on the image cannot be determined: {error}; {fix}") from None
+    return known[key]
+
+
+class _UnknownError(Exception):
+    """Why a layout cannot be known."""
+
+
+class _PooledError(Exception):
+    """The shape of an output that has no positions, and the last layer whose output has, or None."""
+
+
+def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor) -> Layout:
+    """Return the layout that a twin of the network shows, in float32 at least if its kernels can do that."""
+
+    def layout(twin: nn.Module, x: Tensor) -> Layout:
+        probe = _Probe(twin, place, x)
+        return (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
+
+    kind = x.device.type
+    if x.dtype in _HALVES or torch.is_autocast_enabled(kind) or any(p.dtype in _HALVES for p in backbone.parameters()):
+        # What a corner of the image changes may be less than the rounding of such numbers.
+        try:
+            with torch.autocast(kind, enabled=False):
+                full = without_hooks(backbone, full=True)
+                return layout(full, each(lambda given: given.float() if given.dtype in _HALVES else given, x))
+        except (_UnknownError, _PooledError):
+            raise
+        except Exception:  # scripted modules, kernels of half precision alone, no memory: whatever it may be
+            pass
+    return layout(without_hooks(backbone), x)
+
+
+def forget(layout: Layout) -> None:
+    """Forget a layout, so that its networks are examined again."""
+    for known in list(_known.values()):
+        for key in [key for key, value in known.items() if value is layout]:
+            del known[key]
+
+
+def without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
+    """Return modules that share everything with those of a network but hooks, in evaluation mode.
+
+    With ``full`` all that has half precision is copied in float32.
+    """
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in _HALVES:
+            return value.detach().float()
+        if type(value) in (dict, OrderedDict):
+            return type(value)((name, copied(part)) for name, part in value.items())
+        return value
+
+    # What is hooked by others is not to see noise, and other threads may need the hooks meanwhile.
+    twins: dict[nn.Module, nn.Module] = {}
+    for module in modules_of(backbone):
+        if isinstance(module, torch.jit.ScriptModule):
+            twins[module] = module
+            continue
+        twin = twins[module] = object.__new__(type(module))
+        twin.__dict__ = {
+            name: OrderedDict() if "_hooks" in name and isinstance(value, dict) else value
+            for name, value in vars(module).items()
+        } | {"training": False}
+        if full:
+            twin.__dict__ = copied(twin.__dict__)
+    for module, twin in twins.items():
+        if twin is not module:
+            children = module._modules.items()
+            twin.__dict__["_modules"] = {name: child if child is None else twins[child] for name, child in children}
+    return twins[backbone]
+
+
+def looks_channels_last(shape: torch.Size, image: torch.Size) -> bool:
+    """Return whether an output (N, a, b, c) has the proportions of the image in a and b, and not in b and c."""
+    return len(shape) == len(image) == 4 and _in_proportion(shape[1:3], image) and not _in_proportion(shape[2:], image)
+
+
+def _in_proportion(sizes: Any, image: torch.Size) -> bool:
+    return abs(sizes[0] * image[3] - sizes[1] * image[2]) <= image[2] + image[3]
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What was seen of tokens (N, L, D) on the way.
+
+    Attributes:
+        convolutions: how many of them ran before.
+        constant: whether each token is the same for different images, L of them.
+        change: by how much each token of each image differs from the first image's, shape (N, L).
+        few_changed: whether a change in a corner of the image has reached a few tokens only.
+    """
+
+    convolutions: int
+    constant: list[bool]
+    change: Tensor
+    few_changed: bool
+
+
+class _Probe:
+    """One run on a few images of noise, of which two differ from the first in one corner only."""
+
+    def __init__(
+        self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor, extra: int = 0
+    ) -> None:
+        self._axes = images_of(x)[0].dim() - 2
+        if self._axes not in (2, 3):
+            raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
+        self._images = each(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)]), x)
+        self._sizes = [image.shape[2:] for image in images_of(x)]
+        self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
+        self._seen: list[_Tokens] = []
+        self._positions: dict[nn.Module, bool] = {}  # whether a module's output has any, in order
+        self._backbone = backbone
+        with hooked() as hooks:
+            for module in modules_of(backbone):
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue
+                hooks.before(module, lambda module, args, kwargs: self._see((*args, *kwargs.values())))
+                hooks.after(module, self._after)
+            self._output = place(backbone, self._images)
+        self._see((self._output,))
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether there are as many tokens as images."""
+        return isinstance(self._output, Tensor) and self._output.shape[:2] == (len(self._images),) * 2
+
+    def layout(self) -> Layout:
+        """Return the layout of what was found."""
+        output, count = self._output, len(self._images)
+        if isinstance(output, Tensor) and output.dim() == 2:
+            raise _PooledError(f"(N, {output.shape[1]})", self._last_with_positions())
+        if not isinstance(output, Tensor) or output.dim() not in (3, 4, 5):
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise _UnknownError(f"it returns {shape}, which has no positions")
+        if output.dim() == 3:
+            return self._of_tokens(output, count)
+        if len(output) != count:
+            raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
+        grids = [*self._shapes, *self._sizes]
+        places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
+        layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
+        fitting = [
+            layout for layout in layouts if any(_merged(g, math.prod(layout.grid)) == layout.grid for g in grids)
+        ]
+        change = (output - output[:1]).abs().double()
+        if len(fitting) != 1:
+            fitting = [
+                layout for layout in fitting or layouts if _in_corners(_largest(layout(change).amax(1)), layout.grid)
+            ]
+        if len(fitting) != 1:
+            raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
+        return fitting[0]
+
+    def _of_tokens(self, output: Tensor, count: int) -> Layout:
+        batch = [axis for axis in (0, 1) if output.shape[axis] == count]
+        if len(batch) != 1:
+            raise _UnknownError(f"for {count} images it returns {tuple(output.shape)} (windows in place of images?)")
+        seen = [tokens for tokens in self._seen if len(tokens.constant) == output.shape[1 - batch[0]]]
+        first = seen[0]  # its last is the output
+        if not first.convolutions:
+            raise _UnknownError("no convolution runs before its tokens to take their grid from")
+        patches = self._shapes[first.convolutions - 1]
+        same = first.constant
+        length, extra = len(same), sum(same)
+        before = next((i for i, constant in enumerate(same) if not constant), length)
+        after = next((i for i, constant in enumerate(reversed(same)) if not constant), length)
+        grid = _merged(patches, length - extra)
+        if extra != before + after or grid is None or (extra and grid != patches):
+            raise _UnknownError(
+                f"its {length} tokens, {extra} of them the same for all images, are not those of a grid of "
+                f"{' x '.join(map(str, patches))} patches"
+            )
+        # Behind attention every token has changed. Before, all of them tell whether something changes their order.
+        for tokens in seen:
+            of_grid = tokens.change[:, before : length - after].unflatten(1, grid)
+            changed, margin = (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_largest(of_grid), 0)
+            if (tokens is first or tokens.few_changed) and not _in_corners(changed, grid, margin):
+                raise _UnknownError("its tokens do not lie row by row, or every token looks at the whole image")
+        return Layout(grid, 3, batch[0], 2, before, after)
+
+    def _see(self, items: Any) -> None:
+        count = len(self._images)
+        for item in items:
+            if isinstance(item, Tensor) and item.dim() == 3 and item.is_floating_point() and count in item.shape[:2]:
+                rows = item if len(item) == count else item.transpose(0, 1)
+                change = (rows - rows[:1]).abs().amax(-1).double()
+                least = 1e-6 * rows.abs().amax().double()
+                few = bool(((change[2:] > least).sum(1) <= change.shape[1] / 4).all())
+                constant = (change[1] <= least).tolist()
+                self._seen.append(_Tokens(len(self._shapes), constant, change, few))
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if isinstance(module, _CONVOLUTIONS) and output.dim() == self._axes + 2:
+            self._shapes.append(tuple(output.shape[2:]))
+        items = (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ()
+        self._see(items)
+        shape = next((item.shape for item in items if isinstance(item, Tensor)), None)
+        if shape is not None:
+            self._positions.pop(module, None)
+            self._positions[module] = min(math.prod(shape[1:-1]), math.prod(shape[2:])) > 1
+
+    def _last_with_positions(self) -> str | None:
+        """Return the name of the last layer whose output has positions, and is no part of one whose output has none."""
+        names = {module: name for name, module in self._backbone.named_modules()}
+        without = {names[module] for module, has in self._positions.items() if not has}
+        for module, has in reversed(self._positions.items()):
+            parents = accumulate(names[module].split(".")[:-1], "{}.{}".format)
+            if has and names[module] and not without.intersection(parents):
+                return names[module]
+        return None
+
+
+def _changed_in_corners(rows: list[int], x: Tensor) -> Tensor:
+    """Return an image of noise and another, then the first one with other numbers in one corner for each axis."""
+    if not x.is_floating_point() or x.dim() < 4:
+        return x[:1].expand(len(rows), *x.shape[1:])
+    size = x.shape[2:]
+    noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
+    images = noise[rows]
+    for axis in range(len(size)):  # the far end of one axis, the near end of the others
+        corner: list[Any] = [slice(-(-length // 4)) for length in size]
+        corner[axis] = slice(-(-size[axis] // 4) * -1, None)
+        images[(2 + axis, slice(None), *corner)] = 4 * noise[(2, slice(None), *corner)]
+    return images
+
+
+def _largest(change: Tensor) -> Tensor:
+    """Return where each image (N, *grid) has changed most."""
+    return change == change.flatten(1).amax(1).reshape(-1, *[1] * (change.dim() - 1))
+
+
+def _in_corners(changed: Tensor, grid: tuple[int, ...], margin: int = 0) -> bool:
+    """Return whether each image that differs in a corner has changed, (N, *grid), in that corner of the grid only.
+
+    The corner is a quarter of every axis, as patches may leave out some pixels.
+    """
+    for axis in range(len(grid)):
+        for other, size in enumerate(grid):
+            places = changed[2 + axis].movedim(other, 0).flatten(1).any(1).nonzero()[:, 0]
+            distance = size - 1 - places if other == axis else places  # the far end of one axis, the near end of others
+            # Of two positions one has to be left, or any order would do.
+            allowed = min(-(-size // 4) + margin, max(size - 1, 1))
+            if not len(places) or int(distance.amax()) >= allowed:
+                return False
+    return True
+
+
+def _merged(grid: Any, count: int) -> tuple[int, ...] | None:
+    """Return the grid, halved as often as it takes to have so many positions; None if it never has."""
+    factor = 1
+    while factor <= 2 * max(grid):
+        sizes = tuple(-(-size // factor) for size in grid)
+        if math.prod(sizes) == count:
+            return sizes
+        factor *= 2
+    return None

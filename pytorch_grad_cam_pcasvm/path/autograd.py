@@ -1,0 +1,246 @@
+"""The path by autograd: the fallback for a network, and the reference for a closed form."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
+from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_only
+
+from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
+from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
+from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.inputs import each
+from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.hooks import called, calls_of, hooked, runs_instead
+from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.tape.operations import operation
+from pytorch_grad_cam_pcasvm.tape.recorder import explanation
+
+
+class _Differentiable(Mode):
+    """Records a graph for every call behind a target layer, also in a region of inference mode that this is in."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, OpOverload):  # from within the dispatcher, where scripted code keeps this mode
+            return func(*args, **kwargs)
+        Rollback.go_above_autograd()  # the end of a compiled part puts back what it began with
+        # Tensors made in inference mode, as the weights of some networks, can take no part in a graph.
+        args, kwargs = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs))
+        if not (torch.is_inference_mode_enabled() and torch.is_grad_enabled()):
+            return func(*args, **kwargs)
+        with without_inference(), torch.enable_grad():
+            return func(*args, **kwargs)
+
+
+class _OnlyDifferentiable(TorchDispatchMode):
+    """Refuses operations that draw random numbers, and behind a target layer those of which autograd has no gradient.
+
+    Attributes:
+        reached: whether a target layer has run.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = False
+        self._explaining = explanation.get()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, unless it is refused."""
+        if explanation.get() is self._explaining:
+            known = operation(func)
+            if known.draws:
+                known.check_randomness(args, kwargs or {})
+            if self.reached and not known.differentiable:
+                raise NoClosedFormError(
+                    f"autograd has no gradient of {known.name}, and would take it for 0",
+                    "explain the network as it was before it was quantised",
+                )
+        return func(*args, **kwargs or {})
+
+
+class AutogradPath:
+    """The path by autograd: the stem runs without a graph, everything after the first target layer with one.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+    """
+
+    def __init__(self, backbone: nn.Module, layer: str | None, names: Sequence[str]) -> None:
+        self._backbone, self._layer, self._names = backbone, layer, list(names)
+
+    def run(self, x: Tensor) -> "AutogradPass":
+        """Run the network once, up to the features."""
+        leaves, mode = dict[str, Tensor](), _OnlyDifferentiable()
+
+        # What follows a target layer gets another tensor, with a graph that begins there.
+        def split(name: str, output: Tensor) -> Tensor:
+            if not leaves:
+                _Differentiable().__enter__()
+            mode.reached = True
+            set_gradients(enabled=True)  # the end of a region that switches them off here puts that back
+            rollback.go_above_autograd()
+            with torch._C.DisableTorchFunction(), without_inference(), torch.enable_grad():
+                leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
+                return leaves[name].clone()
+
+        x = each(lambda given: given.clone() if given.is_inference() else given, x)
+        with without_inference(), Rollback() as rollback:
+            rollback.note_modes()
+            rollback.go_below_autograd()
+            _push_mode(mode)
+            output = run_to_features(self._backbone, self._layer, self._names, x, split)
+        return AutogradPass([leaves[name] for name in self._names], output)
+
+
+@dataclass
+class AutogradPass(Pass):
+    """One forward pass of an :class:`AutogradPath`."""
+
+    activations: list[Tensor]
+    output: Any
+    _graph: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Separate the graph from the visible tensors."""
+        self._leaves = self.activations
+        self._graph = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        self.activations = [leaf.detach() for leaf in self._leaves]
+        self.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self.output)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the output depends on a target layer, as far as autograd knows."""
+        return any(tensor.requires_grad for tensor in self._graph)
+
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Pullback:
+        """Return the derivative with respect to ``activations[target]``."""
+        if baseline is not None:
+            self._refuse("secants")
+        leaf = self._leaves[target]
+        pairs = [
+            (tensor, seed)
+            for tensor, seed in zip(self._graph, seeds, strict=True)
+            if seed is not None and tensor.requires_grad
+        ]
+        if not pairs:
+            raise ValueError(_UNCONNECTED)
+        tensors, given = zip(*pairs, strict=True)
+        # Seeds far below 1 would be lost in a backbone's half precision.
+        size = torch.stack([seed.reshape(len(seed), -1).abs().amax(1) for seed in given]).amax(0)
+        size = torch.where(size > 0, size, 1.0)
+        pulled = []
+        with without_inference():
+            for k, factor in enumerate(size):
+                rows = [(seed[k] / factor).to(tensor.dtype) for tensor, seed in pairs]
+                (part,) = torch.autograd.grad(tensors, leaf, rows, retain_graph=True, allow_unused=True)
+                if part is None:
+                    raise ValueError(_UNCONNECTED)
+                pulled.append(part)
+        stacked = torch.stack(pulled).to(given[0].dtype)
+        return Pullback(Cotangent(stacked * size.reshape(-1, *[1] * leaf.dim())))
+
+    def bytes_per_target(self) -> int:
+        """Return roughly how much memory one target takes for the batch."""
+        return 4 * max(leaf.numel() * leaf.element_size() for leaf in self._leaves)
+
+
+_UNCONNECTED = "the features do not depend on the target layer (a detach, or no gradient on the way?)"
+
+
+def run_to_features(
+    backbone: nn.Module,
+    layer: str | None,
+    names: Sequence[str],
+    x: Tensor,
+    reached: Any,
+    copied: Callable[[Tensor], Tensor] = Tensor.clone,
+) -> Any:
+    """Run a network up to its features, and return them.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+        x: input, shape (N, ...).
+        reached: called with the name and output of every target layer; may return another output.
+        copied: copies a tensor of the features that what follows may write into.
+    """  # noqa: DOC201, DOC501 - said in one line
+    ran, ended = set[str](), list[Counter[str]]()
+
+    def hook(name: str, output: Any) -> Any:
+        if ended or name in ran:
+            return None
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
+            )
+        ran.add(name)
+        return reached(name, output)
+
+    with hooked() as hooks:
+        for name in dict.fromkeys(names):
+            hooks.after_call(backbone, name, hook)
+        try:
+            output = output_of(backbone, layer, x, done=lambda: ended.append(hooks.runs.copy()), copied=copied)
+        except Exception as error:
+            _refuse_several(names, ended[0] if ended else hooks.runs)  # which may be why it fails
+            if not isinstance(error, RuntimeError) or "flex_attention" not in str(error):
+                raise
+            refuse(
+                ValueError,
+                "flex_attention compiles itself, which cannot be done while its steps are watched",
+                "use torch.nn.functional.scaled_dot_product_attention with the mask",
+            )
+    runs = ended[0] if ended else hooks.runs
+    _refuse_several(names, runs)
+    if isinstance(output, Mapping) and tree_is_leaf(output):
+        output = dict(output)  # a class of the user's, which torch cannot take apart
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
+        what = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
+        raise TypeError(
+            f"{type(backbone).__name__} returns a {type(output).__name__} of {what}s, like a detector's boxes: only a "
+            "tensor, or a dict, tuple or list of tensors, can be explained"
+        )
+    missing = [name for name in names if name not in ran]
+    if missing:
+        where = "the network's output" if getattr(layer, "where", layer) is None else f"the features, {layer!r}"
+        count = runs[called(missing[0])[0]]
+        if count:
+            raise ValueError(
+                f"the target layer {missing[0]!r} does not run before {where}, where {runs_instead(missing[0], count)}"
+            )
+        raise ValueError(
+            f"the target layer {missing[0]!r} does not run before {where}: choose a layer that "
+            "runs before them (under fused attention, softmax and dropout never run)"
+        )
+    return output
+
+
+def _refuse_several(names: Sequence[str], runs: Mapping[str, int]) -> None:
+    """Refuse target layers that have run more than once, of which no call is named."""
+    for name in names:
+        if runs.get(name, 0) > 1:
+            raise ValueError(
+                f"the target layer {name!r} runs {runs[name]} times: name one of its calls, "
+                f"{calls_of(name, runs[name])}, or choose the block around it"
+            )
+
+
+def _items(output: Any) -> Sequence[Any]:
+    return output if isinstance(output, tuple | list) else ()
+
+
+def _is_mapping(item: Any) -> bool:
+    return isinstance(item, Mapping)

@@ -1,0 +1,121 @@
+"""The closed form: walking a tape backwards."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
+from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
+from pytorch_grad_cam_pcasvm.calculus.relevance import relevance
+from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
+from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.rules.registry import rule_of
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
+
+
+@dataclass
+class ClosedFormPass(Pass):
+    """The pass of a tape.
+
+    Args:
+        tape: the tape.
+        names: dotted names of the target layers.
+        heads: keep the heads of the first attention apart: one target per head in place of each.
+        check: called for a network that branches on numbers, with the exact pass and the activations of a baseline, by
+            position of their target layer; refuses a path that is another function there. None: nothing is checked.
+        exact: the pass as it was recorded, if this is another one.
+    """
+
+    tape: Tape
+    names: Sequence[str]
+    heads: bool = False
+    check: Callable[["ClosedFormPass", Mapping[int, Tensor]], None] | None = None
+    exact: "ClosedFormPass | None" = None
+    activations: list[Tensor] = field(init=False)
+    output: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look up the activations."""
+        self.activations = [self.tape.values[self._root(target)] for target in range(len(self.names))]
+        self.output = self.tape.output
+
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Walk:
+        """Return the derivative with respect to ``activations[target]``, or its secant from a baseline."""
+        return Walk(self.tape, seeds, self.names[target], baseline, heads=self.heads)
+
+    def refuse_missing_rules(self, name: str) -> None:
+        """Refuse the path from a target layer if one of its steps has no rule."""
+        steps = self.tape.following(self.tape.roots[name])[0]
+        for step in reversed(self.tape.leading(steps, self.tape.outputs)):
+            if rule_of(step.function) is None:
+                raise no_rule(self.tape, step)
+
+    def bytes_per_target(self) -> int:
+        """Return roughly how much memory one target takes for the batch: a few times the path's widest value."""
+        floats = filter(has_gradient, self.tape.values)
+        return 4 * max(value.numel() * max(4, value.element_size()) for value in floats)
+
+    def baseline(self, starts: Mapping[int, Tensor]) -> Baseline:
+        """Run the path from the activations of a baseline, with one row for all images or N."""
+        given = {self._root(target): activations for target, activations in starts.items()}
+        names = {root: name for name, root in self.tape.roots.items()}
+        for root in given:
+            for other in (given.keys() & self.tape.following(root, switches=True)[1]) - {root}:
+                raise ValueError(f"{names[other]!r} is behind {names[root]!r}: name one target layer in each branch")
+        values = self.tape.replay(given)
+        if self.check is not None and self.tape.branches:
+            self.check(self.exact or self, starts)
+        outputs = self.tape.outputs_of(values)
+        for leaf in outputs:
+            if has_gradient(leaf) and may_look(leaf) and not bool(leaf.isfinite().all()):
+                where = " and ".join(repr(self.names[target]) for target in starts)
+                raise NoClosedFormError(
+                    f"the network does not return finite numbers at the baseline of {where}",
+                    "choose another baseline",
+                    "choose a later target layer",
+                    "use a gradient method such as ClosedFormGradCAM",
+                )
+        return Baseline(values, self.tape.structured(outputs), tuple(given))
+
+    def moved(self, activations: Tensor, target: int) -> "ClosedFormPass":
+        """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
+        found = self.tape.replay({self._root(target): activations})
+        values = [found.get(index, value) for index, value in enumerate(self.tape.values)]
+        output = self.tape.structured(self.tape.outputs_of(found))
+        tape = replace(self.tape, values=values, output=output)
+        return ClosedFormPass(tape, self.names)
+
+    def with_heads(self) -> "ClosedFormPass":
+        """Return the same pass with the heads of its first attention kept apart."""
+        return replace(self, heads=True)
+
+    def rerun(self, starts: Mapping[int, Tensor]) -> Any:
+        """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
+        given = {self._root(target): activations for target, activations in starts.items()}
+        return self.tape.structured(self.tape.in_blocks(given))
+
+    def affine(self, target: int) -> AffineBeginning:
+        """Return the affine beginning of what follows a target layer."""
+        return AffineBeginning(self.tape, self._root(target))
+
+    def averages(self, target: int) -> bool:
+        """Return whether the output is the mean over all positions of a target layer, by the steps between them."""
+        return AffineBeginning(self.tape, self._root(target)).is_mean
+
+    def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
+        """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
+        pairs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)
+        given = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
+        return relevance(self.tape, given, self._root(target))
+
+    def _root(self, target: int) -> int:
+        return self.tape.roots[self.names[target]]
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]

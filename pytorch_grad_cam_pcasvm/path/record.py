@@ -1,0 +1,197 @@
+"""The path from target layers to features: recorded in every call, pulled back in closed form."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _push_mode
+from torch.utils._pytree import tree_leaves
+
+from pytorch_grad_cam_pcasvm.network.inputs import each
+from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
+from pytorch_grad_cam_pcasvm.path.autograd import run_to_features
+from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
+from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
+from pytorch_grad_cam_pcasvm.tape.tape import frozen, has_gradient
+
+
+class Path:
+    """The closed-form path from one or more target layers to the features.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+        modules: all modules of the network, if known.
+        attention: ``"frozen"``: the weights of attention are constants of every pass; ``"exact"``: they are not.
+        single: whether steps in half precision are done again in single, as differences between outputs need it.
+        replays: whether passes are run again from other activations, for which all numbers on the path are kept.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        layer: str | None,
+        names: Sequence[str],
+        modules: Sequence[nn.Module] | None = None,
+        attention: str = "exact",
+        single: bool = False,
+        replays: bool = True,
+    ) -> None:
+        self._attention, self._single, self._replays = attention, single, replays
+        self._keeps_all = replays or single or attention == "frozen"
+        self._backbone, self._layer, self._names = backbone, layer, list(names)
+        self._modules = modules_of(backbone) if modules is None else modules
+
+    def run(self, x: Tensor) -> ClosedFormPass:
+        """Run the network once, up to the features; refuse a path that has no closed form."""
+        try:
+            passed = self.record(x)
+            for name in self._names:
+                passed.refuse_missing_rules(name)
+        except NoClosedFormError as error:
+            raise self._with_autograd(error) from error.__cause__
+        for name in self._names:
+            self._refuse_side_branch(passed, name)
+        tape = passed.tape
+        if self._attention == "frozen":
+            tape = frozen(tape)
+        if self._single:
+            tape = tape.in_single()
+        if tape is not passed.tape:
+            # The network itself knows no frozen attention, and stays in half precision.
+            passed = ClosedFormPass(tape, self._names, exact=passed)
+        passed.check = lambda exact, starts: self._check_baseline(x, exact, starts)
+        return passed
+
+    def _refuse_side_branch(self, passed: ClosedFormPass, name: str) -> None:
+        """Refuse a target layer that does not lead to the features."""
+        if not passed.tape.leads(name):
+            where = "the network's output" if self._layer is None else f"the features, {self._layer!r}"
+            cut = passed.tape.cut(name)
+            error = NoClosedFormError(
+                f"the target layer {name!r} does not lead to {where}", "choose a layer before them"
+            )
+            if cut is not None:
+                module = passed.tape.name_of(cut.where)
+                step = cut.name + (f" of {module!r}" if module else "")
+                error = NoClosedFormError(
+                    f"no gradient leads from the target layer {name!r} to {where}: {step} passes none on",
+                    "choose a layer behind that",
+                )
+            error._autograd_helps = False
+            error.tape = str(passed.tape)
+            raise error
+
+    def _with_autograd(self, error: NoClosedFormError) -> NoClosedFormError:
+        """Return a refusal with autograd as a way out, if it is one; it knows gradients, and no secants."""
+        if not error._autograd_helps:
+            return error
+        way: str = Way("pass jacobian='auto' to use autograd on the path", "jacobian")
+        if self._replays:
+            way = "use a gradient method, as ClosedFormGradCAM(net, [layer], jacobian='auto')"
+        full = NoClosedFormError(error.reason, *(other for other in error.ways_out if not isinstance(other, Way)), way)
+        full.tape = error.tape
+        return full
+
+    def record(self, x: Tensor) -> ClosedFormPass:
+        """Run the network once, up to the features; the pass is that of the network, whatever the options."""
+        recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
+        recorder.tape.network = self._backbone
+        calls = Calls(recorder)
+        x = each(lambda given: given.clone() if given.is_inference() else given, x)
+
+        def reached(name: str, output: Tensor) -> Tensor:
+            if not recorder.tape.roots:
+                calls.__enter__()
+            following = recorder.root(name, output)
+            recorder.enabled = True
+            set_gradients(
+                enabled=True
+            )  # if the network has switched them off here, the end of that region puts that back
+            return following
+
+        try:
+            with without_inference(), Rollback() as rollback:
+                rollback.note_modes()
+                rollback.note(recorder.clear)
+                rollback.go_below_autograd()
+                _push_mode(recorder)
+                with calls.watching(self._modules):
+                    output = run_to_features(self._backbone, self._layer, self._names, x, reached, recorder.copied)
+                if torch.overrides._get_current_function_mode() is not calls:
+                    raise NoClosedFormError(
+                        "the network leaves a TorchFunctionMode between the target layer and the features",
+                        "enter it before the network runs, as in with mode: cam.explain(images)",
+                    )
+                return ClosedFormPass(recorder.finish(output), self._names)
+        except NoClosedFormError as error:
+            error.tape = f"{recorder.tape}\n      <-- {error.reason}".lstrip("\n")
+            raise
+
+    def _check_baseline(self, x: Tensor, passed: ClosedFormPass, starts: Mapping[int, Tensor]) -> None:
+        """Refuse a path whose steps are not those that the network takes at a baseline.
+
+        A tape has no control flow: only the network can tell which branches it takes at the baseline.
+
+        Args:
+            x: images of the pass, shape (N, ...).
+            passed: the pass.
+            starts: activations of the baseline, with one row for all images or N, by position of their target layer.
+
+        Raises:
+            NoClosedFormError: the network's output there differs.
+        """
+        names = " and ".join(repr(self._names[target]) for target in starts)
+        rows = max(len(passed.activations[target]) for target in starts)
+        starts = {target: at.expand(rows, *at.shape[1:]) if len(at) == 1 else at for target, at in starts.items()}
+        expected = [leaf for leaf in tree_leaves(passed.rerun(starts)) if _is_float(leaf)]
+        try:
+            given = self._at_baseline(x, starts)
+        except Exception as error:
+            raise NoClosedFormError(
+                f"the network cannot be run from the baseline of {names} ({error})", "choose another baseline"
+            ) from error
+        if len(given) == len(expected) and all(map(_close, given, expected)):
+            return
+        finite = all(bool(leaf.isfinite().all()) for leaf in given)
+        raise NoClosedFormError(
+            f"what follows the target layer {names} is another function at the baseline: the network branches on "
+            "values there (an if on activations)"
+            if finite
+            else f"the network does not return finite numbers at the baseline of {names}",
+            "choose another baseline",
+            "choose a later target layer",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
+
+    def network_at(self, x: Tensor, name: str, activations: Tensor) -> list[Tensor]:
+        """Return what the network gives for other activations of a target layer, its floating-point tensors."""
+        return self._at_baseline(x, {self._names.index(name): activations})
+
+    def _at_baseline(self, x: Tensor, starts: Mapping[int, Tensor]) -> list[Tensor]:
+        """Return what the network gives with other activations of target layers, its floating-point tensors."""
+        given = {self._names[target]: activations for target, activations in starts.items()}
+
+        def replaced(name: str, output: Tensor) -> Tensor:
+            return torch.empty_like(output).copy_(given[name])
+
+        with unchanged(self._backbone), torch.no_grad():
+            output = run_to_features(self._backbone, self._layer, list(given), x, replaced)
+        return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and has_gradient(leaf)
+
+
+def _close(given: Tensor, expected: Tensor) -> bool:
+    """Return whether two outputs are the same but for rounding."""
+    if given.shape != expected.shape:
+        return False
+    error, size = (given - expected).double().norm(), expected.double().norm()
+    return bool(error <= torch.finfo(expected.dtype).eps ** 0.5 * size)

@@ -1,0 +1,92 @@
+"""Attention, o = softmax(s Q K^T + M) V."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.rules.cotangents import Outer, by_rows
+from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.rules.rule import Base, mid
+from pytorch_grad_cam_pcasvm.rules.softmaxes import logarithmic_mean, through_softmax
+
+
+def _queries(
+    dim: int, query: Tensor, key: Any, value: Any, mask: Tensor | None = None, *rest: Any, y: Tensor, **named: Any
+) -> list[int | None] | None:
+    special = any(rest[1:]) or named.get("is_causal") or named.get("enable_gqa")  # rest: dropout, is_causal
+    if special or dim != y.dim() - 2 or query.dim() != y.dim():
+        return None
+    mask = named.get("attn_mask", mask)
+    own = mask is not None and mask.dim() > 1 and mask.shape[-2] > 1
+    return [dim, None, None, mask.dim() - 2 if mask is not None and own else None]
+
+
+@register_jacobian(
+    *aten("scaled_dot_product_attention"),
+    needs="inputs",
+    tokens=_queries,
+    attends=("query", "key", "attn_mask"),
+    separates_heads=True,
+)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    y: Tensor,
+    grad: Tensor,
+    base: Base | None = None,
+) -> Any:
+    """``dV = A^T r``, ``dM = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dM K``, ``dK = s dM^T Q``."""
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    given = query, key, value, attn_mask
+    # Queries that share a key stand in one group.
+    shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+
+    def heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        return query, *(each.repeat_interleave(shared, -3) if shared > 1 else each for each in (key, value))
+
+    def of_group(pulled: Tensor, argument: Tensor) -> Tensor:
+        return unbroadcast(pulled.unflatten(-3, (-1, shared)).sum(-3) if shared > 1 else pulled, argument)
+
+    def outer(left: Tensor, right: Tensor, argument: Tensor) -> Any:
+        shared_by_targets = min(left, right, key=Tensor.dim)
+        if argument.shape[:-2] == grad.shape[1:-2] == shared_by_targets.shape[:-2]:
+            return Outer(left, right)
+        return lambda: of_group(left.mT @ right, argument)
+
+    def scores_of(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        scores = scale * query @ key.mT
+        if is_causal:
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(future, -torch.inf)
+        if mask is None:
+            return scores
+        return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+
+    def weights_of(scores: Tensor) -> Tensor:
+        weights = torch.softmax(scores, -1)
+        return weights if attn_mask is None else weights.nan_to_num()  # a query that may look at nothing
+
+    query, key, value = heads(query, key, value)
+    scores = scores_of(query, key, attn_mask)
+    weights = slopes = weights_of(scores)
+    if base is not None:  # midpoints of products, and the logarithmic mean of the softmax
+        query0, key0, value0 = heads(*base.args[:3])
+        scores0 = scores_of(query0, key0, base.args[3] if len(base.args) > 3 else attn_mask)
+        weights, slopes = mid(weights, weights_of(scores0)), logarithmic_mean(scores, scores0, -1)
+        query, key, value = mid(query, query0), mid(key, key0), mid(value, value0)
+    of_scores = through_softmax(slopes, by_rows(grad, value.mT), -1)
+    return (
+        lambda: unbroadcast(by_rows(scale * of_scores, key), given[0]),
+        outer(scale * of_scores, query, given[1]),
+        outer(weights, grad, given[2]),
+        lambda: unbroadcast(of_scores, given[3]),
+    )

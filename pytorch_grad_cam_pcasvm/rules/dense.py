@@ -1,0 +1,128 @@
+"""Dense layers and products of matrices."""
+
+import string
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.rules.cotangents import BehindDense, by_rows
+from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.rules.rule import Base, mid
+from pytorch_grad_cam_pcasvm.rules.weight import by_weight
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+
+
+def _rows(dim: int, *args: Any, y: Tensor, **options: Any) -> int | None:
+    return dim if dim < y.dim() - 1 else None
+
+
+@register_jacobian(*aten("linear"), secant="linear", needs="others", tokens=_rows, relevance="weighted")
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor) -> Any:
+    """``y = x W^T + b``."""
+    return (
+        lambda: BehindDense(grad, weight, input.shape) if input.dim() == 2 else by_weight(grad, weight),
+        lambda: torch.einsum("k...o,...i->koi", grad, input),
+        lambda: grad.flatten(1, -2).sum(1) if grad.dim() > 2 else grad,
+    )
+
+
+def _queries(dim: int, input: Tensor, *args: Any, y: Tensor) -> list[int | None] | None:
+    return [dim, None] if dim == y.dim() - 2 and input.dim() == y.dim() else None
+
+
+@register_jacobian(
+    *aten("matmul", "bmm", "mm", "mv", "dot", "_sparse_mm"),
+    secant="linear",
+    needs="others",
+    tokens=_queries,
+    relevance="divided",
+)
+def matmul(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> Any:
+    """``y = A B`` for matrices, or stacks of them; a vector is a matrix of one column, or row."""
+    if other.dim() == 1:
+        of_input, of_column = matmul(input, other.unsqueeze(1), y=y, grad=grad.unsqueeze(-1))
+        return of_input, lambda: of_column().squeeze(-1)
+    if input.dim() == 1:
+        of_row, of_other = matmul(input.unsqueeze(0), other, y=y, grad=grad.unsqueeze(-2))
+        return lambda: of_row().squeeze(-2), of_other
+    if input.layout is not torch.strided:  # a constant
+        return None, lambda: torch.stack([input.t() @ part for part in grad])
+    return (
+        lambda: unbroadcast(by_rows(grad, other.mT), input),
+        lambda: unbroadcast(by_rows(grad.mT, input).mT, other),
+    )
+
+
+@register_jacobian(*aten("addmm", "baddbmm", "addmv"), secant="linear", needs="others")
+def addmm(
+    input: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1, y: Tensor, grad: Tensor
+) -> Any:
+    """``y = beta C + alpha A B``."""
+    return lambda: unbroadcast(beta * grad, input), *matmul(first, second, y=y, grad=alpha * grad)
+
+
+@register_jacobian(*aten("outer"), secant="linear", needs="others")
+def outer(input: Tensor, vec2: Tensor, *, y: Tensor, grad: Tensor) -> Any:
+    """``y_ij = a_i b_j``."""
+    return lambda: grad @ vec2, lambda: input @ grad
+
+
+@register_jacobian(*aten("bilinear"), secant="linear", needs="others")
+def bilinear(
+    input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor
+) -> Any:
+    """``y_o = a W_o b``."""
+    return (
+        lambda: torch.einsum("k...o,oij,...j->k...i", grad, weight, input2),
+        lambda: torch.einsum("k...o,oij,...i->k...j", grad, weight, input1),
+    )
+
+
+def _takes_no_diagonal(equation: str, *operands: Any) -> bool:
+    terms = equation.replace(" ", "").replace("...", "").partition("->")[0].split(",")
+    return all(len(set(term)) == len(term) for term in terms)
+
+
+@register_jacobian(*aten("einsum"), needs="others", holds=_takes_no_diagonal)
+def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+    """Grad in the place of the operand, for each of them."""
+    tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
+    given = tensors
+    if base is not None:
+        tensors0 = list(base.args[1] if isinstance(base.args[1], list | tuple) else base.args[1:])
+        if sum(x is not x0 for x, x0 in zip(tensors, tensors0, strict=True)) > 2:
+            raise NoClosedFormError(
+                "an einsum of more than two values that change has no secant", "multiply two at a time"
+            )
+        given = [mid(*pair) for pair in zip(tensors, tensors0, strict=True)]
+    terms, result, targets = _subscripts(equation, tensors)
+
+    def pull(place: int) -> Tensor:
+        others = [(term, x) for i, (term, x) in enumerate(zip(terms, given, strict=True)) if i != place]
+        known = result + "".join(term for term, _ in others)
+        found = "".join(letter for letter in terms[place] if letter in known)
+        sources = ",".join([targets + result, *(term for term, _ in others)])
+        pulled = torch.einsum(f"{sources}->{targets}{found}", grad, *(x for _, x in others))
+        # A letter that is in no other place was summed over: the gradient is the same all along it.
+        for dim, letter in enumerate(terms[place]):
+            pulled = pulled if letter in found else pulled.unsqueeze(dim + 1)
+        pulled = unbroadcast(pulled, tensors[place])
+        return pulled.expand(len(grad), *tensors[place].shape)
+
+    parts = [lambda place=place: pull(place) for place in range(len(tensors))]
+    return (None, parts) if isinstance(operands[0], list | tuple) else (None, *parts)
+
+
+def _subscripts(equation: str, tensors: list[Tensor]) -> tuple[list[str], str, str]:
+    """Return the letters of every operand and of the result, also those of an ellipsis, and one for the targets."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    targets, *free = [letter for letter in string.ascii_letters if letter not in equation]
+    spans = [x.dim() - len(term) + 3 if "..." in term else 0 for term, x in zip(terms, tensors, strict=True)]
+    hidden = "".join(free[: max(spans)])
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        result = "..." * ("..." in left) + "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
+    terms = [term.replace("...", hidden[len(hidden) - span :]) for term, span in zip(terms, spans, strict=True)]
+    return terms, result.replace("...", hidden), targets

@@ -1,0 +1,71 @@
+"""Sampling: pictures read at points that a grid, boxes or offsets name."""
+
+from typing import Any
+
+import torch
+import torchvision  # noqa: F401 - registers its operations
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+from pytorch_grad_cam_pcasvm.rules.registry import aten, ratio, register_jacobian
+from pytorch_grad_cam_pcasvm.rules.rule import Base, mid
+
+_MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+
+
+@register_jacobian(*aten("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), needs="inputs")
+def grid_sampler(
+    input: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool, *, y: Tensor, grad: Tensor,
+    base: Base | None = None,
+) -> Any:  # fmt: skip
+    """Each point's share of the numbers around it; of the grid, how the picture changes there."""
+    # From a baseline, dy is half of what the picture's change gives at either grid, and what the grid's change gives of
+    # the mean picture, one coordinate after another.
+    options: Any = {"mode": _MODES[mode], "padding_mode": _PADDINGS[padding], "align_corners": align_corners}
+    input0, grid0 = (input, grid) if base is None else base.args[:2]
+    grids = (grid,) if grid0 is grid else (grid, grid0)
+
+    def of_input() -> Tensor:
+        rows = [torch.stack([_pulled(part, input, at, options)[0] for at in grids]).mean(0) for part in grad]
+        return torch.stack(rows)
+
+    def of_grid() -> Tensor:
+        picture = mid(input, input0)
+        slopes = torch.stack([_pulled(part, picture, grid, options)[1] for part in grad])
+        if grid0 is grid:
+            return slopes
+        found = torch.zeros_like(slopes)
+        order = list(range(grid.shape[-1]))
+        for turn in (order, order[::-1]):  # the mean of both, so that no coordinate comes first
+            at = grid0.clone()
+            for axis in turn:
+                behind = at.clone()
+                behind[..., axis] = grid[..., axis]
+                step = F.grid_sample(picture, behind, **options) - F.grid_sample(picture, at, **options)
+                change = grid[..., axis] - grid0[..., axis]
+                found[..., axis] += (grad * ratio(step, change.unsqueeze(1).expand_as(step))).sum(2) / 2
+                at = behind
+        return torch.where(grid == grid0, slopes, found)
+
+    return of_input, of_grid
+
+
+def _pulled(grad: Tensor, input: Tensor, grid: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return torch's own gradients of the picture and of the grid."""
+    backward = getattr(torch.ops.aten, f"grid_sampler_{input.dim() - 2}d_backward").default
+    mode, padding = _MODES.index(options["mode"]), _PADDINGS.index(options["padding_mode"])
+    found: tuple[Tensor, Tensor] = backward(
+        grad.contiguous(), input, grid, mode, padding, options["align_corners"], [True, True]
+    )
+    return found
+
+
+@register_jacobian(torch.ops.torchvision.roi_align, secant="linear", needs="nothing")
+def roi_align(
+    input: Tensor, rois: Tensor, scale: float, height: int, width: int, ratio: int, aligned: bool, *, y: Tensor,
+    grad: Tensor,
+) -> Tensor:  # fmt: skip
+    """Each bin's share of the numbers around its points; boxes have no gradient."""
+    backward = torch.ops.torchvision._roi_align_backward.default
+    options = (scale, height, width, *input.shape, ratio, aligned)
+    return torch.stack([backward(part.contiguous(), rois, *options) for part in grad])

@@ -1,0 +1,152 @@
+"""What the dispatcher does not show: calls with a rule as a whole, numbers read by Python, gradients switched."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import CheckpointFunction
+
+from pytorch_grad_cam_pcasvm.rules.registry import layer_kind, whole_of, with_rules
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
+from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, unseen_write
+
+_READING = {
+    *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),
+    *(Tensor.storage, Tensor.data_ptr, torch.tensor, torch.as_tensor),
+}
+_DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+_CHECKPOINT = CheckpointFunction.forward.__code__
+
+
+class Calls(Mode):
+    """Sees the calls of Python functions; while it is on, attention takes no fast path of one fused operation.
+
+    Args:
+        recorder: is told what the dispatcher does not show.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._layers: list[tuple[Any, bool]] = []  # registered ones that are running
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call; as one step, if it has a rule as a whole."""
+        kwargs = kwargs or {}
+        if not self._recorder.listens:
+            return func(*args, **kwargs)
+        if func is torch._C._set_grad_enabled:
+            if _is_checkpoint():
+                args = (True,)  # its backward pass runs what it has called again, with gradients
+            if torch._C._is_fwd_grad_enabled():  # not by the forward of an autograd.Function
+                self._recorder.enabled = args[0]
+        elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
+            func = Tensor.detach
+        elif func in _READING:
+            self._recorder.check_functions(args[:1])
+            self._recorder.expose(args[:1])
+        elif func in _DIFFERENTIATING:
+            refuse(NoClosedFormError, "the network calls autograd itself", "compute it before the network runs")
+        elif func is Tensor.retain_grad:
+            return None  # of what has no graph
+        elif func == Tensor.data.__set__ and self._recorder.depends(args[:1]):  # type: ignore[attr-defined]
+            raise unseen_write("x.data = ...")
+        elif func is Tensor.register_hook and self._recorder.depends(args[:1]):
+            raise _hooked("the network registers a hook on a tensor")
+        elif (call := whole_of(func)) is not None:
+            whole = self._recorder.begin(call, tuple(args), kwargs)
+            result = None
+            try:
+                result = func(*args, **kwargs)
+            finally:
+                if whole is not None:
+                    self._recorder.end(whole, result)
+            return result
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def watching(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Record layers that have rules of their own as one step each, and refuse what may change gradients unseen.
+
+        Args:
+            modules: all modules of the network.
+        """
+        with Rollback() as rollback, hooked() as hooks:
+            # Compiled further, scripted code runs some operations past the dispatcher.
+            rollback.note(torch._C._set_graph_executor_optimize, torch._C._get_graph_executor_optimize())
+            torch._C._set_graph_executor_optimize(False)
+            everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+            if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+                hooks.before_scripted(self._refuse_compiled)
+            for module in modules:
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # which takes no hooks
+                if module._backward_hooks or module._backward_pre_hooks or everywhere:
+                    hooks.before(module, self._refuse_hooked)
+            for module in with_rules(modules):
+                if not isinstance(module, torch.jit.ScriptModule):
+                    hooks.before(module, self._enter_layer)
+                    # First of all: the user's own hooks on the layer are steps of their own.
+                    hooks.after(module, self._leave_layer, prepend=True, always=True)
+            yield
+
+    def _enter_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = args[0] if len(args) == 1 else args
+        self._layers.append((self._recorder.begin(layer_kind(module), (module, x), kwargs), x is args))
+
+    def _leave_layer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        whole, several = self._layers.pop()
+        if whole is not None:
+            self._recorder.end(whole, output, several=several)
+
+    def _refuse_hooked(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._recorder.depends((args, kwargs)):
+            raise _hooked(f"{type(module).__name__} has a backward hook on the path")
+
+    def _refuse_compiled(self, module: Any, args: Any) -> None:
+        if not self._recorder.depends((args,)):
+            return
+        if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
+            raise _hooked(f"{module.original_name} has a backward hook on the path")
+        unseen = next(filter(_is_unseen, _nodes(module.inlined_graph)), None)
+        if unseen is not None:
+            refuse(
+                ValueError,  # autograd sees no more
+                f"the scripted {module.original_name} was optimised for inference, and its {unseen} cannot be seen",
+                "use the module as it was scripted",
+            )
+
+
+_SEEN = {"aten", "prim", "torchvision", "quantized"}
+
+
+def _is_unseen(node: str) -> bool:
+    return node.partition("::")[0] not in _SEEN or node.startswith("prim::mkldnn")
+
+
+def _nodes(graph: Any) -> Iterator[str]:
+    for node in graph.nodes():
+        yield node.kind()
+        for block in node.blocks():
+            yield from _nodes(block)
+
+
+def _is_checkpoint() -> bool:
+    """Return whether a reentrant checkpoint itself switches gradients, to which autograd pays no attention."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in _SWITCHING:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _CHECKPOINT
+
+
+_SWITCHING = {"torch.autograd.grad_mode", "torch.utils._contextlib"}
+
+
+def _hooked(what: str) -> NoClosedFormError:
+    return NoClosedFormError(f"{what}, which may change gradients unseen", "remove the hook")

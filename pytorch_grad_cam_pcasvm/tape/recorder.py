@@ -1,0 +1,597 @@
+"""Recording: what torch's dispatcher runs between the target layers and the features, while the network itself runs.
+
+A :class:`Recorder` is a ``TorchDispatchMode`` below autograd, where an operation arrives under one name, as a whole,
+with its arguments in the order of its schema: from modules, functions, scripted code, ``vmap``, checkpoints and
+autocast. Those with an argument that depends on a target layer's output are recorded. Everything else is a constant of
+this call: the stem, weights, and whatever bypasses a target layer. Comparisons, indices, and what is detached or
+computed without gradients are recorded, too, as *switches*: no gradient flows through them, but a replay computes them
+again.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import CheckpointFunction
+
+from pytorch_grad_cam_pcasvm.rules.decompositions import decomposed
+from pytorch_grad_cam_pcasvm.rules.registry import is_constant, rule_of
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.frames import function_around, module_around
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory, View, overlaps, views_of
+from pytorch_grad_cam_pcasvm.tape.operations import (
+    Operation,
+    functional,
+    mask_of,
+    operation,
+    plain,
+    tensors_in,
+)
+from pytorch_grad_cam_pcasvm.tape.tape import (
+    HALF,
+    Ref,
+    Step,
+    Tape,
+    autocast_dtype,
+    has_gradient,
+    mapped,
+    memory_of,
+    version_of,
+)
+
+# What is noted of a call that has a rule as a whole, while it runs, and the ids of its tensors.
+Whole = tuple[tuple[Any, ...], set[int]]
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operations that depend on the target layers.
+
+    Args:
+        keeps_all: keep the numbers of all values, as a replay from other activations needs; otherwise of those that
+            rules read for gradients, and the network's own memory is given back as without a recorder.
+        halves: keep what constants were before they were cast to half precision, as autocast does to weights.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *, keeps_all: bool = True, halves: bool = False) -> None:
+        super().__init__()
+        self.tape = Tape(complete=keeps_all)
+        self._keeps_all, self._halves = keeps_all, halves
+        self._explaining = explanation.get()
+        self._aliases: dict[int, Alias] = {}  # by id of the tensor, which is its own while the tensor lives
+        self._sharing: dict[int, set[int]] = {}  # ids of tensors, by their memory
+        self._memories: dict[int, Memory] = {}  # what was written into
+        self._kept: dict[int, list[int]] = {}  # values whose numbers are kept, by the memory that they lie in
+        self._detached: set[int | None] = set()  # memories that were written through a detached alias
+        self._constants: dict[int, list[Tensor]] = {}  # that steps use, by their memory
+        self._tensors: list[Any] = []  # of each value, while it lives
+        self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
+        self._foreign: set[Any] = set()  # functions that were noted
+        self._nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self.enabled = True  # whether Python has gradients switched on: in an autograd.Function torch has them off
+        self._in_inference = False  # whether the target layer's own region of inference mode has not ended yet
+        self._exposed: list[tuple[Tensor, Tensor, int | None]] = []  # as they are, and as they were
+        self._written: set[int] | None = None  # memories, by a call that is one step as a whole; None: there is none
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and record it if it depends on a target layer."""
+        kwargs = kwargs or {}
+        if explanation.get() is not self._explaining:
+            return func(*args, **kwargs)
+        known = operation(func)
+        if known.draws:
+            known.check_randomness(args, kwargs)
+        if not self.tape.roots:
+            return func(*args, **kwargs)
+        if self._written is not None:
+            for tensor in known.written_in(args, kwargs):
+                self._before_write(tensor)
+            return func(*args, **kwargs)
+        if not self.depends((args, kwargs)):
+            for tensor in known.written_in(args, kwargs):
+                self._write_constant(tensor, known.name)
+            result = func(*args, **kwargs)
+            if known.aliases:
+                self._note_views(func, args, kwargs, result, switch=is_constant(func))
+            if self._halves and known.name in _CASTS and result.dtype in HALF and args[0].dtype not in HALF:
+                self._cast[id(result)] = result, args[0]
+            return result
+        if known.of_shape:
+            self.check_functions(args)
+            return func(*args, **kwargs)
+        smooth = self._is_smooth((args, kwargs)) and self._has_gradients() and not is_constant(func)
+        if known.written:
+            try:
+                return self._write(func, known, args, kwargs, smooth=smooth)
+            finally:
+                for tensor in known.written_in(args, kwargs):
+                    self._recount(tensor)
+        if smooth and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
+            with self._listening():
+                return parts(*args, **kwargs)
+        call = self._noted(*plain(func, args), kwargs, smooth=smooth)
+        result = func(*args, **kwargs)
+        if self._note(call, result, smooth=smooth):
+            gradients = torch.is_grad_enabled() and self.enabled and not is_constant(func)
+            self._note_views(func, args, kwargs, result, switch=not smooth and not gradients)
+        return result
+
+    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Whole | None:
+        """Begin a call that has a rule as a whole; return what :meth:`end` needs, or None if its parts are recorded."""
+        if self._written is not None or not self.tape.roots or not self.depends((args, kwargs)):
+            return None
+        if not self._is_smooth((args, kwargs)) or not self._has_gradients():
+            return None
+        noted = self._noted(call, args, kwargs, smooth=True)
+        self._written = set()
+        return noted, set(map(id, tensors_in((args, kwargs))))
+
+    def end(self, whole: Whole, result: Any, *, several: bool = False) -> None:
+        """Record such a call as one step, unless it has failed, and the network goes on without it."""
+        (noted, arguments), written, self._written = whole, self._written or set(), None
+        for memory in written:
+            self._bump(memory, str(getattr(noted[0], "__name__", noted[0])))
+        if result is not None:
+            over = isinstance(result, Tensor) and id(result) in arguments and memory_of(result) in written
+            self._note(noted, result, smooth=True, inplace=bool(written), several=several, over=over)
+
+    def root(self, name: str, output: Tensor) -> Tensor:
+        """Begin at the output of a target layer, or add one; return an alias of it for what follows."""
+        if self._written is not None:
+            raise NoClosedFormError(
+                f"the target layer {name!r} is inside a layer with a registered rule", "choose that layer itself"
+            )
+        if not self.tape.roots:
+            self._in_inference = torch.is_inference_mode_enabled()
+        with self._alone():
+            # A layer may give its input back, which is another value where it is used besides.
+            following = output.detach()
+            source = self._current(output) if id(output) in self._aliases else None
+            index = self._value(following, smooth=True)
+            self._keep(index)
+            if source is not None:
+                self._aliases[id(following)].view = View(output, torch.ops.aten.alias.default, (), {}, False)
+                self._add(Step(torch.ops.aten.alias.default, (Ref(source),), {}, (source,), (index,), True, False))
+        self.tape.roots[name] = index
+        return following
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor that stands for the same value, whatever is written into the tensor later."""
+        with self._alone():
+            value, copy = self._current(tensor), tensor.clone()
+            if value is not None:
+                alias = self._alias(copy)
+                alias.value, self._tensors[value] = value, alias.tensor
+        return copy
+
+    def finish(self, output: Any) -> Tape:
+        """Return the tape of a pass that returned ``output``."""
+        for now, before, memory in self._exposed:
+            if memory not in self._memories and not torch.equal(now, before):
+                raise hidden_write("something that cannot be seen")
+        with self._alone():
+            leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            self.tape.outputs = [self._current(leaf) for leaf in leaves]
+            self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
+        self.tape.drop_dead_ends()
+        return self.tape
+
+    def clear(self) -> None:
+        """Forget the tensors of the pass, whose callbacks hold this recorder, and with it all that it kept."""
+        self._aliases.clear()
+        self._cast.clear()
+        self._constants.clear()
+        self._exposed.clear()
+        self._tensors.clear()
+
+    # What depends on a target layer.
+
+    @property
+    def listens(self) -> bool:
+        """Whether what runs belongs to the pass that is recorded, not to another explanation inside it."""
+        return explanation.get() is self._explaining
+
+    def depends(self, arguments: Any) -> bool:
+        """Return whether any tensor among arguments depends on a target layer."""
+        for tensor in tensors_in(arguments):
+            alias = self._aliases.get(id(tensor))
+            if alias is None:
+                self._check_unknown(tensor)
+            elif alias.value is not None or alias.memory in self._memories:
+                return True
+        return False
+
+    def _check_unknown(self, tensor: Tensor) -> None:
+        """Refuse a tensor that nothing is known of in memory that is known."""
+        memory = memory_of(tensor)
+        if memory in self._memories:
+            raise unseen_write(self._memories[memory].by)  # type: ignore[index]
+        if memory in self._sharing and type(tensor) not in _PLAIN and self._shares(tensor):
+            raise NoClosedFormError(
+                "the network makes another tensor of one on the path where that cannot be seen, as a Parameter or a "
+                "tensor of another class",
+                "use plain tensors there",
+            )
+
+    def expose(self, arguments: Any) -> None:
+        """Note that numbers are read, or may be written, where the dispatcher does not see it."""
+        if self.tape.roots and self.depends(arguments):
+            self.tape.branches = True
+            for tensor in tensors_in(arguments):
+                with self._alone():
+                    self._exposed.append((tensor.detach(), tensor.clone(), memory_of(tensor)))
+
+    def _is_smooth(self, arguments: Any) -> bool:
+        """Return whether any of them has a gradient."""
+        indices = list(map(self._current, tensors_in(arguments)))  # all: each may be made anew after a write
+        return any(index is not None and index not in self.tape.switches for index in indices)
+
+    def check_functions(self, arguments: Any) -> None:
+        """Refuse an ``autograd.Function`` that reads shapes or memory of arguments, and so may compute unseen."""
+        if self.tape.roots and self.depends(arguments) and self._is_smooth(arguments):
+            self._has_gradients()
+
+    def _has_gradients(self) -> bool:
+        """Return whether autograd would record a graph here; refuse what has a gradient of its own."""
+        inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        self._in_inference = self._in_inference and inference
+        if inference and not self._in_inference:
+            return False
+        if not self.enabled:
+            return False
+        if not torch._C._is_fwd_grad_enabled() and not (inference and grad):
+            function = function_around(sys._getframe(2))
+            if function is not CheckpointFunction:
+                raise NoClosedFormError(
+                    f"{function.__name__} is an autograd.Function, whose gradient is defined by its own backward",
+                    f"register its Jacobian with @register_jacobian({function.__name__})",
+                    "choose a later target layer",
+                )
+        return grad
+
+    # Values.
+
+    def _current(self, tensor: Tensor) -> int | None:
+        """Return the value that a tensor stands for, after all that was written into its memory."""
+        alias = self._aliases.get(id(tensor))
+        if alias is None:
+            self._check_unknown(tensor)
+            return None
+        written = self._memories.get(alias.memory) if alias.memory is not None else None
+        if alias.value is not None and alias.writes is None:
+            alias.writes = version_of(tensor)
+        elif alias.value is not None and version_of(tensor) != alias.writes:
+            raise unseen_write("something that cannot be seen, as an autograd.Function that marks its argument dirty,")
+        if written is None or alias.version == written.version:
+            return alias.value
+        if alias.view is None and alias.memory in self._detached:
+            raise hidden_write(f"{written.by}, through .data or a detached alias,")
+        if alias.view is None:
+            raise unseen_write(written.by)
+        parent, view = self._current(alias.view.parent), alias.view
+        if parent is None:
+            alias.value, alias.version = None, written.version
+            return None
+        smooth = not view.switch and parent not in self.tape.switches
+        with self._alone():
+            index = self._value(tensor, smooth=smooth and has_gradient(tensor))
+            self._add(Step(view.function, (Ref(parent), *view.args), view.kwargs, (parent,), (index,), True, False))
+        return index
+
+    def _alias(self, tensor: Tensor) -> Alias:
+        """Return what is known of a tensor; from now on something is."""
+        identity = id(tensor)
+        alias = self._aliases.get(identity)
+        if alias is None:
+            memory = memory_of(tensor)
+
+            def forget(_: Any) -> None:  # its id, and that of its memory, may become another's
+                self._aliases.pop(identity, None)
+                if memory is not None:
+                    self._sharing.get(memory, set()).discard(identity)
+
+            alias = self._aliases[identity] = Alias(ref(tensor, forget), memory)
+            if memory is not None:
+                self._sharing.setdefault(memory, set()).add(identity)
+                if memory in self._memories:
+                    alias.version = self._memories[memory].version
+        return alias
+
+    def _value(self, tensor: Tensor, *, smooth: bool) -> int:
+        """Return the position of a new value, which a tensor stands for from now on."""
+        if tensor.is_nested:
+            raise NoClosedFormError("the path goes through a nested tensor", "pad its parts to one shape")
+        index, alias = len(self.tape.values), self._alias(tensor)
+        alias.value, alias.writes = index, version_of(tensor)
+        if alias.memory in self._memories:
+            alias.version = self._memories[alias.memory].version
+        if not smooth:
+            self.tape.switches.add(index)
+        self._tensors.append(alias.tensor)
+        self.tape.values.append(tensor if self._keeps_all else self._shape_of(tensor))
+        if self._keeps_all:
+            self._keep(index)
+        return index
+
+    def _shape_of(self, tensor: Tensor) -> Tensor:
+        """Return the shape of a tensor in no memory."""
+        kind = tensor.dtype, tensor.device
+        if kind not in self._nothing:
+            self._nothing[kind] = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+            if has_gradient(tensor):
+                self._nothing[kind].fill_(torch.nan)
+        return self._nothing[kind].expand(tensor.shape)
+
+    def _keep(self, index: int) -> None:
+        """Keep the numbers of a value, which its tensor has now."""
+        tensor = self._tensors[index]()
+        if tensor is not None and index not in self.tape.kept:
+            self.tape.kept.add(index)
+            self.tape.values[index] = tensor.detach()
+            memory = memory_of(tensor)
+            if memory is not None:
+                self._kept.setdefault(memory, []).append(index)
+
+    def _noted(self, function: Any, args: Any, kwargs: Any, *, smooth: bool, written: Any = None) -> tuple[Any, ...]:
+        """Return what is to be noted of a call, before it runs and writes into anything."""
+        inputs: list[int] = []
+        memory_written = None if written is None else memory_of(written)
+
+        def taken(item: Any) -> Any:
+            if not isinstance(item, Tensor):
+                return item
+            index = self._current(item)
+            if index is not None:
+                inputs.append(index)
+                return Ref(index)
+            memory = memory_of(item)
+            if item is written or self._shares(item) or (memory is not None and memory == memory_written):
+                return item.clone()
+            self.tape.constants.append((item, version_of(item), memory))
+            if memory is not None:
+                self._constants.setdefault(memory, []).append(item)
+            if id(item) in self._cast:
+                self.tape.full[id(item)] = self._cast[id(item)][1]
+            return item
+
+        with self._alone():
+            args, kwargs = mapped(tuple(args), taken), {name: mapped(value, taken) for name, value in kwargs.items()}
+            if smooth:
+                smooths = [index for index in inputs if index not in self.tape.switches]
+                if self._reads(function, "inputs") or (self._reads(function, "others") and len(smooths) > 1):
+                    for index in smooths:
+                        self._keep(index)
+                for index in self.tape.switches.intersection(inputs):
+                    self._keep(index)
+        return function, args, kwargs, tuple(inputs)
+
+    def _reads(self, function: Any, what: str) -> bool:
+        """Return whether a rule reads numbers of its inputs, of the others of them, or its output."""
+        rule = rule_of(function)
+        compared = rule is not None and rule.foreign and function not in self._foreign  # with autograd
+        return rule is None or compared or rule.needs in ("all", what)
+
+    def _note(
+        self, noted: tuple[Any, ...], result: Any, *, smooth: bool, inplace: bool = False, several: bool = False,
+        over: bool = False,
+    ) -> bool:  # fmt: skip
+        """Note a call that has run; return whether it gave new tensors."""
+        function, args, kwargs, inputs = noted
+        single = isinstance(result, Tensor)
+        tensors = [result] if single else list(result) if isinstance(result, list | tuple) else []
+        if single and not over and id(result) in self._aliases and self._aliases[id(result)].value is not None:
+            return False  # dropout in evaluation mode, and whatever else gives its input back
+        if not any(isinstance(tensor, Tensor) for tensor in tensors):
+            self.tape.branches = True
+            return False
+        with self._alone():
+            outputs = tuple(
+                self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
+                for tensor in tensors
+            )
+            for output in outputs if smooth and self._reads(function, "y") else ():
+                if output is not None:
+                    self._keep(output)
+            self._foreign.add(function)
+        cast = autocast_dtype(self.tape.values[inputs[0]].device.type) if not hasattr(function, "_schema") else None
+        self._add(Step(function, args, kwargs, inputs, outputs, single, inplace, None, several, cast))
+        return True
+
+    def _add(self, step: Step) -> None:
+        step.where = module_around(sys._getframe(2))
+        self.tape.steps.append(step)
+
+    # Writes and views.
+
+    def _note_views(self, func: Any, args: Any, kwargs: Any, result: Any, *, switch: bool) -> None:
+        """Note which outputs of an operation are views of one of its arguments."""
+        outputs = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
+        outputs = [output for output in outputs if isinstance(output, Tensor)]
+        memory = memory_of(outputs[0]) if outputs else None
+        if not isinstance(func, OpOverload):
+            return
+        parent = None if memory is None else next((x for x in tensors_in(args) if memory_of(x) == memory), None)
+        if parent is None or any(parent is output for output in outputs):
+            return
+        self._alias(parent)
+        for output, view in zip(outputs, views_of(func, args, kwargs, parent, outputs, switch=switch), strict=True):
+            alias = self._alias(output)
+            alias.view, alias.writes = view, None  # torch lets a view share the count when this is over
+
+    def _shares(self, tensor: Tensor) -> bool:
+        """Return whether a constant shares its memory with what depends on a target layer."""
+        memory = memory_of(tensor)
+        others = () if memory is None else self._sharing.get(memory, ())
+        return any(self._aliases[other].value is not None for other in others)
+
+    def _before_write(self, tensor: Tensor) -> None:
+        """Keep copies of what is going to be written over."""
+        memory = memory_of(tensor)
+        if memory is not None:
+            for index in self._kept.pop(memory, ()):
+                self.tape.values[index] = self.tape.values[index].clone()
+            if self._written is not None:
+                self._written.add(memory)
+                return
+            for constant in self._constants.pop(memory, ()):
+                self.tape.copy_constant(constant)
+
+    def _bump(self, memory: int, by: str) -> None:
+        """Count a write into memory that values of the tape lie in."""
+        if memory in self._memories:
+            self._memories[memory].version += 1
+            return
+        tensors = (self._aliases[other].tensor() for other in self._sharing.get(memory, ()))
+        tensor = next((tensor for tensor in tensors if tensor is not None), None)
+        if tensor is not None:
+            self._memories[memory] = Memory(tensor.untyped_storage(), by, 1)
+
+    def _recount(self, tensor: Tensor) -> None:
+        """Read the count of writes anew: torch counts a write when it is over."""
+        for other in self._sharing.get(memory_of(tensor), {id(tensor)}):  # type: ignore[arg-type]
+            if other in self._aliases:
+                self._aliases[other].writes = None
+
+    def _write_constant(self, tensor: Tensor, by: str) -> None:
+        """Refuse a write of constants that values of the tape would not know of."""
+        self._before_write(tensor)
+        if self._shares(tensor):
+            raise unseen_write(by)
+
+    def _write(self, func: Any, known: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
+        """Run an operation that writes into its first argument, and record it as one that does not."""
+        with self._listening():
+            mask = mask_of(func, args)
+            if mask is not None:
+                return args[0].masked_fill_(mask, args[2].reshape(()))
+        (target, *others), twin = known.written_in(args, kwargs), functional(func)
+        if others or twin is None:
+            if not others and (parts := decomposed(func)) is not None:
+                with self._listening():
+                    return parts(*args, **kwargs)
+            refuse(
+                ValueError if any(item.is_out for item in func._schema.arguments) else NoClosedFormError,  # as autograd
+                f"{known.name} writes into tensors, and is not known as an operation that does not",
+                "write y = ..., without out= or an underscore",
+            )
+        given = {name: item for name, item in kwargs.items() if item is not target}  # without out=
+        if smooth and rule_of(twin) is None:
+            if (parts := decomposed(func)) is not None:
+                with self._listening():
+                    return parts(*args, **kwargs)
+            if (parts := decomposed(twin)) is not None:
+                with self._listening():
+                    return target.copy_(parts(*args, **given))
+        if not smooth and self._is_smooth((target,)) and not is_constant(func):
+            raise hidden_write(f"{known.name}, without gradients,")
+        call = self._noted(twin, args, given, smooth=smooth, written=target)
+        upwards = self._upwards(target)
+        self._before_write(target)
+        result = func(*args, **kwargs)
+        alias = self._alias(target)
+        if memory_of(target) != alias.memory:
+            refuse(ValueError, f"{known.name} gives a tensor other memory", "write y = x")  # as autograd
+        shared = bool(upwards) or len(self._sharing.get(alias.memory, ())) > 1 if alias.memory is not None else False
+        if known.reshapes and shared:
+            raise unseen_write(known.name)
+        if alias.memory is not None and not known.reshapes:
+            self._bump(alias.memory, known.name)
+        alias.view = None if known.reshapes else alias.view
+        self._note(call, target, smooth=smooth, over=True)
+        value = alias.value
+        for parent, parent_before, view in upwards:
+            smooth_parent = (value not in self.tape.switches and not view.switch) or (
+                isinstance(parent_before, Ref) and parent_before.index not in self.tape.switches
+            )
+            function, arguments = view.written_back(parent_before, Ref(value))  # type: ignore[arg-type]
+            with self._alone():
+                index = self._value(parent, smooth=smooth_parent and has_gradient(parent))
+            inputs = tuple(item.index for item in arguments if isinstance(item, Ref))
+            self._add(Step(function, arguments, {}, inputs, (index,), True, False))
+            value = index
+        return result
+
+    def _upwards(self, target: Tensor) -> list[tuple[Tensor, Any, View]]:
+        """Return the tensors that one is a view of, with their values before a write into it, and how it is a view."""
+        found: list[tuple[Tensor, Any, View]] = []
+        view = self._alias(target).view
+        while view is not None:
+            while (outer := self._alias(view.parent).view) is not None and overlaps(view.parent):
+                view = outer.through(view)  # put back whole, its old numbers would hide the new ones
+            if outer is None and overlaps(view.parent):
+                raise unseen_write("something that writes into one of several tensors in one memory")
+            with self._alone():
+                before = self._current(view.parent)
+                if view.switch and before is not None and before not in self.tape.switches:
+                    self._detached.add(self._alias(view.parent).memory)
+                    break  # its gradient knows nothing of this write
+                found.append((view.parent, view.parent.clone() if before is None else Ref(before), view))
+            view = outer
+        return found
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Record what an operation is made of, from within its own call."""
+        _push_mode(self)
+        try:
+            yield
+        finally:
+            if _get_current_dispatch_mode() is self:  # after an interrupt this may come late, in another call
+                _pop_mode()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Record nothing."""
+        before, self._written = self._written, set()
+        try:
+            yield
+        finally:
+            self._written = before
+
+
+def _has_rule(function: Any, args: Any) -> bool:
+    rule = rule_of(function)
+    return rule is not None and (rule.holds is None or rule.holds(*args))
+
+
+explanation: ContextVar[object] = ContextVar("explanation", default=None)
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Be one explanation: what records another one around it, as where a hook explains a network, does not see it."""
+    with Rollback() as rollback:
+        rollback.set_variable(explanation, object())
+        rollback.note_autograd()
+        rollback.go_above_autograd()
+        yield
+
+
+_CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}
+_PLAIN = (Tensor, FakeTensor)
+
+
+def unseen_write(by: str) -> NoClosedFormError:
+    """Return the refusal of a write that a tape cannot follow."""
+    return NoClosedFormError(
+        f"{by} works in place on a tensor that the path uses again, or of which it uses another view",
+        "use the out-of-place version, as in x = torch.relu(x)",
+    )
+
+
+def hidden_write(by: str) -> NoClosedFormError:
+    """Return the refusal of a write of which autograd knows nothing, either: its gradient would be wrong."""
+    error = unseen_write(by)
+    error._autograd_helps = False
+    return error

@@ -1,0 +1,426 @@
+"""The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+from pytorch_grad_cam_pcasvm.network.modules import unchanged
+from pytorch_grad_cam_pcasvm.rules.registry import rule_of
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a value of the tape in the arguments of a step."""
+
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One recorded call.
+
+    Attributes:
+        function: an operation of torch's dispatcher, or what has a rule as a whole: a function, an
+            ``autograd.Function``, the registered class of a layer.
+        args: its arguments, a :class:`Ref` for every value of the tape; for a layer, the layer and its inputs.
+        kwargs: its keyword arguments, likewise.
+        inputs: the values of the tape among the arguments.
+        outputs: the values that it returned; None for an output that is not a tensor.
+        single: whether it returned one tensor, not several.
+        inplace: whether it wrote into its arguments, as only what has a rule as a whole may.
+        where: the module that called it.
+        several: whether a layer was called with several arguments, which are then in a tuple.
+        autocast: the dtype of autocast, if it ran under that.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    single: bool
+    inplace: bool
+    where: nn.Module | None = None
+    several: bool = False
+    autocast: torch.dtype | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the operation, as in ``"aten.relu"``, or of the function or class."""
+        if isinstance(self.function, OpOverload):
+            return str(self.function.overloadpacket)
+        return getattr(self.function, "__name__", str(self.function))
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a layer with a rule of its own."""
+        return isinstance(self.function, type) and issubclass(self.function, nn.Module)
+
+    @property
+    def first(self) -> Any:
+        """The first argument of the call; for a layer, its input."""
+        args = self.args[1:] if self.is_layer else self.args
+        return args[0] if args else None
+
+    @property
+    def output(self) -> int:
+        """The value of a step that returned only one."""
+        (index,) = self.outputs
+        assert index is not None
+        return index
+
+
+@dataclass
+class Tape:
+    """The steps of one forward pass, and the values between them.
+
+    A value may be a *switch*: a comparison, an index, something detached, or computed without gradients or from these.
+    It depends on a target layer, but has no gradient: pullbacks treat it as a constant, and only a replay computes it.
+
+    Attributes:
+        steps: the steps in the order of their calls.
+        values: tensors that depend on a target layer, as the steps saw them, even if they were overwritten later.
+        roots: value of each target layer's output, by dotted name.
+        output: the output of the network, or of its feature layer.
+        outputs: position of each tensor of the output among the values; None if it depends on no target layer.
+        branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``:
+            constants here, but different ones at other activations.
+        complete: whether all numbers were kept; otherwise those that gradients need.
+        switches: values without a gradient.
+        kept: values whose numbers were kept.
+        full: constants in half precision as they were before they were cast, by id.
+        verified: users' rules that were compared with autograd.
+        network: the network that ran, which knows the names of its modules.
+        constants: tensors that steps use, with the count of writes into each, and its memory.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    roots: dict[str, int] = field(default_factory=dict)
+    output: Any = None
+    outputs: list[int | None] = field(default_factory=list)
+    branches: bool = False
+    complete: bool = True
+    switches: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    full: dict[int, Tensor] = field(default_factory=dict)
+    verified: set[Any] = field(default_factory=set)
+    network: nn.Module | None = None
+    constants: list[tuple[Tensor, int | None, int | None]] = field(default_factory=list)
+
+    def name_of(self, module: nn.Module | None) -> str | None:
+        """Return the dotted name of a module in the network, or None."""
+        modules = () if self.network is None or module is None else self.network.named_modules()
+        return next((name or type(module).__name__ for name, other in modules if other is module), None)
+
+    def __str__(self) -> str:
+        """Return the steps, line by line: operation, module, shapes, and the first one without a rule."""
+        names = {} if self.network is None else {module: name for name, module in self.network.named_modules()}
+        lines, missing = [], False
+        for number, step in enumerate(self.steps):
+            shapes = ", ".join(str(tuple(self.values[o].shape)) for o in step.outputs if o is not None)
+            constant = all(output is None or output in self.switches for output in step.outputs)
+            rule = "no gradient" if constant else "rule" if rule_of(step.function) is not None else "no rule"
+            first = rule == "no rule" and not missing
+            missing |= first
+            mark = "  <-- the first without a rule" if first else ""
+            where = names.get(step.where, "") if step.where is not None else ""
+            lines.append(f"{number:4d}  {step.name:<36} {where:<32} {shapes:<24} {rule}{mark}")
+        return "\n".join(lines)
+
+    def following(self, *roots: int, switches: bool = False) -> tuple[list[Step], set[int]]:
+        """Return the steps and the values that depend on some, including these; with switches or without."""
+        values, steps = set(roots), []
+        for step in self.steps:
+            if not values.isdisjoint(step.inputs) and not any(root in step.outputs for root in roots):
+                outputs = [
+                    output
+                    for output in step.outputs
+                    if output is not None and (switches or output not in self.switches)
+                ]
+                if outputs:
+                    steps.append(step)
+                    values.update(outputs)
+        return steps, values
+
+    def leading(self, steps: Sequence[Step], to: Iterable[int | None]) -> list[Step]:
+        """Return those of some steps that lead to values."""
+        wanted, leading = set(to), []
+        for step in reversed(steps):
+            if not wanted.isdisjoint(step.outputs):
+                wanted.update(step.inputs)
+                leading.append(step)
+        return leading[::-1]
+
+    def drop_dead_ends(self) -> None:
+        """Drop the steps that do not lead to the output."""
+        self.steps = self.leading(self.steps, (*self.outputs, *self.roots.values()))
+
+    def line(self, value: int, steps: Sequence[Step]) -> Iterator[Step]:
+        """Yield the steps after a value one by one, as long as nothing else uses the last one's output."""
+        while value not in self.outputs:
+            users = [step for step in steps if value in step.inputs]
+            if len(users) != 1 or not users[0].single or users[0].inputs.count(value) != 1:
+                return
+            yield users[0]
+            value = users[0].output
+
+    def cut(self, name: str) -> Step | None:
+        """Return the first step behind a target layer that passes no gradient on; None if there is none."""
+        steps, values = self.following(self.roots[name], switches=True)[0], self.following(self.roots[name])[1]
+        return next((s for s in steps if values & set(s.inputs) and not values & set(s.outputs)), None)
+
+    def leads(self, name: str) -> bool:
+        """Return whether a target layer leads to the output."""
+        values = self.following(self.roots[name])[1]
+        return any(output in values for output in self.outputs)
+
+    def resolved(self, arguments: Any, values: Mapping[int, Tensor] | None = None) -> Any:
+        """Return the arguments of a step with tensors, those of ``values`` first, in place of their Refs."""
+
+        def value(item: Any) -> Any:
+            if not isinstance(item, Ref):
+                return item
+            return self.values[item.index] if values is None else values.get(item.index, self.values[item.index])
+
+        if isinstance(arguments, Mapping):
+            return {name: mapped(argument, value) for name, argument in arguments.items()}
+        return mapped(arguments, value)
+
+    def check_constants(self) -> None:
+        """Refuse a tensor that a step used, and whose numbers are others now."""
+        for tensor, version, memory in self.constants:
+            if version_of(tensor) != version or memory_of(tensor) != memory:
+                raise NoClosedFormError(
+                    f"a tensor of shape {tuple(tensor.shape)} was changed after the path had used it, as by "
+                    "weight.data = ...",
+                    "compute with a new tensor instead, as in F.linear(x, 2 * weight)",
+                )
+
+    def copy_constant(self, tensor: Tensor) -> None:
+        """Let steps keep a copy of a constant that is going to be written into."""
+        copy = tensor.clone()
+
+        def copied(item: Any) -> Any:
+            return copy if item is tensor else item
+
+        for step in self.steps:
+            step.args = mapped(step.args, copied)
+            step.kwargs = {name: mapped(item, copied) for name, item in step.kwargs.items()}
+        self.constants = [entry for entry in self.constants if entry[0] is not tensor]
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors of the output, in the order of ``outputs``."""
+        return [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+
+    def structured(self, tensors: Sequence[Tensor]) -> Any:
+        """Return tensors in the structure of the output."""
+        leaves, structure = tree_flatten(self.output)
+        given = iter(tensors)
+        return tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+
+    def replay(self, given: Mapping[int, Tensor], until: int | None = None) -> dict[int, Tensor]:
+        """Run the steps after values again, from other numbers of the same shape.
+
+        Args:
+            given: the new numbers of values, by position.
+            until: the value to stop at; None: the output.
+
+        Returns:
+            The values that depend on them and lead there, by position.
+
+        Raises:
+            NoClosedFormError: a value has another shape there.
+            RuntimeError: the path was recorded for gradients alone.
+        """
+        if not self.complete:
+            raise RuntimeError(
+                "the path was recorded for gradients alone: a method that replays it sets replays = True"
+            )
+        self.check_constants()
+        steps = self.leading(self.following(*given, switches=True)[0], self.outputs if until is None else [until])
+        values = {root: _like(activations, self.values[root]) for root, activations in given.items()}
+        (kind,) = {activations.device.type for activations in given.values()}
+        with torch.no_grad():
+            for step in steps:
+                with _autocast(step.autocast, kind):
+                    result = self.called(step, values)
+                for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
+                    if output is not None:
+                        # What was written into has its own precision, whatever the source's.
+                        values[output] = tensor.to(self.values[output].dtype)
+                        if tensor.shape != self.values[output].shape:
+                            raise NoClosedFormError(
+                                f"{step.name} returns shape {tuple(tensor.shape)} where it returned "
+                                f"{tuple(self.values[output].shape)} before: sizes after the target layer depend on "
+                                "the activations",
+                                "choose a later target layer",
+                                "use a gradient method such as ClosedFormGradCAM",
+                            )
+        return values
+
+    def outputs_of(self, values: Mapping[int, Tensor]) -> list[Tensor]:
+        """Return the tensors of the output after a replay."""
+        return [
+            leaf if index is None else values.get(index, leaf)
+            for index, leaf in zip(self.outputs, self.leaves, strict=True)
+        ]
+
+    def in_blocks(self, given: Mapping[int, Tensor]) -> list[Tensor]:
+        """Run the steps after values again for M rows, in blocks of the recorded batch size N.
+
+        Row m takes the place of the recorded row ``m % N``: whatever bypasses the values is that row's.
+
+        Args:
+            given: the new numbers of values, shape (M, ...) each, by position.
+
+        Returns:
+            The tensors of the output, of M rows each.
+        """
+        count = len(next(iter(given.values())))
+        padded = {}
+        for root, rows in given.items():
+            recorded = self.values[root]
+            missing = -count % len(recorded)
+            whole = torch.cat([rows, recorded[len(recorded) - missing :].to(rows)]) if missing else rows
+            padded[root] = whole.split(len(recorded))
+        each = (dict(zip(padded, blocks, strict=True)) for blocks in zip(*padded.values(), strict=True))
+        blocks = [self.outputs_of(self.replay(block)) for block in each]
+        if len(blocks) == 1 and not missing:
+            return blocks[0]
+        return [torch.cat(parts)[:count] for parts in zip(*blocks, strict=True)]
+
+    def in_single(self) -> "Tape":
+        """Return the same steps and values in single precision; the tape itself if nothing is in half precision.
+
+        Raises:
+            NoClosedFormError: a step cannot be run in single precision.
+        """
+        if not any(value.dtype in HALF for value in self.values):
+            return self
+
+        def single(item: Any) -> Any:
+            return _single(self.full.get(id(item), item) if isinstance(item, Tensor) else item)
+
+        steps = [
+            replace(
+                step,
+                args=mapped(step.args, single),
+                kwargs={name: mapped(item, single) for name, item in step.kwargs.items()},
+                autocast=None,
+            )
+            for step in self.steps
+        ]
+        tape = replace(self, steps=steps, values=list(map(_single, self.values)), output=tree_map(_single, self.output))
+        try:
+            for root in sorted(self.roots.values()):
+                for index, value in tape.replay({root: tape.values[root]}).items():
+                    tape.values[index] = value
+        except RuntimeError as error:
+            raise NoClosedFormError(
+                f"half precision is too coarse for this method, and the path cannot be run in single ({error})",
+                "use net.float()",
+            ) from error
+        return replace(tape, output=tape.structured(tape.outputs_of(dict(enumerate(tape.values)))))
+
+    def called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
+        """Return what a step gives for other values."""
+        args, kwargs = self.resolved(step.args, values), self.resolved(step.kwargs, values)
+        if step.inplace:
+            args, kwargs = (tree_map_only(Tensor, Tensor.clone, given) for given in (args, kwargs))
+        if step.is_layer:
+            layer, x = args
+            with unchanged(layer):
+                return layer.forward(*(x if step.several else (x,)), **kwargs)  # its hooks are steps of their own
+        if isinstance(step.function, type):
+            return step.function.apply(*args, **kwargs)  # type: ignore[attr-defined]
+        if step.function is torch.ops.aten.copy.default:  # which has no forward derivative
+            return args[1].to(args[0].dtype).expand(args[0].shape).clone()
+        return step.function(*args, **kwargs)
+
+
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """Return the dtype of autocast on a kind of device; None if it is off."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _autocast(dtype: torch.dtype | None, kind: str) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is as it was."""
+    if dtype == autocast_dtype(kind):
+        return nullcontext()
+    return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def frozen(tape: Tape) -> Tape:
+    """Return a tape on which the attention weights are constants, so that gradients flow only through the values."""
+    steps = []
+    for step in tape.steps:
+        rule = rule_of(step.function)
+        if rule is not None and rule.attends:
+            names = [*rule.parameters[: len(step.args)], *[""] * len(step.args)]
+            args = tuple(_fixed(tape, *each, rule.attends) for each in zip(names, step.args, strict=False))
+            kwargs = {name: _fixed(tape, name, item, rule.attends) for name, item in step.kwargs.items()}
+            left = (item.index for item in tree_leaves((args, kwargs)) if isinstance(item, Ref))
+            step = replace(step, args=args, kwargs=kwargs, inputs=tuple(left))
+        steps.append(step)
+    return replace(tape, steps=steps)
+
+
+def _fixed(tape: Tape, name: str, item: Any, names: Sequence[str]) -> Any:
+    return tape.resolved((item,))[0] if name in names else item
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def _single(item: Any) -> Any:
+    """Return a tensor, or the name of a dtype, in single precision if it is in half."""
+    if isinstance(item, torch.dtype):
+        return torch.float32 if item in HALF else item
+    return item.float() if isinstance(item, Tensor) and item.dtype in HALF else item
+
+
+def has_gradient(tensor: Tensor) -> bool:
+    """Return whether a tensor holds numbers that can be differentiated."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Return the count of writes into a tensor, or None."""
+    return None if tensor.is_inference() else tensor._version  # of what is made in inference mode nothing is counted
+
+
+def memory_of(tensor: Tensor) -> int | None:
+    """Return what tensors that share memory have in common; None for sparse tensors and others without one block."""
+    with suppress(NotImplementedError, RuntimeError):
+        return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+    return None
+
+
+def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
+    """Return an argument with its tensors and Refs replaced, in lists and tuples, too."""
+    if type(item) in (list, tuple):
+        return type(item)(mapped(part, function) for part in item)
+    if isinstance(item, list | tuple):
+        return tuple(mapped(part, function) for part in item)  # torch.Size, named tuples
+    return function(item)
+
+
+def _like(activations: Tensor, recorded: Tensor) -> Tensor:
+    """Return activations, one row for all or one for each, in the shape and layout of those recorded."""
+    if activations.shape[1:] != recorded.shape[1:] or activations.shape[0] not in (1, recorded.shape[0]):
+        raise ValueError(
+            f"activations have the shape {tuple(recorded.shape)}, or one row of it, got {tuple(activations.shape)}"
+        )
+    if activations.shape == recorded.shape and activations.stride() == recorded.stride():
+        return activations.to(recorded)
+    # A view of a batch that is one row repeated, or in another memory format, may not be possible.
+    return torch.zeros_like(recorded) + activations.to(recorded)  # not copy_, which a program has none of

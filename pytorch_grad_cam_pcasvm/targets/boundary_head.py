@@ -1,0 +1,341 @@
+"""The decision boundary: for every target a point where its value is 0, near the training mean."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale
+from pytorch_grad_cam_pcasvm.network.net import HeadRun
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose, may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.tape.tape import version_of
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
+from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise, Seeds, seeds_of
+
+_CANDIDATES = 128  # support vectors on the other side, the nearest
+_PARTS = 8  # of the way to one, between which a crossing is looked for
+_BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
+_MOST = 1e3  # standard deviations of the features
+_EXACT = 1e-12  # of the value at the start
+_MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
+_HALVINGS = 40  # of a step that does not help
+_STRAIGHT = 10  # doublings of a step, over which a value follows its gradient
+_BYTES = 1 << 26
+_RUNS = 32  # of a head at points that are kept
+
+
+def grouped(
+    targets: Sequence[Any], head: Head | None, output: Any, *, apart: bool = False
+) -> list[tuple[list[int], list[Any], Tensor | None]]:
+    """Return the targets that share their boundaries.
+
+    Args:
+        targets: K targets, each for all images or a :class:`.Rowwise`.
+        head: the head, if there is one.
+        output: what it computed for N images.
+        apart: whether each component is 0 at a place of its own, and not all of them at the training mean.
+
+    Returns:
+        For each group the numbers of its targets, a list of targets with one boundary each (None for the training mean,
+        where a target has none), and which of these each image has, shape (N,); None: all have the only one.
+    """
+    groups: dict[Any, tuple[list[int], list[Any], Tensor | None]] = {}
+    for k, target in enumerate(targets):
+        names, which = _alternatives(target, head, output, apart)
+        key = tuple(names) if which is None else k
+        groups.setdefault(key, ([], names, which))[0].append(k)
+    return list(groups.values())
+
+
+def _alternatives(target: Any, head: Head | None, output: Any, apart: bool) -> tuple[list[Any], Tensor | None]:
+    """Return targets with one boundary each, and which of them is that of each image."""
+    if isinstance(target, Rowwise):
+        parts = [_alternatives(one, head, output.rows([image]), apart) for image, one in enumerate(target.targets)]
+        names = list(dict.fromkeys(name for found, _ in parts for name in found))
+        rows = []
+        for found, which in parts:
+            places = torch.tensor([names.index(name) for name in found], device=output.device)
+            rows.append(places[:1] if which is None else places[which])
+        return names, torch.cat(rows)
+    if apart and isinstance(target, PCATarget):
+        return [PCATarget(target.component)], None
+    count = target.boundaries(head) if head is not None and isinstance(target, ClosedFormTarget) else 0
+    if count < 2:
+        return [target.at_boundary(head, 0) if count else None], None
+    which = target.boundary_of(output)
+    if may_choose(which) or count > _MANY:
+        found, which = which.unique(return_inverse=True)
+        return [target.at_boundary(head, number) for number in found.tolist()], which
+    return [target.at_boundary(head, number) for number in range(count)], which
+
+
+class Boundary:
+    """Points at which the targets of a head are undecided, near a starting point, the same for all images.
+
+    From the start, straight lines lead to support vectors on the other side, and the nearest crossing counts. If there
+    are none, or stages before the decision are not linear, damped Newton steps follow the gradient. A linear decision
+    takes one step: the projection of the start onto the boundary. Targets without a boundary (components, a regressor's
+    value) stay at the start.
+
+    Args:
+        head: a head, or the part of one behind its components.
+        start: the training mean, what the head takes, shape (D,).
+    """
+
+    def __init__(self, head: Head, start: Tensor) -> None:
+        self.head, self._given = head, start
+        self._kernels = _kernels(head)
+        self._tensors = [(tensor, version_of(tensor), tensor.clone()) for tensor in head.buffers()]
+        with torch.no_grad():
+            self.start = HeadRun(head, head(start.unsqueeze(0)))
+        self._start_on_cpu: HeadRun | None = None
+        self._points: dict[Any, Tensor] = {}
+        self._without: dict[Any, str] = {}  # why targets have no point
+        self._runs: dict[Any, HeadRun] = {}
+
+    def holds_for(self, head: Head, start: Tensor | None) -> bool:
+        """Return whether this was made for the head and the start in their present state."""
+        tensors = list(head.buffers())
+        if head is not self.head or start is not self._given or len(tensors) != len(self._tensors):
+            return False
+        if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
+            return False  # they may do anything
+        same = all(
+            tensor is known and version_of(tensor) == version and (not may_look(tensor) or torch.equal(tensor, numbers))
+            for tensor, (known, version, numbers) in zip(tensors, self._tensors, strict=True)
+        )
+        return same and _kernels(head) == self._kernels
+
+    def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
+        """Return what the head computes at the points of targets (see :func:`grouped`), of one row or N.
+
+        Raises:
+            NoBoundaryError: there is no boundary within reach.
+        """
+        key = tuple(names)
+        if key not in self._runs:
+            if len(self._runs) >= _RUNS:
+                self._runs.clear()
+            points = torch.stack([self.point(name, needed=which is None or may_look(which)) for name in names])
+            self._runs[key] = HeadRun(self.head, self.head(points))
+        return self._runs[key] if which is None else self._runs[key].rows(which)
+
+    def seeds(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> Seeds:
+        """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
+        parts = []
+        for members, names, which in grouped(targets, self.head, output):
+            there = self.at(names, which)
+            kind = there.head_trace.values[until].dtype if until else dtype
+            seeds = seeds_of(output, output.count, [targets[k] for k in members], kind, there, until=until)
+            (grad,) = seeds.grads
+            assert grad is not None
+            step = there.head_trace.values[until] - self.start.head_trace.values[until]
+            parts.append((members, replace(seeds, excess=(grad * step.to(grad)).sum(-1).T)))
+        return Seeds.joined(parts)
+
+    def point(self, target: ClosedFormTarget | None, *, needed: bool = True) -> Tensor:
+        """Return the point of a target with one boundary, or the start for None, shape (D,).
+
+        NaN if there is none and none is needed.
+
+        Raises:
+            NoBoundaryError: there is no boundary within reach.
+        """
+        if target is None:
+            return self.start.features[0]
+        if needed and target in self._without:
+            raise NoBoundaryError(self._without[target])
+        if target not in self._points:
+            try:
+                with torch.no_grad(), full_precision(torch.device("cpu")):
+                    found = self._found(target)
+                self._points[target] = found.to(self.start.features)
+            except NoBoundaryError as error:
+                if needed:
+                    raise
+                self._without[target] = str(error)
+                self._points[target] = torch.full_like(self.start.features[0], torch.nan)
+        return self._points[target]
+
+    def _found(self, target: ClosedFormTarget) -> Tensor:
+        """Return the point on the CPU: the search asks for one number after the other."""
+        if self._start_on_cpu is None:
+            head, start = on_cpu(self.head, self._given)
+            self._start_on_cpu = self.start if head is self.head else HeadRun(head, head(start.unsqueeze(0)))
+        near = self._start_on_cpu
+        head, values = near.head, near.head_trace.values
+        bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
+        position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
+        size = float(target(near).abs())
+        found = _Search(head, target, position, size).nearest(values[position][0])
+        if not position:
+            return self._in_reach(target, found, size)
+        # The nearest features that lead there: those that stages leave out stay as they are.
+        jacobian, _ = head.pullback(near.head_trace, {position: None})
+        change = torch.linalg.lstsq(jacobian[0], (found - values[position][0]).unsqueeze(1), driver="gelsd")
+        point = values[0][0] + change.solution[:, 0]
+        return self._in_reach(target, _Search(head, target, 0, size).polished(point), size)
+
+    def _in_reach(self, target: ClosedFormTarget, point: Tensor, size: float) -> Tensor:
+        """Return a point, unless it lies absurdly far from the training images, as where weights are only rounding."""
+        assert self._start_on_cpu is not None
+        first, way = self._start_on_cpu.head.stages[0], point - self._start_on_cpu.features[0]
+        deviations = 0.0
+        if isinstance(first, Scale) and first.shift_is_mean and bool((first.divisor != 1).any()):
+            deviations = float((way / first.divisor).norm()) / len(way) ** 0.5
+        elif first.seen.get("spread"):
+            deviations = float(way.norm()) / first.seen["spread"] ** 0.5
+        if deviations > _MOST:
+            raise no_boundary(target, size)
+        return point
+
+
+def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:
+    """Return a head and a point with their numbers on the CPU, in float64: themselves, or copies from another device.
+
+    Copies share with the head what is no number: hooks, the estimators that it was made of, and what is stored with it.
+    """
+    buffers = list(head.buffers())
+    if all(tensor.device.type == "cpu" for tensor in (*buffers, start)):
+        return head, start
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu()
+
+    kept = [item for module in head.modules() for item in vars(module).items()]
+    shared = [head._fit, head.training_set, *(value for name, value in kept if "_hooks" in name)]
+    tensors = [*buffers, *(value for _, value in kept if isinstance(value, Tensor))]  # constants are no buffers
+    memo: dict[int, Any] = {id(value): value for value in shared} | {id(tensor): copied(tensor) for tensor in tensors}
+    return copy.deepcopy(head, memo), copied(start)
+
+
+class _Search:
+    """A search for a target's zero among a head's values at a position; ``size`` is the value's at the start."""
+
+    def __init__(self, head: Head, target: ClosedFormTarget, position: int, size: float) -> None:
+        self._head, self._target, self._position, self._size = head, target, position, size
+
+    def _values(self, x: Tensor) -> Tensor:
+        """Return the target's values at points x (M, Q), shape (M,)."""
+        blocks = x.split(max(1, _BYTES // self._head.bytes_per_target(1)))
+        return torch.cat([self._target(self._run(block)) for block in blocks])
+
+    def _at(self, x: Tensor) -> Tensor:
+        return self._values(x.unsqueeze(0))[0]
+
+    def _run(self, x: Tensor) -> HeadRun:
+        return HeadRun(self._head, self._head.resume(self._position, x))
+
+    def nearest(self, start: Tensor) -> Tensor:
+        """Return the nearest zero to a start, shape (Q,)."""
+        value = float(self._at(start))
+        candidates = self._candidates()
+        if len(candidates) and value:
+            across = self._values(candidates) * value < 0
+            for ends, reach in ((candidates[across], 1.0), (candidates, _BEYOND)):
+                crossed = self._crossed(start, ends, reach) if len(ends) else None
+                if crossed is not None:
+                    return crossed
+        try:
+            return self.polished(start)
+        except NoBoundaryError:  # a stage may be singular there, as a Normalizer is at 0: search from beside it
+            ways = torch.randn(_CANDIDATES, len(start), generator=torch.Generator().manual_seed(0)).to(start)
+            crossed = self._crossed(start + ways[0], start + ways[1:], 1.0)
+            if crossed is None:
+                raise
+            return crossed
+
+    def _candidates(self) -> Tensor:
+        """Return the support vectors that are among the values at the position, shape (S, Q)."""
+        decision = self._head.stages[-1]
+        found: list[Tensor] = []
+        if self._position == len(self._head.stages) - 1:
+            for member in decision.members if isinstance(decision, Ensemble) else [decision]:
+                svm = member.stages[0] if isinstance(member, Chain) else member
+                if isinstance(svm, KernelSVM):
+                    found.append(svm.support_vectors)
+        return torch.cat(found).unique(dim=0) if found else torch.zeros(0, 0)
+
+    def _crossed(self, start: Tensor, ends: Tensor, reach: float) -> Tensor | None:
+        """Return the crossing nearest to the start on the ways to some of the ends, or beyond; None without one."""
+        length = (ends - start).norm(dim=1)
+        order = length.argsort()[:_CANDIDATES]
+        length, step = length[order], ends[order] - start
+        places = torch.linspace(0, reach, _PARTS + 1, dtype=start.dtype, device=start.device)
+        points = start + places.reshape(-1, 1, 1) * step
+        signs = self._values(points.flatten(0, 1)).reshape(len(places), -1).sign()
+        first = (signs[1:] == signs[:1]).cumprod(0).sum(0)  # parts of the way before the value changes its sign
+        distance = torch.where(first < _PARTS, places[first] * length, torch.inf)
+        best = int(distance.argmin())
+        if not bool(distance[best].isfinite()):
+            return None
+
+        return self._between(start, step[best], float(places[first[best]]), float(places[first[best] + 1]))
+
+    def _between(self, start: Tensor, step: Tensor, low: float, high: float) -> Tensor:
+        """Return the zero between two places on a line, at which the value has different signs."""
+
+        def value(place: float) -> float:
+            return float(self._at(start + place * step))
+
+        ends = {place: value(place) for place in (low, high)}
+        if ends[low] * ends[high] > 0:  # one of them is zero but for rounding, which is another in a larger batch
+            place = min(ends, key=lambda end: abs(ends[end]))
+        else:
+            # As near as doubles come; a zero at the start itself would be halved for ever.
+            place = brentq(value, low, high, xtol=1e-300, rtol=4 * torch.finfo(torch.float64).eps, disp=False)
+        return start + place * step
+
+    def _in_rounding(self, x: Tensor, value: Tensor, step: Tensor) -> Tensor | None:
+        """Return the zero beside a point at which a Newton step is lost in rounding; None if that is not the reason.
+
+        Where the terms of a decision cancel, no tolerance relative to its value tells what rounding is. But multiples
+        of the step cross the zero, and from there on the value is what the gradient says, however large they are.
+        """
+        lengths = 2.0 ** torch.arange(1, 64, dtype=x.dtype, device=x.device)
+        expected = value * (1 - lengths)
+        straight = (self._values(x + lengths.unsqueeze(1) * step) - expected).abs() <= expected.abs() / 2
+        crossed = straight.unfold(0, _STRAIGHT, 1).all(1)
+        if not bool(crossed.any()):
+            return None
+        return self._between(x, step, 0.0, float(lengths[: len(crossed)][crossed][0]))
+
+    def polished(self, start: Tensor) -> Tensor:
+        """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
+        x = start
+        for _ in range(100):
+            seeds = seeds_of(self._run(x.unsqueeze(0)), 1, [self._target], start.dtype, until=self._position)
+            value, (grad,) = seeds.values[0, 0], seeds.grads
+            if float(value.abs()) <= _EXACT * self._size:
+                return x
+            assert grad is not None
+            step = -value * grad[0, 0] / grad.square().sum() / seeds.log_scale[0, 0].exp()
+            halves = (0.5**halvings for halvings in range(_HALVINGS))
+            shorter = next((part for part in halves if self._at(x + part * step).abs() < value.abs()), None)
+            if shorter is None:
+                zero = self._in_rounding(x, value, step)
+                if zero is None:
+                    break
+                return zero
+            x = x + shorter * step
+        raise no_boundary(self._target, self._size)
+
+
+def no_boundary(target: Any, size: float) -> NoBoundaryError:
+    """Return the error of a target without a boundary near the training mean, where its value has a size."""
+    return NoBoundaryError(
+        f"{target}: no decision boundary is within reach of the training mean, where its value is {size:.3g}: start at "
+        "the mean instead, baseline='mean'"
+    )
+
+
+def _kernels(head: Head) -> list[Any]:
+    return [module.kernel for module in head.modules() if isinstance(module, KernelSVM)]

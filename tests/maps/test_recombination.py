@@ -1,0 +1,94 @@
+"""Recombined maps where sizes coincide, factors were taken out, or the reduction is not known."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import relative
+from sklearn.decomposition import PCA, KernelPCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ContributionCAM,
+    HotellingTarget,
+    PCASVMNet,
+    PCATarget,
+    SVMTarget,
+    recombined,
+)
+from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+
+IMAGES = torch.randn(9, 2, 7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LABELS = np.arange(9) % 2
+
+
+def net_of(*stages: Any) -> PCASVMNet:
+    """Return six pooled features and a head that was fitted on them."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
+    features = backbone(IMAGES).detach().numpy()
+    return PCASVMNet(backbone, make_pipeline(*stages).fit(features, LABELS))
+
+
+@pytest.mark.parametrize("method", [ClosedFormGradCAM, ContributionCAM])
+def test_as_many_components_as_features(method: Any) -> None:
+    """The whole pipeline is a pipeline all the same, and not a head that was fitted on the components."""
+    net = net_of(StandardScaler(), PCA(6), SVC())
+    cam = method(net, ["1"])
+    targets = (SVMTarget(), PCATarget(4, sign="-"))
+    expected, actual = cam.explain(IMAGES, targets), recombined(cam.explain(IMAGES), net.head, targets)
+    assert relative(actual.maps, expected.maps) < 1e-10
+    assert relative(actual.values, expected.values) < 1e-10
+
+
+def test_factors_of_components_far_from_all_samples() -> None:
+    net = net_of(StandardScaler(), KernelPCA(4, kernel="rbf", gamma=1.0), SVC(kernel="linear"))
+    cam = ClosedFormGradCAM(net, ["1"])
+    factors = torch.tensor([1.0, 60.0, 70.0, 80.0], dtype=torch.float64).reshape(4, 1, 1, 1)
+    targets = [SVMTarget(1), PCATarget(2), SVMTarget(0)]
+    components = cam.explain(factors * IMAGES[:4])
+    assert (components.log_scale < -800).any(), "no factor was taken out"
+    expected, actual = cam.explain(factors * IMAGES[:4], targets), recombined(components, net.head, targets)
+    # The factor may be split otherwise between a map and its logarithm; the product is underflow.
+    assert relative(actual.log_scale + actual.nu.log(), expected.log_scale + expected.nu.log()) < 1e-10
+    for one, other in zip(actual.maps.flatten(0, 1), expected.maps.flatten(0, 1), strict=True):
+        assert relative(one / one.abs().max(), other / other.abs().max()) < 1e-8
+
+
+def test_recombined_twice() -> None:
+    """Component maps that were recombined know only the part of the head behind the components."""
+    net = net_of(StandardScaler(), PCA(3), SVC())
+    cam = ContributionCAM(net, ["1"])
+    components = recombined(cam.explain(IMAGES), net.head, [PCATarget(b) for b in range(3)])
+    later = SVC(gamma=0.5).fit(net(IMAGES).components.detach().numpy(), LABELS)
+    expected = recombined(cam.explain(IMAGES), later, [SVMTarget(1)])
+    assert relative(recombined(components, later, [SVMTarget(1)]).maps, expected.maps) < 1e-10
+    with pytest.raises(ValueError, match="pass the whole pipeline as the head"):
+        recombined(components, later, [HotellingTarget()])
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_the_features_are_not_known(count: int) -> None:
+    """As for maps from a store, which keeps components, but no features."""
+    net = net_of(StandardScaler(), PCA(count), SVC())
+    cam = ContributionCAM(net, ["1"])
+    components = cam.explain(IMAGES, [PCATarget(b) for b in range(count)])
+    position = net.head.component_position
+    trace = net.head.resume(position, components.output.components)
+    known = replace(components, output=HeadOutput.of(net.head, trace))
+    assert known.output.features is None
+    expected, actual = cam.explain(IMAGES, [SVMTarget()]), recombined(known, net.head)
+    assert relative(actual.maps, expected.maps) < 1e-10
+
+
+def test_some_of_the_components_say_nothing_of_all() -> None:
+    net = net_of(StandardScaler(), PCA(3))
+    maps = ClosedFormGradCAM(net, ["1"]).explain(IMAGES)
+    with pytest.raises(ValueError, match="pass the whole pipeline as the head"):
+        recombined(maps[:, :2], net.head, [HotellingTarget()])

@@ -1,0 +1,176 @@
+"""Between images and maps nothing asks what a number is: as on a GPU, with real numbers and on fake CUDA tensors."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from reference import relative
+from sklearn.decomposition import PCA, KernelPCA
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.ensemble import StackingClassifier
+from sklearn.kernel_approximation import Nystroem
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import PowerTransformer, StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from towers import Tower
+
+from pytorch_grad_cam_pcasvm import LogRatioTarget, NoClosedFormError, PCASVMNet, methods
+from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
+from pytorch_grad_cam_pcasvm.targets import boundary_head
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+
+BACKBONES = {
+    "pooled": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "1"),
+    "behind a layer": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ),
+        "1",
+    ),
+    "dense": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 12), nn.ReLU(), nn.Linear(12, 8)
+        ),
+        "1",
+    ),
+    "tokens": (lambda: nn.Sequential(Tower(width=8, fused=True), _FirstToken()), "0.blocks.0"),
+}
+HEADS = {
+    "RBF": make_pipeline(StandardScaler(), PCA(4), SVC()),
+    "two classes": make_pipeline(PCA(4, whiten=True), SVC(class_weight="balanced")),
+    "polynomial": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="poly", degree=2, coef0=0.5)),
+    "sigmoid": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="sigmoid", gamma=0.1)),
+    "linear": make_pipeline(StandardScaler(), PCA(4), LinearSVC()),
+    "one class": make_pipeline(StandardScaler(), PCA(4), OneClassSVM()),
+    "regression": make_pipeline(StandardScaler(), PCA(4), SVR()),
+    "KernelPCA": make_pipeline(StandardScaler(), KernelPCA(4, kernel="rbf"), SVC()),
+    "Nystroem": make_pipeline(StandardScaler(), PCA(4), Nystroem(n_components=10, random_state=0), LinearSVC()),
+    "neighbours": make_pipeline(StandardScaler(), PCA(4), KNeighborsClassifier(3)),
+    "likelihoods": make_pipeline(StandardScaler(), PowerTransformer(), PCA(4), QuadraticDiscriminantAnalysis()),
+    "perceptron": make_pipeline(StandardScaler(), PCA(4), MLPClassifier((5,), max_iter=20, random_state=0)),
+    "stack": make_pipeline(
+        make_union(PCA(2), KernelPCA(2, kernel="rbf")), StackingClassifier([("a", LinearSVC())], LinearSVC(), cv=2)
+    ),
+}
+# Every method on every path, and every head on the shortest.
+CASES = [
+    pytest.param(backbone, head, method, None, marks=() if (backbone, head) == ("pooled", "RBF") else pytest.mark.slow)
+    for backbone in BACKBONES
+    for head in HEADS
+    for method in methods.__all__
+    if backbone == "pooled" or head == "RBF"
+]
+OF_CLASSES = [LogRatioTarget(), LogRatioTarget(1), LogRatioTarget(0, versus="runner-up")]
+CASES += [("pooled", head, method, OF_CLASSES) for head in ("RBF", "two classes")
+          for method in ("ClosedFormGradCAM", "ContributionCAM", "ClosedFormShapleyCAM", "ShapCAM")]  # fmt: skip
+CASES += [("pooled", "one class", "ContributionCAM", [LogRatioTarget(sign="-")])]
+
+
+class _FirstToken(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0]
+
+
+class _Looks(TorchDispatchMode):
+    """Refuses what would make a GPU wait."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), "it looks"
+        return func(*args, **(kwargs or {}))
+
+
+def explained(backbone, head, method, targets):
+    """Return what a method explains a network with, images, and their maps: a first call, which checks everything."""
+    torch.manual_seed(0)
+    make, layer = BACKBONES[backbone]
+    rng = np.random.default_rng(0)
+    fitted = HEADS[head].fit(rng.normal(size=(60, 8)), np.arange(60) % (2 if head == "two classes" else 3))
+    options = {"samples": 4} if method == "ShapCAM" else {}
+    transform = "tokens" if backbone == "tokens" else None
+    cam = getattr(methods, method)(PCASVMNet(make().eval(), fitted), [layer], transform, **options)
+    x = torch.randn(2, 3, 8, 8)
+    try:
+        return cam, x, cam.explain(x, targets)
+    except NoClosedFormError as error:
+        pytest.skip(error.reason)
+
+
+@pytest.mark.parametrize(("backbone", "head", "method", "targets"), CASES)
+def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_for_cuda(
+    backbone, head, method, targets, monkeypatch
+):
+    cam, x, maps = explained(backbone, head, method, targets)
+    with no_looks():
+        cam.explain(x, targets)  # boundaries are looked for once, in the head alone
+        with _Looks():
+            found = cam.explain(x, targets)
+    # Of a sum, whose terms may cancel.
+    size = maps.maps.abs().amax((0, 2, 3), keepdim=True)
+    assert ((found.maps - maps.maps).abs() <= 1e-5 * size).all()
+    assert relative(found.values, maps.values) < 1e-6
+
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake.cache_enabled = False  # which loses the derivatives of views
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    # A fake head has no numbers to copy, and the search, which is for real, runs outside of the mode.
+    numbers, search = copy.deepcopy(cam.model.head), Boundary._found
+    searched = []
+
+    def found_outside(self, target):
+        with unset_fake_temporarily():
+            searched.append(search(self, target))
+            return searched[-1]
+
+    try:
+        with fake:
+            cam.model.to("cuda")
+            monkeypatch.setattr(boundary_head, "on_cpu", lambda head, start: (numbers, numbers.feature_mean))
+            monkeypatch.setattr(Boundary, "_found", found_outside)
+            found = cam.explain(torch.empty(x.shape, device="cuda"), targets)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+    assert all(not isinstance(point, FakeTensor) and bool(point.isfinite().all()) for point in searched)
+    if (backbone, head, method, targets) == ("pooled", "RBF", "ContributionCAM", None):
+        assert len(searched) == 3  # of each class
+    for name in ("maps", "weights", "values", "nu", "log_scale", "baseline_values", "remainder", "opposite"):
+        there, here = (getattr(result, name) for result in (found, maps))
+        assert (there is None) == (here is None)
+        if here is not None:
+            assert (there.device.type, there.shape, there.dtype) == ("cuda", here.shape, here.dtype), name
+
+
+def test_a_look_is_seen():
+    with pytest.raises(AssertionError, match="it looks"), _Looks():
+        bool(torch.ones(1).any())
+
+
+def test_boundaries_are_looked_for_on_the_cpu_with_the_numbers_of_the_head():
+    """A head on a device is copied, without what is no number; the search asks nothing of the device."""
+    cam, _, _ = explained("pooled", "RBF", "ContributionCAM", None)
+    head = cam.model.head
+    head.register_forward_hook(lambda *_: None)
+    here, start = boundary_head.on_cpu(head, head.feature_mean)
+    assert here is head
+    assert start is head.feature_mean
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    there = copy.deepcopy(head)
+    with fake:
+        for module in there.modules():
+            for kept in (module._buffers, vars(module)):
+                kept.update({name: value.to("cuda") for name, value in kept.items() if isinstance(value, torch.Tensor)})
+        copied, start = boundary_head.on_cpu(there, there.feature_mean)
+    assert {tensor.device.type for tensor in there.buffers()} == {"cuda"}
+    constants = [value for module in copied.modules() for value in vars(module).values()]
+    tensors = [value for value in (start, *copied.buffers(), *constants) if isinstance(value, torch.Tensor)]
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert [t.shape for t in copied.buffers()] == [t.shape for t in there.buffers()]
+    assert copied._fit is there._fit
+    assert copied.training_set is there.training_set
+    assert copied._forward_hooks is there._forward_hooks

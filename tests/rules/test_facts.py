@@ -1,0 +1,377 @@
+"""What rules say besides gradients: which numbers they read, where tokens lie, how relevance is shared out."""
+
+import gc
+
+import pytest
+import torch
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from reference import relative
+from test_rules import pulled
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import (
+    AutogradFallbackWarning,
+    ClosedFormGradCAM,
+    ContributionCAM,
+    NoClosedFormError,
+    RelevanceCAM,
+    methods,
+    register_jacobian,
+)
+from pytorch_grad_cam_pcasvm.methods.baselines import WithBaseline
+from pytorch_grad_cam_pcasvm.path.record import Path
+from pytorch_grad_cam_pcasvm.rules import registry
+from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
+from pytorch_grad_cam_pcasvm.tape.tape import Tape
+
+
+class Block(nn.Module):
+    """Tokens (N, L, D) through a layer, attention and a norm, to features of one token or of all."""
+
+    def __init__(self, layer, fused=True):
+        super().__init__()
+        self.start, self.layer, self.fused = nn.Identity(), layer, fused
+        self.qkv, self.norm = nn.Linear(8, 24), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.layer(self.start(1 * x))
+        q, k, v = self.qkv(x).chunk(3, -1)
+        attention = nn.functional.scaled_dot_product_attention if self.fused else written_out
+        return self.norm(x + attention(q, k, v))[:, 0]
+
+
+def written_out(q, k, v):
+    return (q @ k.mT / 8**0.5).softmax(-1) @ v
+
+
+def bytes_of(tape):
+    """Return how many bytes the values of a tape hold."""
+    storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tape.values}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(("fused", "share"), [(True, 0.75), (False, 0.9)])
+def test_a_path_of_gradients_keeps_less_and_gives_the_same(fused, share):
+    net, x = Block(nn.GELU(), fused).double().eval(), torch.randn(2, 30, 8, dtype=torch.float64)
+    with torch.no_grad():
+        whole, few = (Path(net, None, ["start"], replays=replays).record(x) for replays in (True, False))
+        seeds = [torch.randn(3, 2, 8, dtype=torch.float64)]
+        assert relative(few.pullback(seeds, 0).dense(), whole.pullback(seeds, 0).dense()) == 0
+        assert relative(few.pullback(seeds, 0).token_sums(1, 0, 30), whole.pullback(seeds, 0).token_sums(1, 0, 30)) == 0
+    assert bytes_of(few.tape) < share * bytes_of(whole.tape)
+    with pytest.raises(RuntimeError, match="recorded for gradients alone"):
+        few.baseline({0: 0 * x})
+
+
+def test_what_the_network_drops_is_not_held():
+    class Wide(nn.Module):
+        def forward(self, x):
+            wide = x.repeat(1, 1, 100) + 1
+            self.freed = torch.utils.weak.WeakTensorKeyDictionary({wide: True})
+            wide = wide.reshape(len(x), -1, 100, 8) * 2
+            return wide.mean((1, 2))
+
+    net = nn.Sequential(nn.Identity(), Wide())
+    with torch.no_grad():
+        passed = Path(net, None, ["0"], replays=False).record(torch.randn(2, 3, 8))
+        assert not len(net[1].freed)
+        assert passed.pullback([torch.ones(1, 2, 8)], 0).dense().isfinite().all()
+
+
+class Cube(nn.Module):
+    def forward(self, x):
+        return x**3
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("needs", ["inputs", "y", "nothing"])
+def test_a_rule_that_is_wrong_or_reads_more_than_it_says_is_refused(rules, needs, factor):
+    """Of one that a path goes through several times, all numbers of one step are kept."""
+    register_jacobian(Cube, needs=needs)(lambda layer, x, y, grad: factor * grad * 3 * x**2)
+    stages = nn.Conv2d(3, 4, 3), Cube(), nn.Conv2d(4, 4, 1), Cube(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    cam, x = ClosedFormGradCAM(nn.Sequential(*stages), ["0"]), torch.rand(2, 3, 8, 8)
+    if needs == "inputs" and factor == 1:
+        assert cam.explain(x).maps.any()
+    else:
+        with pytest.raises(NoClosedFormError, match=r"the rule of Cube (is not autograd's Jacobian|returns NaN)"):
+            cam.explain(x)
+
+
+class Swish(nn.Module):
+    def forward(self, x):
+        return x * x.sigmoid()
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.linspace(1, 2, 8))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@pytest.mark.parametrize("kind", [Swish, Scaled])
+def test_a_users_layer_takes_part_in_sums_and_contributions_of_tokens(rules, kind, monkeypatch):
+    if kind is Swish:
+        register_jacobian(Swish, secant="elementwise")(
+            lambda layer, x, y, grad: grad * (x.sigmoid() + y * (1 - x.sigmoid()))
+        )
+    else:
+        register_jacobian(Scaled, secant="linear", needs="others", tokens=lambda dim, layer, x, y: [None, dim])(
+            lambda layer, x, y, grad: grad * layer.factor
+        )
+    net = Block(kind()).double().eval()
+    x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
+    calls = []
+    layer_rule = registry.rule_of(kind)
+    with torch.no_grad():
+        passed = Path(net, None, ["start"]).record(x)
+        at, seeds = passed.baseline({0: x0}), [torch.randn(2, 2, 8, dtype=torch.float64)]
+        passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))  # is compared with the whole pullback
+        whole, of_gradients = passed.pullback(seeds, 0, at).dense(), passed.pullback(seeds, 0).dense()
+        pulled = type(layer_rule).pulled
+        monkeypatch.setattr(
+            type(layer_rule),
+            "pulled",
+            lambda rule, *args: calls.append(args[3].shape) if rule is layer_rule else pulled(rule, *args),
+        )
+        parts = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
+        assert not calls, "contributions of tokens are the same before and after the layer"
+        monkeypatch.undo()
+        sums = passed.pullback(seeds, 0).token_sums(1, 2, 5)
+    assert relative(parts, (whole * (x - x0)).sum(-1)) < 1e-12
+    assert relative(sums[:, :, 0], of_gradients[:, :, 2:7].sum(2)) < 1e-12
+
+
+@pytest.mark.parametrize("ask", ["token_sums", "contributions"])
+@pytest.mark.parametrize(
+    "claim", [{"secant": "linear", "tokens": lambda dim, layer, x, y: [None, dim]}, {"secant": "elementwise"}]
+)
+def test_a_wrong_claim_that_tokens_are_apart_is_refused(rules, claim, ask):
+    class Rolled(nn.Module):
+        def forward(self, x):
+            return 2 * x.roll(1, 1)
+
+    register_jacobian(Rolled, **claim)(lambda layer, x, y, grad: 2 * grad.roll(-1, 2))
+    net = Block(Rolled()).double().eval()
+    x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(net, None, ["start"]).run(x)
+        at = passed.baseline({0: x0}) if ask == "contributions" else None
+        with pytest.raises(NoClosedFormError, match="Rolled"):
+            passed.pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0, at)
+
+
+def test_a_causal_step_mixes_tokens(rules):
+    class Summed(nn.Module):
+        def forward(self, x):
+            return x.cumsum(1)
+
+    register_jacobian(Summed, secant="linear", tokens=lambda dim, layer, x, y: [None, dim])(
+        lambda layer, x, y, grad: grad.flip(2).cumsum(2).flip(2)
+    )
+    net, x = Block(Summed()).double().eval(), torch.randn(2, 9, 8, dtype=torch.float64)
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match="the rule of Summed mixes tokens"):
+        Path(net, None, ["start"]).run(x).pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0)
+
+
+def test_an_elementwise_rule_that_mixes_positions_is_refused(rules):
+    register_jacobian(Swish, secant="elementwise")(lambda layer, x, y, grad: grad.flip(2).cumsum(2).flip(2))
+    net, x = Block(Swish()).double().eval(), torch.randn(2, 9, 8, dtype=torch.float64)
+    with (
+        torch.no_grad(),
+        pytest.raises(NoClosedFormError, match="Swish is registered as elementwise, but its rule mixes"),
+    ):
+        Path(net, None, ["start"]).run(x).pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "rule", "message"),
+    [
+        (
+            True,
+            lambda x, y, grad: grad,
+            r"the rule of Swish does not take \(layer, x, y, grad\): .*'y'",
+        ),
+        (False, lambda input, y: y, r"the rule of special_i0 does not take \(\.\.\., \*, y, grad\): .*'grad'"),
+    ],
+)
+def test_a_rule_of_other_arguments_is_refused(rules, layer, rule, message):
+    register_jacobian(Swish if layer else torch.special.i0)(rule)
+
+    class Bessel(nn.Module):
+        def forward(self, x):
+            return torch.special.i0(x)
+
+    step = Swish() if layer else Bessel()
+    net, x = nn.Sequential(nn.Conv2d(3, 4, 3), step, nn.Flatten()).double(), torch.rand(2, 3, 8, 8).double()
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
+        Path(net, None, ["0"]).run(x).pullback([torch.ones(1, 2, 144).double()], 0).dense()
+
+
+def test_a_users_layer_has_its_relevance(rules):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), Swish(), nn.Conv2d(4, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    register_jacobian(Swish, secant="elementwise")(
+        lambda layer, x, y, grad: grad * (x.sigmoid() + y * (1 - x.sigmoid()))
+    )
+    maps = RelevanceCAM(net, ["0"]).explain(x)
+    silu = nn.Sequential(net[0], nn.SiLU(), *net[2:])
+    assert relative(maps.maps, RelevanceCAM(silu, ["0"]).explain(x).maps) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"needs": "x"}, "needs must be 'all', 'inputs', 'y', 'others', 'nothing' or None, got 'x'"),
+        ({"relevance": "lost"}, "relevance must be 'kept', 'moved'"),
+    ],
+)
+def test_unknown_facts_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        register_jacobian(Swish, **options)
+
+
+@pytest.mark.parametrize("first", ["token_sums", "contributions", "sums", "times"])
+def test_questions_may_come_in_any_order(first):
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.block = nn.Identity(), Block(nn.Linear(8, 8))
+
+        def forward(self, x):
+            x = self.start(1 * x)
+            return self.block(x.clone()) + (x.cumsum(1) ** 2).sum(1)
+
+    net = Around().double().eval()
+    x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(net, None, ["start"]).record(x)
+        at, seeds = passed.baseline({0: x0}), [torch.randn(3, 2, 8, dtype=torch.float64)]
+        whole = passed.pullback(seeds, 0, at).dense()
+        expected = {
+            "token_sums": whole[:, :, 2:7].sum(2, keepdim=True),
+            "contributions": (whole * (x - x0)).sum(-1),
+            "sums": whole.sum(-1),
+            "times": (whole * x).sum(2),
+        }
+        ask = {
+            "token_sums": lambda pullback: pullback.token_sums(1, 2, 5),
+            "contributions": lambda pullback: pullback.contributions(x - x0, (0, 1)),
+            "sums": lambda pullback: pullback.sums(),
+            "times": lambda pullback: pullback.times(x, [1]),
+        }
+        for second in ask:
+            pullback = passed.pullback(seeds, 0, at)
+            for each in (first, second):
+                assert relative(ask[each](pullback), expected[each]) < 1e-11, (first, second)
+            assert relative(pullback.dense(), whole) < 1e-11
+
+
+def test_outputs_that_do_not_depend_on_the_layer_are_passed_over():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start = nn.Identity()
+
+        def forward(self, x):
+            return {"tokens": self.start(1 * x).tanh(), "before": x.mean(1)}
+
+    x, x0, seed = torch.randn(3, 2, 9, 8, dtype=torch.float64)
+    seeds = [seed.unsqueeze(0), torch.ones(1, 2, 8, dtype=torch.float64)]
+    with torch.no_grad():
+        passed = Path(Two(), None, ["start"]).record(x)
+        at = passed.baseline({0: x0})
+        sums = passed.pullback(seeds, 0).token_sums(1, 2, 5)
+        parts = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
+    assert relative(sums[0], (seed * (1 - x.tanh() ** 2))[:, 2:7].sum(1, keepdim=True)) < 1e-12
+    assert relative(parts[0], (seed * (x.tanh() - x0.tanh())).sum(-1)) < 1e-12
+
+
+def test_complex_numbers_are_refused():
+    class Spectrum(nn.Module):
+        def forward(self, x):
+            return torch.fft.fft2(x).abs()
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), Spectrum(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    with pytest.raises(NoClosedFormError, match=r"goes through aten\._fft_c2c"):
+        ClosedFormGradCAM(net, ["0"]).explain(x)
+    with pytest.warns(AutogradFallbackWarning):
+        maps = ClosedFormGradCAM(net, ["0"], jacobian="auto").explain(x).maps
+    assert relative(maps, ClosedFormGradCAM(net, ["0"], jacobian="autograd").explain(x).maps) < 1e-12
+
+
+# --- What a reviewer found ------------------------------------------------------------------------------------------
+
+
+class Selected(nn.Module):
+    """A network that goes on with a part of its target layer."""
+
+    def __init__(self, select):
+        super().__init__()
+        self.start, self.select = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Sigmoid()), select
+
+    def forward(self, x):
+        return self.select(self.start(x)).flatten(1)[:, :5]
+
+
+METHODS = [getattr(methods, name) for name in methods.__all__]
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if not issubclass(method, WithBaseline)])
+@pytest.mark.parametrize("select", [lambda a: a[:, :4], lambda a: a[:, :, 0], lambda a: a.narrow(2, 1, 3).exp()])
+def test_a_part_of_the_target_layer_is_explained(select, method):
+    net, x = Selected(select).double().eval(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    target = ClassifierOutputTarget(1)
+    by_autograd = method(net, ["start"], jacobian="autograd") if "ShapleyCAM" not in method.__name__ else None
+    maps = method(net, ["start"]).explain(x, [target])
+    assert maps.maps.isfinite().all()
+    if by_autograd is not None:
+        assert relative(maps.maps, by_autograd.explain(x, [target]).maps) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [ClosedFormGradCAM, ContributionCAM])
+def test_a_call_leaves_nothing_to_the_garbage_collector(kind):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    cam, x = kind(net, ["0"]), torch.randn(2, 3, 8, 8)
+    cam.explain(x)
+    gc.collect()
+    gc.disable()
+    try:
+        cam.explain(x)
+        left = [each for each in gc.get_objects() if type(each) in (Tape, Recorder)]
+        before = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+        cam.explain(x)
+        assert not left
+        assert sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_attention_of_what_all_images_share(which):
+    shared = torch.randn(1, 2, 7, 6, dtype=torch.float64)
+
+    def attention(x):
+        heads = x.unflatten(1, (2, 7)).flatten(3)
+        given = {"query": heads, "key": heads * 1.5, "value": heads.sin()} | {which: shared}
+        return nn.functional.scaled_dot_product_attention(**given)
+
+    check(attention, torch.randn(3, 14, 2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.sum(dim=()), lambda x: x.mean(dim=[]), lambda x: torch.amax(x, ()), lambda x: x[:, :, 0].mean(dim=[])],
+)
+def test_a_reduction_over_no_dimension_is_one_over_all(function):
+    check(function, torch.randn(3, 4, 2, 3, dtype=torch.float64))
+
+
+def check(function, x):
+    """Compare a function's pullback with autograd."""
+    actual, weights, expected = pulled(function, x)
+    assert relative(actual, expected) < 1e-12
+    assert relative(weights, expected.flatten(3).sum(-1)) < 1e-10

@@ -1,0 +1,868 @@
+"""Secants of the path: what is pulled back through them adds up exactly, for every rule and for whole paths."""
+
+import copy
+
+import pytest
+import torch
+from reference import missing, path_by_autograd, relative
+from test_rules import FUNCTIONS, LAYERS, Start, name, prepared, pulled
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
+from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
+from pytorch_grad_cam_pcasvm.path.record import Path
+from pytorch_grad_cam_pcasvm.rules import cotangents, registry
+from pytorch_grad_cam_pcasvm.rules.weight import player_rows, through_products, through_sums
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def recorded(function, x):
+    with torch.no_grad():
+        return Path(Start(function), None, ["start"]).record(x)
+
+
+def adds_up(passed, x0, targets=2, tolerance=1e-10):
+    """Hold sums of pullback, weights and products against the difference of outputs; return the pullback."""
+    base = passed.baseline({0: x0})
+    x = passed.activations[0]
+    seeds = random(targets, *passed.output.shape, seed=7)
+    pulled = passed.pullback([seeds], 0, base).dense()
+    terms = pulled * (x - x0)
+    expected = (seeds * (passed.output - base.output)).reshape(targets, -1).sum(1)
+    scale = max(terms.abs().sum() / targets, (seeds * passed.output).abs().sum() / targets)
+    assert ((terms.flatten(1).sum(1) - expected).abs() < tolerance * scale).all()
+    weights = passed.pullback([seeds], 0, base).sums()
+    assert relative(weights + 1, pulled.reshape(*weights.shape, -1).sum(-1) + 1) < 1e-9
+    if x.dim() > 2:
+        given = (x - x0).expand_as(x)
+        for dims in ([1], list(range(2, x.dim()))):
+            products = passed.pullback([seeds], 0, base).times(given, dims)
+            assert relative(products + 1, terms.sum([dim + 1 for dim in dims]) + 1) < 1e-9
+    return pulled
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_function_has_a_secant_that_adds_up(case):
+    x, x0 = random(2, 4, 6, 5), random(2, 4, 6, 5, seed=1)
+    passed = recorded(FUNCTIONS[case], x)
+    adds_up(passed, x0)
+    adds_up(passed, x0[:1])
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=name)
+def test_a_layer_has_a_secant_that_adds_up(layer, shape):
+    layer = prepared(layer)
+    if isinstance(layer, nn.InstanceNorm2d) and layer.track_running_stats and torch.__version__.startswith("2.8"):
+        pytest.skip("this torch's InstanceNorm writes its buffers whenever it runs, as this test does between two uses")
+    passed = recorded(layer, 2 * random(*shape))
+    adds_up(passed, 2 * random(*shape, seed=1))
+    adds_up(passed, torch.zeros(1, *shape[1:], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_where_nothing_changes_the_secant_is_the_gradient(case):
+    x = random(2, 4, 6, 5)
+    passed = recorded(FUNCTIONS[case], x)
+    seeds = random(2, *passed.output.shape, seed=7)
+    base = passed.baseline({0: x})
+    assert relative(passed.output, base.output) == 0
+    assert relative(passed.pullback([seeds], 0, base).dense(), passed.pullback([seeds], 0).dense()) < 1e-10
+
+
+NEAR = ["softmax", "attention", "pow", "clamp", "pools", "gate (squeeze and excite)", "logsumexp", "log_softmax"]
+NEAR += ["normalize", "norms of vectors", "distances", "cosine similarity", "std", "var_mean", "norms as functions"]
+NEAR += ["amax, amin", "max, min", "maximum", "addcdiv", "exponentials", "logarithms"]
+
+
+@pytest.mark.parametrize("case", NEAR)
+@pytest.mark.parametrize("size", [1e-12, 1e-7, 1e-3, 30.0])
+def test_near_the_baseline_nothing_is_lost_in_rounding(case, size):
+    x = random(2, 4, 6, 5)
+    passed = recorded(FUNCTIONS[case], x)
+    x0 = x + size * random(2, 4, 6, 5, seed=1)
+    pulled = adds_up(passed, x0)
+    assert pulled.isfinite().all()
+    if size < 1e-6 and case != "clamp":
+        gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0).dense()
+        assert relative(pulled, gradient) < 1e-4
+
+
+FROM_ZEROS = ["normalize", "normalize below eps", "cosine similarity", "distances", "norms of vectors", "norm", "std"]
+FROM_ZEROS += ["linalg.norm", "var", "var_mean", "norms as functions", "logsumexp", "amax, equal ones", "max, min"]
+
+
+@pytest.mark.parametrize("case", FROM_ZEROS)
+def test_a_baseline_of_zeros_has_no_size_to_divide_by(case):
+    x = random(2, 4, 6, 5)
+    passed = recorded(FUNCTIONS[case], x)
+    pulled = adds_up(passed, torch.zeros_like(x[:1]))
+    gradient = passed.pullback([random(2, *passed.output.shape, seed=7)], 0).dense()
+    assert pulled.abs().max() < 100 * gradient.abs().max(), "huge terms that cancel"
+
+
+def test_a_softmax_that_is_saturated_or_masked():
+    x, x0 = 400 * random(2, 3, 5), 400 * random(2, 3, 5, seed=1)
+    mask = torch.tensor([True, False, False, True, False])
+    pulled = adds_up(recorded(lambda x: x.masked_fill(mask, -torch.inf).softmax(-1), x), x0)
+    assert pulled.isfinite().all()
+    assert not pulled[..., mask].any()
+
+
+def test_zeros_of_a_root_give_no_nan():
+    x = random(2, 4, 3, 3).relu()
+    passed = recorded(lambda x: x.sqrt().mean((2, 3)), x)
+    assert adds_up(passed, torch.zeros_like(x[:1])).isfinite().all()
+
+
+def test_max_pools_hand_on_a_share():
+    x, x0 = random(2, 3, 6, 6), random(2, 3, 6, 6, seed=1)
+    passed = recorded(lambda x: F.max_pool2d(x, 2), x)
+    ones = torch.ones(1, *passed.output.shape, dtype=torch.float64)
+    pulled = passed.pullback([ones], 0, passed.baseline({0: x0})).dense()
+    assert ((pulled >= 0) & (pulled <= 1)).all()
+    assert ((pulled != 0).reshape(2, 3, 3, 2, 3, 2).sum((3, 5)) <= 1).all()
+
+
+REFUSED = {
+    "a power of two values": (lambda x: (1 + x * x) ** x, "both the base and the exponent computed"),
+    "an einsum of three values": (
+        lambda x: torch.einsum("nchw,nchw,nchw->n", x, x.tanh(), x.sigmoid()),
+        "more than two values that change",
+    ),
+    "a division that rounds": (lambda x: torch.div(x, 0.3, rounding_mode="floor") + x, "a step function"),
+    "a step": (lambda x: torch.where(x > 0, 1.0, 0.0 * x.clamp(max=0)) * x, "mul jumps|where jumps"),
+    "an index": (
+        lambda x: x[:, x.flatten(2).sum(-1).argmax(1)] * 2,
+        "an argument of aten.index depends on the target layer through a comparison or an index",
+    ),
+    "a choice of other sizes": (lambda x: x[x > 0], "sizes after the target layer depend on the activations"),
+    "no secant": (lambda x: torch.special.i0(x), "i0 has no secant.*register one"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_secant_is_refused_by_name(case, rules):
+    register_jacobian(torch.special.i0)(lambda input, *, y, grad: grad * torch.special.i1(input))
+    function, message = REFUSED[case]
+    passed = recorded(function, random(2, 4, 6, 5))
+    with pytest.raises(NoClosedFormError, match=message) as raised:
+        passed.pullback([random(2, *passed.output.shape)], 0, passed.baseline({0: random(2, 4, 6, 5, seed=1)})).dense()
+    assert "jacobian='auto'" not in str(raised.value), "autograd has no secants"
+
+
+class Gate(nn.Module):
+    """Squeeze and excite."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x):
+        return x * self.up(self.down(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+
+
+class Block(nn.Module):
+    """A block of a transformer, and the mean of its tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out, self.dense = nn.LayerNorm(4), nn.Linear(4, 12), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = x.flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return (x + F.gelu(self.dense(self.norm(x)))).mean(1)
+
+
+def net(*tail):
+    torch.manual_seed(0)
+    built = nn.Sequential(nn.Conv2d(3, 4, 3), *tail).double().eval()
+    return prepared(built)
+
+
+X = random(3, 3, 6, 6)
+DENSE = (nn.Flatten(), nn.Dropout(), nn.Linear(64, 6))
+NETS = {
+    "dense, ReLU": net(*DENSE, nn.ReLU(), nn.Linear(6, 5)),
+    "dense, sigmoid": net(*DENSE, nn.Sigmoid(), nn.Linear(6, 5)),
+    "dense, GELU": net(*DENSE, nn.GELU(), nn.Linear(6, 5)),
+    "two dense": net(nn.AdaptiveAvgPool2d(4), *DENSE, nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()),
+    "conv, BN, ReLU, pool": net(
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.AvgPool2d(2),
+        *DENSE[:2],
+        nn.Linear(16, 5),
+    ),
+    "max pool": net(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5), nn.ReLU()),
+    "squeeze and excite": net(Gate(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)),
+    "LayerNorm": net(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 5)),
+    "pooled": net(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
+    "pooled features": net(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    "attention": net(Block(), nn.Linear(4, 5)),
+}
+
+
+@pytest.mark.parametrize("case", NETS)
+def test_contributions_of_a_whole_path_add_up(case):
+    with torch.no_grad():
+        passed = Path(NETS[case], None, ["0"]).run(X)
+    for x0 in (torch.zeros(1, 4, 4, 4).double(), random(1, 4, 4, 4, seed=1), random(3, 4, 4, 4, seed=2)):
+        adds_up(passed, x0)
+        rest = NETS[case][1:](x0.clone())
+        assert (passed.baseline({0: x0}).output - rest).abs().max() < 1e-12
+    assert relative(passed.rerun({0: random(7, 4, 4, 4)}), NETS[case][1:](random(7, 4, 4, 4))) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_contributions_in_other_precisions(dtype):
+    for case in ("dense, ReLU", "conv, BN, ReLU, pool", "attention", "squeeze and excite"):
+        other = copy.deepcopy(NETS[case]).to(dtype)
+        with torch.no_grad():
+            passed = Path(other, None, ["0"]).run(X.to(dtype))
+        x, seeds = passed.activations[0], random(2, *passed.output.shape).float()
+        base = passed.baseline({0: torch.zeros_like(x[:1])})
+        terms = (passed.pullback([seeds], 0, base).dense() * x).flatten(1)
+        expected = (seeds * (passed.output.float() - base.output.float())).flatten(1).sum(1)
+        assert missing(terms, expected) < (1e-6 if dtype == torch.float32 else 0.02)
+
+
+class Masked(nn.Module):
+    """Comparisons and indices on the path, with the statements that masks are made by."""
+
+    def __init__(self, statements):
+        super().__init__()
+        self.start, self.statements = nn.Identity(), statements
+
+    def forward(self, x):
+        return self.statements(self.start(1 * x))
+
+
+def leaky(x):
+    return torch.where(x > 0, x, 0.2 * x)
+
+
+def of_a_mask(x):
+    mask = x > 0
+    mask[:, 0] = True
+    mask.logical_not_()
+    return x * mask + x.masked_fill(mask & (x < 1), 0.0).tanh()
+
+
+def of_numbers(x):
+    mask = (x > 0).to(x.dtype)
+    mask *= 0.5
+    return mask * x + mask.flatten(2).sum(2, keepdim=True).unsqueeze(-1) * x.square()
+
+
+def of_a_buffer(x):
+    mask = torch.zeros_like(x, dtype=torch.bool)
+    mask |= x > 0
+    return torch.where(mask, x, x.tanh())
+
+
+def written_by_a_mask(x):
+    gain = torch.ones_like(x)
+    gain[x > 0] = 2.0
+    gain.masked_fill_(x > 1, 3.0)
+    return x * gain
+
+
+def through_a_view_of_a_mask(x):
+    mask = x > 0
+    y = mask.flatten(1)
+    y.logical_not_()
+    return torch.where(mask, x.sigmoid(), x.tanh())
+
+
+@torch.jit.script
+def scripted(x):
+    mask = x > 0
+    mask.logical_not_()
+    return torch.where(mask, x.sigmoid(), x.tanh())
+
+
+def given_as_out(x):
+    mask = x > 0
+    torch.logical_not(mask, out=mask)
+    return torch.where(mask, x.sigmoid(), x.tanh())
+
+
+def detached(x):
+    return x * x.detach()
+
+
+def without_gradient(x):
+    with torch.no_grad():
+        scale = x.square().mean((2, 3), keepdim=True)
+    return x / (1 + scale)
+
+
+SWITCHES = [leaky, of_a_mask, of_numbers, of_a_buffer, written_by_a_mask, through_a_view_of_a_mask, scripted]
+SWITCHES += [given_as_out, detached, without_gradient, lambda x: x + x.sign()]
+
+
+@pytest.mark.parametrize("statements", SWITCHES)
+def test_comparisons_are_made_again_at_the_baseline(statements):
+    module, x, x0 = Masked(statements), random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
+    with torch.no_grad():
+        passed = Path(module, None, ["start"]).run(x)
+    assert relative(passed.baseline({0: x0}).output, statements(x0.clone())) < 1e-12
+    adds_up(passed, x0)
+    seeds = random(2, *passed.output.shape)
+    _, expected = path_by_autograd(module, None, "start", x, seeds.flatten(2))
+    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
+
+
+def test_an_index_that_is_the_same_at_the_baseline():
+    with torch.no_grad():
+        passed = recorded(lambda x: x.flatten(1).gather(1, x.flatten(1).argsort(1)).tanh(), random(2, 3, 4, 4))
+        adds_up(passed, passed.activations[0] / 2)
+
+
+def test_a_mask_of_what_is_in_front_of_the_layer():
+    module = nn.Sequential(nn.Tanh(), nn.Softplus())
+    module.forward = lambda x: torch.where((first := module[0](x)) > 0, module[1](first), first)
+    x, x0 = random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
+    with torch.no_grad():
+        passed = Path(module, None, ["0", "1"]).run(x)
+        base, seeds = passed.baseline({1: x0}), random(2, 2, 3, 4, 4)
+        pulled = passed.pullback([seeds], 1, base).dense()
+    change = (pulled * (passed.activations[1] - x0)).flatten(1).sum(1)
+    assert relative(change, (seeds * (passed.output - base.output)).flatten(1).sum(1)) < 1e-12
+
+
+def test_an_output_of_whole_numbers_is_an_output():
+    module = Masked(lambda x: {"scores": x.mean((2, 3)), "labels": x.mean((2, 3)).argmax(1)})
+    x, x0 = random(2, 3, 4, 4), random(1, 3, 4, 4, seed=5)
+    with torch.no_grad():
+        passed = Path(module, None, ["start"]).run(x)
+    base = passed.baseline({0: x0})
+    assert torch.equal(base.output["labels"], x0.mean((2, 3)).argmax(1).expand(2))
+    seeds = {"scores": random(2, 2, 3), "labels": None}
+    given = [seeds[key] for key in passed.output]
+    total = (passed.pullback(given, 0, base).dense() * (x - x0)).flatten(1).sum(1)
+    assert (
+        relative(total, (seeds["scores"] * (passed.output["scores"] - base.output["scores"])).flatten(1).sum(1)) < 1e-12
+    )
+
+
+def branching(x):
+    return x.tanh() if x.sum() > 0 else x.sigmoid()
+
+
+def indexing(x):
+    return x[:, [0, 1 + int(x.sum() > 0)]] * 2
+
+
+@pytest.mark.parametrize("statements", [branching, indexing])
+def test_what_a_tape_cannot_know_is_refused_at_the_baseline(statements):
+    x = random(2, 3, 4, 4).abs()
+    with torch.no_grad():
+        passed = Path(Masked(statements), None, ["start"]).run(x)
+        with pytest.raises(NoClosedFormError, match="another function at the baseline"):
+            passed.baseline({0: -x[:1] - 1})
+
+
+@pytest.mark.parametrize(("statements", "expected"), [(leaky, [2]), (branching, [2, 2])])
+def test_only_a_network_that_branches_is_asked_at_the_baseline(statements, expected):
+    module, ran = Masked(statements), []
+    module.register_forward_hook(lambda module, args, output: ran.append(len(output)))
+    x = random(2, 3, 4, 4).abs()
+    with torch.no_grad():
+        Path(module, None, ["start"]).run(x).baseline({0: x[:1] / 2})
+    assert ran == expected
+
+
+def test_a_network_that_takes_no_single_image_is_asked_with_all():
+    class Squeezed(Masked):
+        def forward(self, x):
+            return self.start(x).mean((2, 3), keepdim=True).squeeze().tanh()
+
+    x = random(3, 3, 4, 4)
+    with torch.no_grad():
+        passed = Path(Squeezed(None), None, ["start"]).run(x)
+    adds_up(passed, x[:1] - 1)
+
+
+def test_a_baseline_of_no_finite_output_or_another_shape_is_refused():
+    x = random(2, 3, 4, 4).abs()
+    with torch.no_grad():
+        passed = Path(Masked(lambda x: x.log()), None, ["start"]).run(x)
+    with pytest.raises(NoClosedFormError, match="does not return finite numbers at the baseline"):
+        passed.baseline({0: -x})
+    with pytest.raises(ValueError, match=r"activations have the shape \(2, 3, 4, 4\), or one row"):
+        passed.baseline({0: x[:, :2]})
+
+
+def test_autograd_has_no_secants_but_products():
+    module, x = NETS["dense, ReLU"], X
+    passed, other = AutogradPath(module, None, ["0"]).run(x), None
+    with torch.no_grad():
+        other = Path(module, None, ["0"]).run(x)
+    seeds = random(2, *other.output.shape)
+    for dims in ([1], [2, 3]):
+        expected = other.pullback([seeds], 0).times(other.activations[0], dims)
+        assert relative(passed.pullback([seeds], 0).times(passed.activations[0], dims), expected) < 1e-12
+    base = other.baseline({0: 0 * other.activations[0]})
+    for refused in (passed.baseline, passed.rerun):
+        with pytest.raises(NoClosedFormError, match="needs the closed form"):
+            refused({0: x})
+    with pytest.raises(NoClosedFormError, match="needs the closed form"):
+        passed.pullback([seeds], 0, base)
+    with pytest.raises(NoClosedFormError, match="needs the closed form"):
+        passed.affine(0)
+
+
+@pytest.mark.parametrize("active", [1.0, 0.5])
+@pytest.mark.parametrize(("targets", "images"), [(1, 1), (2, 3), (20, 2), (20, 1)])
+@pytest.mark.parametrize("rows", [4, 300])
+@pytest.mark.parametrize("large", [1, 1 << 20])
+def test_products_and_players_through_a_dense_weight(large, rows, targets, images, active, monkeypatch):
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.rules.weight.LARGE", large)
+    weight = random(rows, 4 * 6).float()
+    grad, x = random(targets, images, rows), random(images, 4, 2, 3, seed=1)
+    grad[..., torch.arange(rows) % 10 >= 10 * active] = 0
+    parts = weight.double().reshape(rows, 4, 6)
+    pulled = torch.einsum("knd,dti->knti", grad, parts) * x.flatten(2)
+    assert relative(through_products(grad, weight, x, "channels"), pulled.sum(2).unflatten(2, (2, 3))) < 1e-12
+    assert relative(through_products(grad, weight, x, "positions"), pulled.sum(3)) < 1e-12
+    each = torch.einsum("dti,nti->ndti", parts, x.flatten(2))
+    for chunk in (slice(None), slice(1, 3)):
+        actual = player_rows(weight.double(), x.flatten(2), "channels", chunk)
+        assert relative(actual, each.sum(3).mT[:, chunk]) < 1e-12
+        actual = player_rows(weight.double(), x.flatten(2), "positions", chunk)
+        assert relative(actual, each.sum(2).mT[:, chunk]) < 1e-12
+
+
+@pytest.mark.parametrize(("case", "moved"), [("dense, ReLU", True), ("two dense", True), ("max pool", False)])
+def test_products_of_gradients(case, moved, monkeypatch):
+    calls = []
+    monkeypatch.setattr(cotangents, "through_products", lambda *args: calls.append(args) or through_products(*args))
+    with torch.no_grad():
+        passed = Path(NETS[case], None, ["0"]).run(X)
+    x, seeds = random(3, 4, 4, 4, seed=4), random(12, *passed.output.shape)
+    terms = passed.pullback([seeds], 0).dense() * x
+    assert relative(passed.pullback([seeds], 0).times(x, [1]), terms.sum(2)) < 1e-12
+    assert relative(passed.pullback([seeds], 0).times(x, [2, 3]), terms.sum((3, 4))) < 1e-12
+    assert bool(calls) is moved
+
+
+def test_products_behind_a_mean_stay_unexpanded(monkeypatch):
+    with torch.no_grad():
+        passed = Path(Masked(lambda x: x.mean((2, 3)).tanh()), None, ["start"]).run(X)
+    monkeypatch.setattr(torch, "stack", lambda *args: pytest.fail("position by position"))
+    x, seeds = random(3, 3, 6, 6, seed=4), random(2, 3, 3)
+    terms = passed.pullback([seeds], 0).dense() * x
+    assert relative(passed.pullback([seeds], 0).times(x, [1]), terms.sum(2)) < 1e-12
+    assert relative(passed.pullback([seeds], 0).times(x, [2, 3]), terms.sum((3, 4))) < 1e-12
+
+
+AFFINE = {
+    "dense, ReLU": "aten.linear",
+    "two dense": "aten.batch_norm",
+    "conv, BN, ReLU, pool": "aten.batch_norm",
+    "max pool": None,
+    "pooled": "aten.linear",
+    "pooled features": "aten.flatten",
+    "attention": "aten.transpose",
+}
+
+
+@pytest.mark.parametrize("over", ["channels", "positions"])
+@pytest.mark.parametrize("case", AFFINE)
+def test_players_are_what_masked_activations_give(case, over):
+    with torch.no_grad():
+        passed = Path(NETS[case], None, ["0"]).run(X)
+        beginning = passed.affine(0)
+    assert beginning.is_output is (case == "pooled features")
+    last = [step.name for step in passed.tape.steps if beginning.end in step.outputs]
+    assert last == ([] if AFFINE[case] is None else [AFFINE[case]])
+    x = passed.activations[0]
+    rows = beginning.rows(x, over)
+    count = 4 if over == "channels" else 16
+    assert rows.shape == (3, count, *beginning.value.shape[1:])
+    assert relative(beginning.rows(x, over, slice(1, 3)), rows[:, 1:3]) < 1e-12
+    for player in (0, count - 1):
+        masked = x.clone()
+        masked.flatten(2)[:, player if over == "channels" else slice(None)].mul_(0) if over == "channels" else (
+            masked.flatten(2)[:, :, player].mul_(0)
+        )
+        changed = beginning.value - rows[:, player]
+        assert relative(beginning.rerun(changed), NETS[case][1:](masked)) < 1e-12
+        assert relative(beginning.rerun(changed[1:2], image=1), NETS[case][1:](masked)[1:2]) < 1e-12
+
+
+@pytest.mark.parametrize("over", ["channels", "positions"])
+@pytest.mark.parametrize("shape", [(3, 4, 2, 3), (3, 24)], ids=str)
+def test_players_are_passed_alone_through_what_is_no_dense_layer(shape, over):
+    norm = nn.BatchNorm1d(24)
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    net = nn.Sequential(nn.Identity(), nn.Flatten(), norm, nn.Linear(24, 5), nn.Tanh()).double().eval()
+    x = random(*shape)
+    with torch.no_grad():
+        rows = Path(net, None, ["0"]).record(x).affine(0).rows(x, over)
+        parts = x.reshape(3, shape[1], -1)
+        for player in range(parts.shape[1 if over == "channels" else 2]):
+            alone = torch.zeros_like(parts)
+            place = (slice(None), player) if over == "channels" else (..., player)
+            alone[place] = parts[place]
+            assert relative(rows[:, player], net[1:4](alone) - net[1:4](0 * alone)) < 1e-12
+
+
+class Skip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.out = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(64, 6)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.out((x + 2 * self.second(x)).relu().flatten(1))
+
+
+def test_what_goes_around_the_target_layer_belongs_to_its_image():
+    skip = Skip().double()
+    with torch.no_grad():
+        passed = Path(skip, None, ["second"]).run(X)
+        beginning = passed.affine(0)
+        other = random(5, *beginning.value.shape[1:])
+        for image in range(3):
+            expected = skip.out((other).relu().flatten(1))
+            assert relative(beginning.rerun(other, image=image), expected) < 1e-12
+        before = passed.affine(0)
+        before.end = before.root
+        expected = skip.out((skip.first(X)[1:2] + 2 * other).relu().flatten(1))
+        assert relative(before.rerun(other, image=1), expected) < 1e-12
+        expected = skip.out((skip.first(X) + 2 * other[:3]).relu().flatten(1))
+        assert relative(before.rerun(other[:3]), expected) < 1e-12
+        adds_up(passed, torch.zeros_like(passed.activations[0][:1]))
+
+
+def test_what_mixes_images_has_no_players_behind():
+    for function in (
+        lambda x: x.flip(0).tanh(),
+        lambda x: x.flatten(0).roll(3).unflatten(0, (-1, 3, 4)).tanh(),
+        lambda x: x.flatten(1).flip(0).tanh(),
+    ):
+        path = Path(Masked(function), None, ["start"])
+        with torch.no_grad():
+            passed = path.run(random(2, 3, 4))
+            beginning = passed.affine(0)
+        # What comes before, as a new shape for each image, mixes nothing.
+        assert passed.tape.steps[0].name != "aten.flip" or beginning.end == passed.tape.roots["start"]
+        assert not beginning.is_output
+        rows = beginning.rows(passed.activations[0], "channels")
+        alone = torch.diag_embed(passed.activations[0].mT).movedim(1, -1)
+        assert torch.equal(rows.reshape(alone.shape), alone)
+
+
+@pytest.mark.parametrize(
+    ("function", "last"),
+    [
+        (lambda x: {"one": (y := x.flatten(1)), "other": y.tanh()}, "aten.flatten"),
+        (lambda x: x.flatten(1).long().double(), "aten.flatten"),
+    ],
+    ids=["an output that is not the last", "whole numbers"],
+)
+def test_where_the_affine_beginning_ends(function, last):
+    with torch.no_grad():
+        passed = Path(Masked(function), None, ["start"]).record(random(2, 3, 4))
+        beginning = passed.affine(0)
+    assert [step.name for step in passed.tape.steps if beginning.end in step.outputs] == [last]
+    assert not beginning.is_output
+
+
+def test_a_pass_that_is_moved():
+    with torch.no_grad():
+        passed = Path(NETS["dense, GELU"], None, ["0"]).run(X / 20)
+        other, seeds = random(3, 4, 4, 4, seed=3), random(2, 3, 5)
+        moved = passed.moved(other, 0)
+        assert relative(moved.output, NETS["dense, GELU"][1:](other)) < 1e-12
+        _, expected = path_by_autograd(nn.Sequential(nn.Identity(), NETS["dense, GELU"][1:]), None, "0", other, seeds)
+        assert relative(moved.pullback([seeds], 0).dense(), expected) < 1e-12
+        direction = random(3, 4, 4, 4, seed=4)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(passed.activations[0], direction)
+            pulled = passed.moved(dual, 0).pullback([seeds], 0).dense()
+            tangent = torch.autograd.forward_ad.unpack_dual(pulled).tangent
+        step = 1e-5 * direction
+        numeric = [passed.moved(passed.activations[0] + s * step, 0).pullback([seeds], 0).dense() for s in (1, -1)]
+        assert relative(tangent, (numeric[0] - numeric[1]) / 2e-5) < 1e-6
+
+
+class Softsign(nn.Module):
+    def forward(self, x):
+        return F.softsign(x)
+
+
+def softsign(layer, x, y, grad):
+    return grad / (1 + x.abs()) ** 2
+
+
+class Bilinear(nn.Module):
+    """Linear in each of two arguments, and written in place."""
+
+    def forward(self, a, b):
+        return torch.einsum("nchw,nchv->ncwv", a, b)
+
+
+def bilinear(layer, x, y, grad):
+    a, b = x
+    return torch.einsum("kncwv,nchv->knchw", grad, b), torch.einsum("kncwv,nchw->knchv", grad, a)
+
+
+class OfTwo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.layer = nn.Identity(), Bilinear()
+
+    def forward(self, x):
+        x = self.start(1 * x)
+        return self.layer(x.tanh(), x)
+
+
+def custom(layer, x, y, grad, base):
+    # y = x / (1 + |x|): a quotient by hand
+    assert base.args[0] is layer
+    return grad * (y - base.y) / (x - base.args[1])
+
+
+@pytest.mark.parametrize("secant", ["elementwise", custom], ids=["elementwise", "callable"])
+def test_secants_of_a_users_layer(rules, secant):
+    register_jacobian(Softsign, secant=secant)(softsign)
+    layer, before = Softsign(), []
+    layer.register_forward_hook(lambda module, args, output: before.append(1) or output * 2)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten()).double()
+    with torch.no_grad():
+        passed = Path(module, None, ["0"]).run(X)
+        count = len(before)
+        adds_up(passed, random(1, 4, 4, 4, seed=2))
+    assert len(before) == count, "hooks run in no replay"
+
+
+def test_a_users_layer_of_two_tensors(rules):
+    register_jacobian(Bilinear, secant="linear")(bilinear)
+    with torch.no_grad():
+        passed = Path(OfTwo(), None, ["start"]).run(X)
+        adds_up(passed, random(3, 3, 6, 6, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("secant", "message"),
+    [
+        (None, "Softsign has no secant, without which maps do not add up"),
+        ("linear", "the secant of Softsign is wrong"),
+        (lambda layer, x, y, grad, base: 1.1 * grad, "the secant of Softsign is wrong.*do not add up"),
+        (lambda layer, x, y, grad: grad, r"the secant of Softsign does not take \(layer, x, y, grad, base\): .*'base'"),
+    ],
+)
+def test_a_missing_or_wrong_secant_of_a_users_is_refused(rules, secant, message):
+    register_jacobian(Softsign, secant=secant)(softsign)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), Softsign(), nn.Flatten()).double()
+    with torch.no_grad():
+        passed = Path(module, None, ["0"]).run(X)
+        seeds = random(2, *passed.output.shape)
+        base = passed.baseline({0: torch.zeros(1, 4, 4, 4).double()})
+        with pytest.raises(NoClosedFormError, match=message):
+            passed.pullback([seeds], 0, base).dense()
+
+
+class Squash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x / (1 + x.abs())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / (1 + ctx.saved_tensors[0].abs()) ** 2
+
+
+# What is registered, a call of it, its slope, its name.
+OWN = {
+    "i0": (torch.ops.aten.i0.default, torch.i0, torch.special.i1, "aten.i0"),
+    "special.i0": (torch.ops.aten.special_i0.default, torch.special.i0, torch.special.i1, "aten.special_i0"),
+    "an overload packet": (torch.ops.aten.special_i0, torch.special.i0, torch.special.i1, "aten.special_i0"),
+    "by its parts": (torch.ops.aten.i0, torch.special.i0, torch.special.i1, "aten.i0"),
+    "an autograd.Function": (Squash, None, lambda x: (1 + x.abs()) ** -2, "Squash"),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_rules_of_operations_and_of_autograd_functions(case, rules):
+    call, function, slope, named = OWN[case]
+    x, x0 = random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
+
+    def twice(x):
+        apply = Squash.apply if call is Squash else function  # as it is now
+        return apply(apply(x.tanh()))
+
+    @register_jacobian(call, secant="elementwise", needs="inputs")
+    def rule(input, *, y, grad):
+        return grad * slope(input)
+
+    actual, _, expected = pulled(twice, x)
+    assert relative(actual, expected) < 1e-12
+    passed = recorded(twice, x)
+    assert [step.name for step in passed.tape.steps] == ["aten.tanh", named, named]
+    adds_up(passed, x0)
+    adds_up(passed, x0[:1])
+
+    base, seeds = passed.baseline({0: x0}), random(2, 2, 3, 4, 4)
+    register_jacobian(call)(rule)
+    with pytest.raises(NoClosedFormError, match=rf"{named} has no secant"):
+        passed.pullback([seeds], 0, base).dense()
+    register_jacobian(call, secant=lambda input, *, y, grad, base: 2 * grad)(rule)
+    with pytest.raises(NoClosedFormError, match=rf"the secant of {named} is wrong"):
+        recorded(twice, x).pullback([seeds], 0, base).dense()
+    register_jacobian(call, secant="elementwise")(lambda input, *, y, grad: 2 * grad * slope(input))
+    for at in (None, base):
+        with pytest.raises(NoClosedFormError, match=rf"the rule of {named} is not autograd's Jacobian of it"):
+            recorded(twice, x).pullback([seeds], 0, at).dense()
+
+
+def test_a_secant_is_one_of_three():
+    with pytest.raises(ValueError, match="'linear', 'elementwise', a callable or None, got 'affine'"):
+        register_jacobian(Softsign, secant="affine")
+
+
+def test_every_rule_of_the_package_has_a_secant():
+    without = {call for call, rule in registry._rules.items() if rule.secant is None}
+    assert not without
+    assert not [call for call, rule in registry._rules.items() if rule.foreign]
+
+
+def test_a_layer_that_works_in_place_is_run_again_on_a_copy(rules):
+    class Inplace(nn.Module):
+        inplace = True
+
+        def forward(self, x):
+            return x.mul_(2)
+
+    register_jacobian(Inplace, secant="linear")(lambda layer, x, y, grad: 2 * grad)
+    passed = recorded(Inplace(), X)
+    before = passed.activations[0].clone()
+    adds_up(passed, before - 1)
+    assert torch.equal(passed.activations[0], before)
+
+
+def test_sums_stay_in_the_weight(monkeypatch):
+    calls = []
+    monkeypatch.setattr(cotangents, "through_sums", lambda *args: calls.append(args) or through_sums(*args))
+    with torch.no_grad():
+        passed = Path(NETS["dense, ReLU"], None, ["0"]).run(X)
+        base, seeds = passed.baseline({0: torch.zeros(1, 4, 4, 4).double()}), random(2, 3, 5)
+        calls.clear()
+        weights = passed.pullback([seeds], 0, base).sums()
+    assert calls
+    assert relative(weights, passed.pullback([seeds], 0, base).dense().sum((3, 4))) < 1e-12
+
+
+def test_a_dense_layer_of_which_the_activations_are_input_and_weight():
+    passed = recorded(lambda x: F.linear(x, x), random(3, 4))
+    seeds = random(2, *passed.output.shape)
+    pulled = passed.pullback([seeds], 0).dense()
+    assert relative(passed.pullback([seeds], 0).sums(), pulled) < 1e-12
+    assert relative(passed.pullback([seeds], 0).times(random(3, 4), []), pulled * random(3, 4)) < 1e-12
+
+
+def test_an_output_without_dimensions():
+    with torch.no_grad():
+        passed = Path(Masked(lambda x: x.tanh().mean()), None, ["start"]).run(X)
+    adds_up(passed, -X)
+
+
+class Ending(nn.Module):
+    """A layer, and a function of its output."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.start, self.end = nn.Identity(), end
+        self.register_buffer("shift", torch.randn(2, 4, dtype=torch.float64))
+        self.linear = nn.Linear(4, 4).double()
+        self.convolution = nn.Conv2d(4, 4, 3).double()
+
+    def forward(self, x):
+        return self.end(self, self.start(1 * x))
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (lambda net, x: x.mean((2, 3)), True),
+        (lambda net, x: x.flatten(2).mean(-1), True),
+        (lambda net, x: F.adaptive_avg_pool2d(x, 1).flatten(1), True),
+        (lambda net, x: F.adaptive_avg_pool2d(x, 1).flatten(1).tanh(), False),  # what follows the mean
+        (lambda net, x: net.linear(x.mean((2, 3))), False),
+        (lambda net, x: net.linear(x.mean((2, 3))).tanh(), False),
+        (lambda net, x: torch.add(net.shift, x.mean((2, 3))), False),
+        (lambda net, x: 2 * x.mean((2, 3)), False),
+        (lambda net, x: x.mean((2, 3)) + x.amax((2, 3)), False),  # what goes around it
+        (lambda net, x: torch.cat([x.mean((2, 3)), x.mean((2, 3))], 1), False),
+        (lambda net, x: F.adaptive_avg_pool2d(x, 2).flatten(1), False),  # no mean over all positions
+        (lambda net, x: x.mean(1).flatten(1), False),
+        (lambda net, x: x.sum((2, 3)), False),
+        (lambda net, x: x.amax((2, 3)), False),
+        (lambda net, x: net.convolution(x).mean((2, 3)), False),
+        (lambda net, x: x.flatten(1), False),
+        (lambda net, x: x[:, :, 1:].mean((2, 3)), False),
+    ],
+)
+def test_features_are_means_only_if_nothing_else_happens(end, expected):
+    """Else the mean that a scaler knows would be taken for that of the layer."""
+    passed = Path(Ending(end), None, ["start"]).run(random(2, 4, 5, 6))
+    assert passed.averages(0) is expected
+    assert passed.averages(0) is expected  # as it is known now
+
+
+class SquashTwice(Squash):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x / (1 + x.abs())
+
+
+def test_a_subclass_of_a_registered_function_is_another_function(rules):
+    register_jacobian(Squash, secant="elementwise", needs="inputs")(lambda x, *, y, grad: grad / (1 + x.abs()) ** 2)
+    x = random(2, 3, 4, 4)
+    torch.testing.assert_close(SquashTwice.apply(x), 2 * Squash.apply(x))
+    with pytest.raises(NoClosedFormError, match=r"SquashTwice is an autograd\.Function"):
+        recorded(lambda x: SquashTwice.apply(x.tanh()), x)
+
+
+@pytest.mark.parametrize(
+    ("call", "claims", "match"),
+    [
+        (Squash.apply, {}, "register Squash itself, not Squash.apply"),
+        (random, {}, "random is a function of your own, whose calls cannot be seen"),
+        (nn.Module, {}, "register a subclass of Module"),
+        (Squash, {"keeps_sums": True}, "keeps_sums must be a function"),
+        (Squash, {"tokens": 1}, "tokens must be a function"),
+    ],
+)
+def test_what_cannot_be_registered(call, claims, match):
+    with pytest.raises(TypeError, match=match):
+        register_jacobian(call, **claims)(lambda x, *, y, grad: grad)
+
+
+def test_a_secant_that_is_wrong_a_little_everywhere_is_refused(rules):
+    """Among as many random terms as here, what is wrong cancels to less than rounding may be of all their sizes."""
+    register_jacobian(torch.ops.aten.i0, secant="linear")(lambda x, *, y, grad: grad * torch.special.i1(x))
+    x, x0 = (random(4, 32, 24, 24, seed=seed).float() for seed in (0, 1))
+    passed = recorded(torch.special.i0, x)
+    base = passed.baseline({0: x0})
+    with pytest.raises(NoClosedFormError, match=r"the secant of aten\.i0 is wrong"):
+        passed.pullback([random(1, *passed.output.shape).float()], 0, base).dense()
+
+
+def test_a_rule_that_fails_is_named(rules):
+    register_jacobian(torch.ops.aten.i0)(lambda x, *, y, grad: grad.nothing)
+    passed = recorded(torch.special.i0, random(2, 3, 4, 4))
+    with pytest.raises(NoClosedFormError, match=r"the rule of aten\.i0 raises AttributeError"):
+        passed.pullback([random(1, *passed.output.shape)], 0).dense()
