@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from pytorch_grad_cam_pcasvm import OutsideTrainingWarning, extract_features
 from pytorch_grad_cam_pcasvm.data import Images
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.net import HeadRun
 
 MEAN, STD = (torch.tensor(numbers).reshape(3, 1, 1) for numbers in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
@@ -50,7 +50,7 @@ def features_of(backbone: Any, folder: Path) -> dict[str, np.ndarray]:
 
 def is_told(run: HeadRun) -> bool:
     """Return whether a new method tells that the images of a run are unlike those of the training set."""
-    doubts, told = Doubts(), []
+    doubts, told = WarnOnce(), []
     doubts.tell = lambda category, message: told.append(category)  # type: ignore[method-assign]
     doubts.of_images(run)
     return OutsideTrainingWarning in told

@@ -4,13 +4,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pytorch_grad_cam_pcasvm import moved as _moved  # noqa: F401
+from pytorch_grad_cam_pcasvm import moved as _moved
 from pytorch_grad_cam_pcasvm.version import __version__
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
     from pytorch_grad_cam_pcasvm.maps.recombination import recombined
-    from pytorch_grad_cam_pcasvm.maps.result import Explained
+    from pytorch_grad_cam_pcasvm.maps.result import MethodResult
     from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps, signed_maps
     from pytorch_grad_cam_pcasvm.methods import (
         LIFTCAM,
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
         RelevanceCAM,
         ShapCAM,
     )
-    from pytorch_grad_cam_pcasvm.methods.baselines import mean_activations
-    from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+    from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums
+    from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
     from pytorch_grad_cam_pcasvm.network.features import extract_features
+    from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
     from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
     from pytorch_grad_cam_pcasvm.rules import register_jacobian
     from pytorch_grad_cam_pcasvm.runtime.errors import (
@@ -58,9 +59,10 @@ _NAMES = {
     "methods": "LIFTCAM ClosedFormAblationCAM ClosedFormGradCAM ClosedFormGradCAMElementWise ClosedFormGradCAMPlusPlus "
     "ClosedFormHiResCAM ClosedFormLayerCAM ClosedFormScoreCAM ClosedFormShapleyCAM ClosedFormXGradCAM ContributionCAM "
     "RelevanceCAM ShapCAM",
-    "maps.result": "Explained",
-    "methods.method": "ClosedFormCAM",
-    "methods.baselines": "mean_activations",
+    "maps.result": "MethodResult",
+    "methods.component_sums": "ComponentSums",
+    "methods.grad_cam_protocol": "ClosedFormCAM",
+    "network.mean_activations": "mean_activations",
     "maps.recombination": "recombined",
     "methods.smoothing": "smoothed",
     "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning "
@@ -89,14 +91,15 @@ __all__ = [
     "ClosedFormShapleyCAM",
     "ClosedFormXGradCAM",
     "CoarseMapWarning",
+    "ComponentSums",
     "ConstantComponentWarning",
     "ContributionCAM",
-    "Explained",
     "Head",
     "HeadOutput",
     "HotellingTarget",
     "Jacobians",
     "LogRatioTarget",
+    "MethodResult",
     "NoClosedFormError",
     "NoProgramError",
     "OutsideTrainingWarning",
@@ -124,6 +127,8 @@ def __getattr__(name: str) -> Any:
     """Return a public name, or a module of this package."""
     if name in _PLACES:
         found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    elif name in _moved.NAMES:
+        return _moved.renamed(name)
     elif not name.startswith("_") and find_spec(f"{__name__}.{name}"):
         found = import_module(f"{__name__}.{name}")
     else:

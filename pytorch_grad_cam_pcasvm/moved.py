@@ -1,4 +1,4 @@
-"""Import places of version 0.3, each with a DeprecationWarning. Version 0.5 will not have this module."""
+"""What version 0.3 had elsewhere or called otherwise, with a DeprecationWarning. Version 0.5 will not have this."""
 
 import sys
 import warnings
@@ -11,15 +11,41 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = __package__
-_NEW = {
+_PLACES = {
     "autodiff": "path",
     "autodiff.rules": "rules",
     "cams": "methods",
-    "cams.base": "methods.method",
+    "cams.base": "methods.grad_cam_protocol",
     "errors": "runtime.errors",
     "model": "network",
 }
-_OLD_NAMES = {"methods.method": {"Explained": "maps.result"}}
+NAMES = {"Explained": "MethodResult"}
+
+
+def renamed(name: str) -> Any:
+    """Return what a public name of version 0.3 stands for."""
+    _warn(name, NAMES[name])
+    return getattr(import_module(_PACKAGE), NAMES[name])
+
+
+def of_run(run: Any, name: str) -> Any:
+    """Return what ``compute(run, ...)`` of version 0.3 found at a run."""
+    if name != "seeds":
+        raise AttributeError(f"{type(run).__name__!r} object has no attribute {name!r}", name=name, obj=run)
+    _warn("run.seeds(targets)", "run.output_gradients(targets)")
+    return run.output_gradients
+
+
+def translate(method: Any) -> None:
+    """Make a method of a class that has the flags of version 0.3."""
+    if vars(method).get("linear"):
+        _warn(f"{method.__name__}.linear = True", "a subclass of ComponentSums")
+        package = import_module(_PACKAGE)
+        bases = (package.ComponentSums if base is package.ClosedFormCAM else base for base in method.__bases__)
+        method.__bases__ = tuple(bases)
+    if vars(method).get("weights_are_sums"):
+        _warn(f"{method.__name__}.weights_are_sums = True", "the method host_divisor")
+        method.host_divisor = lambda self, activations: activations[0, 0].numel()
 
 
 class _Moved(ModuleType):
@@ -28,8 +54,7 @@ class _Moved(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        new = _new(self.__name__)
-        return getattr(import_module(f"{_PACKAGE}.{_OLD_NAMES.get(new, {}).get(name, new)}"), name)
+        return renamed(name) if name in NAMES else getattr(import_module(_new(self.__name__)), name)
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -38,7 +63,7 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """Return how a moved module is imported; None: it is none."""
         new = _new(fullname)
-        return ModuleSpec(fullname, self, is_package=True) if new and find_spec(f"{_PACKAGE}.{new}") else None
+        return ModuleSpec(fullname, self, is_package=True) if new and find_spec(new) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return a module that takes its names from where they are now."""
@@ -46,20 +71,21 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Warn."""
-        old, new = module.__name__, f"{_PACKAGE}.{_new(module.__name__)}"
-        message = (
-            f"{old} is now {new}, and its old name goes in version 0.5; import public names from {_PACKAGE} itself"
-        )
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        _warn(module.__name__, f"{_new(module.__name__)}, and public names are in {_PACKAGE} itself")
 
 
 def _new(name: str) -> str:
-    """Return where a module is now, below the package; nothing for one that has not moved."""
+    """Return what a moved module is called now; nothing for one that has not moved."""
     package, _, place = name.partition(".")
     if package != _PACKAGE:
         return ""
     folder, _, module = place.rpartition(".")
-    return _NEW.get(place) or (f"{_NEW[folder]}.{module}" if folder in _NEW else "")
+    new = _PLACES.get(place) or (f"{_PLACES[folder]}.{module}" if folder in _PLACES else "")
+    return new and f"{_PACKAGE}.{new}"
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}; the old way goes in version 0.5", DeprecationWarning, stacklevel=3)
 
 
 sys.meta_path.append(_Finder())

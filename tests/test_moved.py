@@ -24,7 +24,7 @@ def test_public_names_are_where_they_were(place):
     if place == "maps":
         module = importlib.import_module(name)
     else:
-        with pytest.warns(DeprecationWarning, match=f"{place} is now .*: the old name goes in version 0.5"):
+        with pytest.warns(DeprecationWarning, match=f"{place} is now .*; the old way goes in version 0.5"):
             module = importlib.import_module(name)
     assert getattr(module, OLD[place]) is getattr(package, OLD[place])
 

@@ -92,7 +92,7 @@ from pytorch_grad_cam_pcasvm.cli.networks import _state
 from pytorch_grad_cam_pcasvm.export import graph, onnx_file
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("rules")]
 PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent

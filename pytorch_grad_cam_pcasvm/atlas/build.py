@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import digests, files
@@ -334,7 +334,7 @@ def _make(
             # An interactive session keeps it, and its frames keep the processes that read images.
             traceback.clear_frames(error.__traceback__)
             raise
-    tell(told, job.explainer.cam._doubts)  # below the bar, not in it
+    tell(told, job.explainer.cam._warnings)  # below the bar, not in it
 
 
 def _made(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pytorch_grad_cam_pcasvm.methods.warn_once import DOUBTS, Doubts
+from pytorch_grad_cam_pcasvm.methods.warn_once import TOLD_ONCE, WarnOnce
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
 
 
@@ -33,11 +33,11 @@ def collected() -> Iterator[list[Told]]:
     told += [Told(each.category.__module__, each.category.__name__, str(each.message)) for each in seen]
 
 
-def tell(collection: Iterable[Told], doubts: Doubts) -> None:
+def tell(collection: Iterable[Told], doubts: WarnOnce) -> None:
     """Give the warnings of other processes, each once, unless this process has given it: ``doubts`` knows of some."""
     for each in dict.fromkeys(collection):
         category = each.category
-        if category in DOUBTS:
+        if category in TOLD_ONCE:
             doubts.tell(category, each.message)
         elif category is not AutogradFallbackWarning:  # told of the first image, whose path is that of all
             warn(each.message, category)

@@ -42,13 +42,13 @@ def options_of(
     options: Any, methods: Sequence[type], net: Any, layer: str, preparation: Preparation
 ) -> dict[type, dict[str, Any]]:
     """Return the options of each method; the head gets the means of the layer if it lacks them."""
-    from pytorch_grad_cam_pcasvm.methods.baselines import WithBaseline
+    from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 
     common = {"reshape_transform": "tokens"} if options.tokens else {}
     start = {"baseline": options.baseline}
-    if options.baseline != "zero" and any(issubclass(method, WithBaseline) for method in methods):
+    if options.baseline != "zero" and any(issubclass(method, BaselineCAM) for method in methods):
         with_means(options, net, [layer], preparation)
-    return {method: common | (start if issubclass(method, WithBaseline) else {}) for method in methods}
+    return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
 
 
 def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Preparation) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pytorch_grad_cam_pcasvm.evaluation.subject import explained, heat, layer_of, named
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import device_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget

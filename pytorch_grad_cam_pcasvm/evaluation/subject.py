@@ -19,8 +19,8 @@ from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, check_finite, upsampled
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.errors import (
@@ -67,7 +67,7 @@ class Subject:
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")
         self.made = Made()
-        self._doubts = Doubts()
+        self._warnings = WarnOnce()
         self._channels_last = True
         self._forget()
 
@@ -118,7 +118,7 @@ class Subject:
         """Return the target of each image; by default the predicted class, by its name."""
         with evaluating(self.net), torch.no_grad():
             output = self.net(x)
-        self._doubts.of_images(output)
+        self._warnings.of_images(output)
         try:
             return [fixed(self.target, output.rows([n])) for n in range(len(x))]
         except ValueError as error:  # the class to compare with is the predicted one of some image

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
 from pytorch_grad_cam_pcasvm.export.rewrites import narrow_before_expanding, plain_softmaxes, plain_zeros
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
 from pytorch_grad_cam_pcasvm.network.modules import device_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import every_choice, traced
@@ -105,7 +106,7 @@ def traced_program(
             f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}"
         )
     name = type(cam).__name__
-    if cam.runs_each_image:
+    if isinstance(cam, PerturbationCAM):
         raise NoProgramError(
             f"{name} runs each image on its own, many times, which cannot be exported as one program",
             "export ContributionCAM, or a gradient method",

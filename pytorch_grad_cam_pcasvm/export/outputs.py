@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, upsampled
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.net import OfHead, PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
 
@@ -64,7 +64,7 @@ def checked(
     noise = torch.randn((3, *images.shape[1:]), generator=generator).to(images) * images.std() + images.mean()
     largest: dict[str, float] = {}
     for x in (images, images[:1], noise):
-        doubts, cam._doubts = cam._doubts, Doubts()  # of noise, nothing is to be told or remembered
+        doubts, cam._warnings = cam._warnings, WarnOnce()  # of noise, nothing is to be told or remembered
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -74,7 +74,7 @@ def checked(
                 raise
             continue
         finally:
-            cam._doubts = doubts
+            cam._warnings = doubts
         if x is noise and not all(bool(each.isfinite().all()) for each in expected.values()):
             continue
         for name, difference in compared(run(x), expected).items():

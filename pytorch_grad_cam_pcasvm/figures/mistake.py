@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.figures.steps import COLUMN, PICTURE, Steps, stand_
 from pytorch_grad_cam_pcasvm.figures.style import bare, filled, laid_out, literal, number, plain_name
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import device_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.signed_maps import upsampled
 
 WAYS = ("shared", "mean")
 _EVEN = 1e-3  # of the mean evidence, what each position has besides: where there is none, a share is even
 
 
-def as_one(levels: Sequence[Explained], way: str) -> Explained:
+def as_one(levels: Sequence[MethodResult], way: str) -> MethodResult:
     """Return the maps of several layers as one, on the finest grid, without channel weights.
 
     Args:
@@ -33,17 +33,17 @@ def as_one(levels: Sequence[Explained], way: str) -> Explained:
     return coarsest
 
 
-def _size(level: Explained) -> int:
+def _size(level: MethodResult) -> int:
     return level.maps[0, 0].numel()
 
 
-def _mean(levels: Sequence[Explained], size: Sequence[int]) -> Explained:
+def _mean(levels: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
     scale = torch.stack([level.log_scale for level in levels]).amax(0)
 
     def mean(tensors: Sequence[Any]) -> Any:
         return None if any(each is None for each in tensors) else torch.stack(list(tensors)).mean(0)
 
-    def scaled(numbers: Tensor | None, level: Explained) -> Tensor | None:
+    def scaled(numbers: Tensor | None, level: MethodResult) -> Tensor | None:
         if numbers is None:
             return None
         factor = (level.log_scale - scale).exp().to(numbers)

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, largest
 from pytorch_grad_cam_pcasvm.network.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Seeds, seeds_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
 
 
 def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
@@ -94,7 +94,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     )
 
 
-def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> Seeds:
+def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> OutputGradients:
     """Return the gradients, or secants, of K targets with respect to the components, (N, K, B)."""
     values, count = components.values, len(components.targets)
     at_baseline = components.baseline_values
@@ -128,7 +128,7 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
             if components.neutral and part is not None and position == 0:
                 seeds = boundary_of(components, part).seeds(now, asked, values.dtype)
             else:
-                seeds = seeds_of(now, len(values), asked, values.dtype, then)
+                seeds = gradients_of(now, len(values), asked, values.dtype, then)
             (grad,) = seeds.grads
             assert grad is not None
             grads[:, chosen], of_targets[:, chosen] = grad.transpose(0, 1), seeds.values
@@ -138,7 +138,7 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
             if seeds.excess is not None:
                 excess[:, chosen] = seeds.excess
     moves = excess if components.neutral else None
-    return Seeds([grads], log_scale, of_targets, None if at_baseline is None else of_baseline, moves)
+    return OutputGradients([grads], log_scale, of_targets, None if at_baseline is None else of_baseline, moves)
 
 
 def boundary_of(components: SignedMaps, tail: Head) -> Boundary:

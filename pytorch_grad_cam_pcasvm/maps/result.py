@@ -10,12 +10,12 @@ from pytorch_grad_cam_pcasvm.targets.output_gradients import in_order
 
 
 @dataclass
-class Explained:
+class MethodResult:
     """The result of a method for K targets; the attributes are those of :class:`SignedMaps`.
 
     Example:
         >>> zeros = torch.zeros(2, 1)
-        >>> Explained(maps=torch.ones(2, 1, 4, 4), weights=torch.ones(2, 1, 8), values=zeros, log_scale=zeros).heads
+        >>> MethodResult(maps=torch.ones(2, 1, 4, 4), weights=torch.ones(2, 1, 8), values=zeros, log_scale=zeros).heads
     """
 
     maps: Tensor
@@ -29,10 +29,10 @@ class Explained:
     heads: Tensor | None = None
 
 
-def joined(parts: Sequence[Explained], members: Sequence[int]) -> Explained:
+def joined(parts: Sequence[MethodResult], members: Sequence[int]) -> MethodResult:
     """Return what was made for some targets each, which bear these numbers, in the order of the numbers."""
     if len(parts) == 1:
         return parts[0]
-    columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Explained)}
+    columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(MethodResult)}
     whole: Any = {name: None if each[0] is None else in_order(each, members) for name, each in columns.items()}
-    return Explained(**whole)
+    return MethodResult(**whole)

@@ -82,7 +82,7 @@ class SignedMaps:
     linear: bool = False
     neutral: bool = False
     layers: Sequence[str] = ()
-    _doubts: Any = None  # of what made them, where no number may be looked at yet
+    _warnings: Any = None  # of what made them, where no number may be looked at yet
 
     def __repr__(self) -> str:
         dtype = str(self.maps.dtype).removeprefix("torch.")
@@ -291,8 +291,8 @@ class SignedMaps:
         """Return the raw signed maps, which must be finite, as an array, shape (N, K, H, W); waits for the device."""
         check_finite(self.maps)
         warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
-        if self._doubts is not None:
-            self._doubts.of_maps(self)
+        if self._warnings is not None:
+            self._warnings.of_maps(self)
         return self.maps.cpu().numpy()
 
     def _part(self, sign: float, size: Sequence[int] | None, scale: str) -> Tensor:

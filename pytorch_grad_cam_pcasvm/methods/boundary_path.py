@@ -1,25 +1,24 @@
 """Activations of any layer at which targets are undecided: those near the training set's mean there."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.methods.explanation import Run
+from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.network.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Seeds
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
 _STEPS = 40  # of Newton's at most
 
 
-class Undecided:
+class PathBoundary:
     """Activations of a layer, the same for all images, at which targets are 0, near the mean of the training set.
 
     The search first finds activations at which all components are 0; from there, damped Newton steps lead to a zero of
@@ -36,7 +35,7 @@ class Undecided:
         # By target: activations, the size of its values at the mean, and how large a value is none.
         self._kept: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
 
-    def of_components(self, run: Run, layer: int) -> Tensor | None:
+    def of_components(self, run: Explanation, layer: int) -> Tensor | None:
         """Return activations, of one row, at which all components are 0; None if there are none.
 
         Without components, these are the mean.
@@ -54,7 +53,7 @@ class Undecided:
 
         return self._reused(run, layer, None, components, search)
 
-    def at(self, run: Run, layer: int, target: Any) -> Tensor:
+    def at(self, run: Explanation, layer: int, target: Any) -> Tensor:
         """Return activations, of one row, at which a target is 0.
 
         Args:
@@ -87,7 +86,7 @@ class Undecided:
 
     def _reused(
         self,
-        run: Run,
+        run: Explanation,
         layer: int,
         key: Any,
         targets: Sequence[Any],
@@ -96,10 +95,10 @@ class Undecided:
         """Return the activations that were found before, if they still hold, or else those of a search by the size."""
         if is_traced():
             return self._kept[key][0] if key in self._kept else None
-        size = _moved(run, layer, self.mean).seeds(targets).values.norm()
+        size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
         if key in self._kept and may_look(self.mean):
             start, before, nothing = self._kept[key]
-            same = _moved(run, layer, start).seeds(targets).values.norm() <= nothing
+            same = run.moved(layer, start).output_gradients(targets).values.norm() <= nothing
             if bool((size == before) & same):  # of a network that has changed another number stands at the mean
                 return start
         solution = search(size)
@@ -109,10 +108,10 @@ class Undecided:
         self._kept[key] = solution[0], size, solution[1]
         return solution[0]
 
-    def _by_components(self, run: Run, layer: int, target: Any, size: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _by_components(self, run: Explanation, layer: int, target: Any, size: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return activations whose components are those of a point on the boundary that the head knows."""
         components = every_component(run.output)
-        output = _moved(run, layer, self.mean).output
+        output = run.moved(layer, self.mean).output
         if not components or not isinstance(output, HeadRun) or target in components:
             return None
         try:
@@ -124,14 +123,8 @@ class Undecided:
         return found and _solved(run, layer, found[0], [target], size)
 
 
-def _moved(run: Run, layer: int, x: Tensor) -> Run:
-    """Return the run with other activations."""
-    passed = run.passed.moved(x, layer)
-    return replace(run, passed=passed, output=run.output_of(passed.output), _last=None)
-
-
 def _solved(
-    run: Run, layer: int, start: Tensor, targets: Sequence[Any], size: Tensor, goal: Tensor | float = 0.0
+    run: Explanation, layer: int, start: Tensor, targets: Sequence[Any], size: Tensor, goal: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor] | None:
     """Return the activations near others at which the values of targets are given ones.
 
@@ -153,8 +146,8 @@ def _solved(
 
     def at(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return how much is missing, the size of the terms that the values are sums of, and the step to the goal."""
-        here = _moved(run, layer, x)
-        seeds = here.seeds(targets)
+        here = run.moved(layer, x)
+        seeds = here.output_gradients(targets)
         slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
         missing, scale = seeds.values - goal, seeds.log_scale.exp()
         terms = (slopes * x.flatten().to(slopes)).abs().sum(1) + _terms(seeds, here)
@@ -182,7 +175,7 @@ def _solved(
     return None if looks and not bool(reached) else (torch.where(reached, x, torch.nan), 16 * nothing)
 
 
-def _terms(seeds: Seeds, run: Run) -> Tensor:
+def _terms(seeds: OutputGradients, run: Explanation) -> Tensor:
     """Return the size of the terms that the values of K targets are sums of at the path's output, shape (K,)."""
     outputs = [leaf for leaf in tree_leaves(run.passed.output) if isinstance(leaf, Tensor)]
     pairs = zip(seeds.grads, outputs, strict=True)

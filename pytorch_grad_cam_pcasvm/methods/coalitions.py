@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.methods.explanation import Run
+from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.network.net import HeadRun
 from pytorch_grad_cam_pcasvm.network.token_layout import Layout
 from pytorch_grad_cam_pcasvm.targets.output_gradients import is_closed_form, values_of
@@ -34,7 +34,7 @@ class Players:
     """
 
     def __init__(
-        self, run: Run, layer: int, x: Tensor, over: str, targets: Sequence[Any], max_bytes: int | None
+        self, run: Explanation, layer: int, x: Tensor, over: str, targets: Sequence[Any], max_bytes: int | None
     ) -> None:
         self._run, self._targets, self._bytes = run, targets, max_bytes or _BYTES
         self._affine = run.passed.affine(layer)
@@ -85,7 +85,7 @@ class Players:
 
     def values(self, image: int, rows: Tensor) -> Tensor:
         """Return the values of the targets for changed versions (M, D) of an image, shape (M, K)."""
-        run, head = self._run, getattr(self._run.output, "head", None)  # type: Run, Any
+        run, head = self._run, getattr(self._run.output, "head", None)  # type: Explanation, Any
         parts = []
         for part in rows.split(self.at_once(image)):
             if self._position is None:

@@ -1,6 +1,6 @@
 """Contribution methods: where the change from a baseline to the image comes from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,18 +8,17 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
 from pytorch_grad_cam_pcasvm.maps.recombination import moved
-from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
-from pytorch_grad_cam_pcasvm.methods.baselines import WithBaseline
-from pytorch_grad_cam_pcasvm.methods.explanation import Run
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.methods.component_sums import HeadSums
+from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
 
 
-class ContributionCAM(WithBaseline, ClosedFormCAM):
+class ContributionCAM(BaselineCAM, HeadSums):
     """Maps that add up: the contribution of every position to the change from a baseline to the image.
 
     ``c = sum_t (F - F0)_t J_t``, where J is the product of the secant Jacobians of path and head between F0 and F, so
@@ -46,11 +45,7 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         True
     """
 
-    linear = True
-    heads_add_up = True
-
-    moves = True
-    combines = True
+    blocks = 2
 
     def __init__(
         self,
@@ -71,51 +66,58 @@ class ContributionCAM(WithBaseline, ClosedFormCAM):
         options: Any = {"jacobian": jacobian, "attention": attention, "max_bytes": max_bytes}
         super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
-        maps, remainder = run.contributions(seeds, layer, at.difference, at.path)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        start, seeds = run.starts[layer], run.secants(targets, layer)
+        maps, remainder = run.contributions(seeds, layer, start.difference, start.path)
         if seeds.excess is not None:
             maps = moved(maps, seeds.excess)
-        weights = run.sums(seeds, layer, at.path)
-        made = Explained(
+        weights = run.sums(seeds, layer, start.path)
+        result = MethodResult(
             maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
         )
         # Of several layers, or of several heads, each map has a part.
         if may_look(maps) and len(run.layers) == 1 and not run.passed.heads:
             parts = [maps.flatten(2)] + ([] if remainder is None else [remainder.unsqueeze(-1)])
             _check_sums(run, layer, torch.cat(parts, -1), seeds)
-        return made
+        return result
 
-    def _of_layers(self, run: Run, targets: Sequence[Any]) -> Explained:
-        return as_one([self._explained(run, layer, targets) for layer in range(len(run.layers))], self.combine)
+    def _starts_of(self, run: Explanation, layer: int, targets: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
+        return self._starts.of(run, layer, targets, moves=True)
 
-    def _of_branches(self, run: Run, targets: Sequence[Any]) -> list[Explained]:
+    def _refuse_layers(self, *, joined: bool = False) -> None:
+        if not joined and len(self._target_layers) > 1:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} takes several target layers in explain only, and without heads: make one {name} for each layer"
+            )
+
+    def _of_layers(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
+        results = [self._of_layer(run, layer, targets) for layer in range(len(run.layers))]
+        return results[0] if len(results) == 1 else as_one(results, self.combine)
+
+    def _of_branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
         layers = range(len(run.layers))
-        if self.baseline == "neutral":  # where a value is 0 depends on all inputs: maps start at the mean
-            starts = {layer: self._starts(run, layer, targets, None)[0][1] for layer in layers}
+        if self._starts.neutral:  # where a value is 0 depends on all inputs: maps start at the mean
+            starts = {layer: self._starts.undecided(run, layer, targets, None)[0][1] for layer in layers}
         else:
-            starts = {layer: self._start(run, layer) for layer in layers}
+            starts = {layer: self._starts.activations(run, layer) for layer in layers}
         for layer in layers:
             run.activations(layer)  # refuses those that no map can be made of
-        run.kept.update(self._from(run, starts))
-        made = [self._from_one(run, layer, targets) for layer in layers]
-        sums = torch.stack([each.maps.flatten(2).sum(-1) for each in made])
-        beside = sum(each.remainder for each in made if each.remainder is not None)
-        for each, own in zip(made, sums, strict=True):
-            each.remainder = beside + sums.sum(0) - own  # what is on the other maps as well
-        return made
+        run.starts.update(run.started(starts))
+        results = [self._from_start(run, layer, targets) for layer in layers]
+        sums = torch.stack([result.maps.flatten(2).sum(-1) for result in results])
+        beside = sum(result.remainder for result in results if result.remainder is not None)
+        for result, own in zip(results, sums, strict=True):
+            result.remainder = beside + sums.sum(0) - own  # what is on the other maps as well
+        return results
 
-    def _is_linear(self, run: Run) -> bool:
-        # Of several layers, each has a baseline of its own.
-        return not run.components_apart and (len(run.layers) == 1 or isinstance(run.images, Inputs))
-
-    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        at = self._at_baseline(run, layer)
-        gradients = run.gradients(self._seeds(run, layer, [target]), layer, at.path)
-        return gradients.dense()[0] * run.shaped(at.difference, layer)
+    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
+        start = run.starts[layer]
+        gradients = run.gradients(run.secants([target], layer), layer, start.path)
+        return gradients.dense()[0] * run.shaped(start.difference, layer)
 
 
-def _check_sums(run: Run, layer: int, parts: Tensor, seeds: Any) -> None:
+def _check_sums(run: Explanation, layer: int, parts: Tensor, seeds: Any) -> None:
     """Refuse contributions (N, K, I) that do not add up, as where one image changes the features of another."""
     scale = seeds.log_scale.exp()
     total = parts.sum(-1) * scale + seeds.baseline_values - seeds.values
@@ -131,21 +133,21 @@ def _check_sums(run: Run, layer: int, parts: Tensor, seeds: Any) -> None:
         )
 
 
-class LIFTCAM(WithBaseline, ClosedFormCAM):
+class LIFTCAM(BaselineCAM):
     """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i``, the contribution of channel t (:class:`ContributionCAM`).
 
     Jung and Oh, arXiv 2102.05228.
     """
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
-        weights = run.products(seeds, layer, run.shaped(at.difference, layer), "positions", at.path)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        start, seeds = run.starts[layer], run.secants(targets, layer)
+        weights = run.products(seeds, layer, run.shaped(start.difference, layer), "positions", start.path)
         if may_look(weights) and len(run.layers) == 1 and run.transforms[layer] is None:  # or tokens may be left out
             _check_sums(run, layer, weights, seeds)
-        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+        return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 
-class RelevanceCAM(WithBaseline, ClosedFormCAM):
+class RelevanceCAM(BaselineCAM):
     """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, where R is the relevance of the activations.
 
     R comes from layer-wise relevance propagation along the path (z+ rule). The paper covers networks that end in a
@@ -153,8 +155,8 @@ class RelevanceCAM(WithBaseline, ClosedFormCAM):
     times the features' difference from the baseline. Lee et al., CVPR 2021.
     """
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        at, seeds = self._at_baseline(run, layer), self._seeds(run, layer, targets)
-        assert at.path is not None
-        weights = run.relevance(seeds, layer, at.path).flatten(3).sum(-1)
-        return Explained(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        start, seeds = run.starts[layer], run.secants(targets, layer)
+        assert start.path is not None
+        weights = run.relevance(seeds, layer, start.path).flatten(3).sum(-1)
+        return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)

@@ -1,8 +1,8 @@
-"""One run of a network, and what methods can get from it."""
+"""An explanation: one run of a network, and what methods can get from it."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
+from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
 from pytorch_grad_cam_pcasvm.network.features import flatten
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.network.token_layout import Layout
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -20,11 +22,31 @@ from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Seeds, seeds_of
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
 
 
 @dataclass
-class Run:
+class Start:
+    """Where secants start.
+
+    Attributes:
+        path: the path's values there; None: its secants are its derivative.
+        output: the network's output there, with N rows or one for all.
+        activations: of the target layer, of one row or N, in the network's own layout.
+        difference: the images' activations minus these.
+        boundary: where each target starts, if not all start here, whose activations are the mean.
+    """
+
+    path: Baseline | None
+    output: Any
+    activations: Tensor
+    difference: Tensor
+    boundary: Boundary | None = None
+
+
+@dataclass
+class Explanation:
     """A network's run on N images.
 
     What is computed for K targets has the shape (N, K, ...) here; only cotangents have (K, N, ...), as on the path.
@@ -36,7 +58,8 @@ class Run:
         output: the network's output, or what its head computed.
         layers: names of the target layers.
         transforms: what brings the activations of each target layer to (N, T, H, W), or None.
-        kept: what a method keeps between chunks of targets, by position of the target layer.
+        record: runs the network on other images, up to the features.
+        starts: where secants start, by position of the target layer; none for gradients.
         components_apart: whether contributions to components start at different activations.
     """
 
@@ -46,9 +69,14 @@ class Run:
     output: Any
     layers: Sequence[str]
     transforms: Sequence[Callable[[Tensor], Tensor] | None]
-    kept: dict[int, Any] = field(default_factory=dict)
+    record: Callable[[Tensor], Pass]
+    starts: dict[int, Start] = field(default_factory=dict)
     components_apart: bool = False
     _last: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what version 0.3 called otherwise."""
+        return moved.of_run(self, name)
 
     @property
     def count(self) -> int:
@@ -89,17 +117,55 @@ class Run:
         leaves = tree_leaves(self.passed.output)
         return torch.float64 if any(getattr(leaf, "dtype", None) == torch.float64 for leaf in leaves) else torch.float32
 
-    def seeds(self, targets: Sequence[Any], baseline: Any = None, until: int = 0) -> Seeds:
-        """Return the gradients of K targets, or their secants from a baseline's output.
+    def output_gradients(self, targets: Sequence[Any], until: int = 0) -> OutputGradients:
+        """Return the gradients of K targets by the features, in the precision of maps.
 
-        They are with respect to the features, in the precision of maps, or to another of the head's values, in its own.
+        Or with respect to another of the head's values, at the position ``until``, in its own precision.
         """
-        dtype = self.output.head_trace.values[until].dtype if until else self.dtype
-        return seeds_of(self.output, self.count, targets, dtype, baseline, until=until)
+        return gradients_of(self.output, self.count, targets, self._dtype_of(until), until=until)
 
-    def output_gradients(self, targets: Sequence[Any]) -> list[Tensor | None]:
-        """Return the gradients of K targets with respect to the tensors of the path's output, (K, *its shape) each."""
-        return self._grads(self.seeds(targets))
+    def secants(self, targets: Sequence[Any], layer: int, until: int = 0) -> OutputGradients:
+        """Return the secants of K targets from where they start, as :meth:`output_gradients`; without one, these."""
+        start = self.starts.get(layer)
+        if start is None:
+            return self.output_gradients(targets, until)
+        if start.boundary is not None:
+            return start.boundary.seeds(self.output, targets, self.dtype, until)
+        return gradients_of(self.output, self.count, targets, self._dtype_of(until), start.output, until=until)
+
+    def _dtype_of(self, position: int) -> torch.dtype:
+        return self.output.head_trace.values[position].dtype if position else self.dtype
+
+    def started(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:
+        """Return where secants start that begin at activations of one layer, or of one in each branch."""
+        path = self.passed.baseline(starts)
+        output, activations = self.output_of(path.output), self.passed.activations
+        return {layer: Start(path, output, there, activations[layer] - there) for layer, there in starts.items()}
+
+    def difference(self, layer: int) -> Tensor:
+        """Return activations minus those of the start, in the shape of maps."""
+        return self.activations(layer) - self.shaped(self.starts[layer].activations, layer)
+
+    def shares_start(self, layer: int) -> bool:
+        """Return whether component maps from one start are those of a decision from its own, but for a constant."""
+        start = self.starts.get(layer)
+        if start is None or start.boundary is None:
+            return True
+        head = self.output.head
+        return all(stage.linear for stage in head.stages[: head.component_position or 0])
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether each target starts on its boundary, and components are affine in the features."""
+        start, head = self.starts.get(0), self.output.head if isinstance(self.output, HeadRun) else None
+        if head is None or start is None or start.boundary is None or head.component_position is None:
+            return False
+        return len(self.layers) == 1 and self.shares_start(0)
+
+    @property
+    def adds_up_over_components(self) -> bool:
+        """Whether component maps start at the same activations: of several layers, each has a start of its own."""
+        return not self.components_apart and (len(self.layers) == 1 or isinstance(self.images, Inputs))
 
     @property
     def public_output(self) -> Any:
@@ -110,23 +176,23 @@ class Run:
         """Return the network's output for the path's output."""
         return self.model.head_run(flatten(features)) if isinstance(self.model, PCASVMNet) else features
 
-    def pullback(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Pullback:
+    def pullback(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Pullback:
         """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""
         given = id(seeds), layer, id(baseline)
         if self._last is None or self._last[0] != given:
             self._last = None  # and its memory
             with full_precision(seeds.values.device):
-                found = self.passed.pullback(self._grads(seeds), layer, baseline)
+                found = self.passed.pullback(self.cotangents(seeds), layer, baseline)
             self._last = given, found, (seeds, baseline)  # which keep their ids
         return self._last[1]
 
-    def gradients(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Cotangent:
+    def gradients(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Cotangent:
         """Return the gradients of K targets, or secants, in the shape of maps, (K, N, T, H, W)."""
         pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
         with full_precision(seeds.values.device):
             return pullback.whole if transform is None else Cotangent(self._in_shape(pullback.dense(), layer))
 
-    def sums(self, seeds: Seeds, layer: int, baseline: Baseline | None = None) -> Tensor:
+    def sums(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Tensor:
         """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
         pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
         with full_precision(seeds.values.device):
@@ -136,7 +202,9 @@ class Run:
                 return pullback.token_sums(*transform.tokens).squeeze(transform.tokens[0] + 1).transpose(0, 1)
         return self.gradients(seeds, layer, baseline).over_positions().transpose(0, 1)
 
-    def products(self, seeds: Seeds, layer: int, x: Tensor, over: str, baseline: Baseline | None = None) -> Tensor:
+    def products(
+        self, seeds: OutputGradients, layer: int, x: Tensor, over: str, baseline: Baseline | None = None
+    ) -> Tensor:
         """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
 
         Args:
@@ -155,7 +223,9 @@ class Run:
         with full_precision(seeds.values.device):
             return pullback.times(x, dims).transpose(0, 1)
 
-    def contributions(self, seeds: Seeds, layer: int, x: Tensor, baseline: Baseline | None) -> tuple[Tensor, Tensor]:
+    def contributions(
+        self, seeds: OutputGradients, layer: int, x: Tensor, baseline: Baseline | None
+    ) -> tuple[Tensor, Tensor]:
         """Return secants times x, summed over channels, and what is not on the map.
 
         Args:
@@ -184,13 +254,13 @@ class Run:
         every = torch.stack([self._by_image(part * given, layer) for part in pulled], 1)
         return maps, every - maps.flatten(2).sum(-1)
 
-    def relevance(self, seeds: Seeds, layer: int, baseline: Baseline) -> Tensor:
+    def relevance(self, seeds: OutputGradients, layer: int, baseline: Baseline) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
-            shared = self.passed.relevance(self._grads(seeds), layer, baseline)
+            shared = self.passed.relevance(self.cotangents(seeds), layer, baseline)
         return self._in_shape(shared, layer).transpose(0, 1)
 
-    def along(self, layer: int, direction: Tensor) -> "Run":
+    def along(self, layer: int, direction: Tensor) -> "Explanation":
         """Return the same run as a function of its activations, whose tensors carry the derivative along a direction.
 
         Raises:
@@ -212,7 +282,20 @@ class Run:
                 "define it, as in @staticmethod def jvp(ctx, x)",
                 "use a method of first derivatives, as ClosedFormGradCAM",
             ) from error
-        return Run(self.model, self.images, passed, self.output_of(passed.output), self.layers, self.transforms)
+        return self.with_pass(passed)
+
+    def with_pass(self, passed: Pass) -> "Explanation":
+        """Return the explanation of another pass of the same images."""
+        return replace(self, passed=passed, output=self.output_of(passed.output), starts={}, _last=None)
+
+    def moved(self, layer: int, activations: Tensor) -> "Explanation":
+        """Return that with other activations of a target layer."""
+        return self.with_pass(self.passed.moved(activations, layer))
+
+    def of_black(self) -> "Explanation":
+        """Return that of one black image: what follows a layer is the same for all, but for what bypasses it."""
+        black = torch.zeros_like(self.images[:1])
+        return replace(self, images=black).with_pass(self.record(black))
 
     def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
         """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (K, N, T, H, W)."""
@@ -246,7 +329,7 @@ class Run:
         moved = self.shaped(places.reshape(tuple(shape)), layer)
         return len(moved) == self.count and torch.equal(moved.flatten().sort().values, places)
 
-    def _grads(self, seeds: Seeds) -> list[Tensor | None]:
+    def cotangents(self, seeds: OutputGradients) -> list[Tensor | None]:
         """Return the seeds in the shapes of what the pass gave."""
         if not isinstance(self.output, HeadRun):
             return seeds.grads

@@ -1,4 +1,4 @@
-"""The maps of one target per image, scaled and smoothed as pytorch-grad-cam, the host, does."""
+"""ClosedFormCAM: every method as pytorch-grad-cam, the host, calls it, with one map per image on the host's scale."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +9,206 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.signed_maps import check_finite, divided, upsampled, warn_of_blanks
-from pytorch_grad_cam_pcasvm.targets import PCATarget
+from pytorch_grad_cam_pcasvm import moved
+from pytorch_grad_cam_pcasvm.maps.signed_maps import check_finite, divided, largest, upsampled, warn_of_blanks
+from pytorch_grad_cam_pcasvm.methods.docstrings import completed
+from pytorch_grad_cam_pcasvm.methods.method import Method, listed
+from pytorch_grad_cam_pcasvm.network.features import one_input
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, Target
+from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
+
+
+class ClosedFormCAM(Method):
+    """The base class of all methods: it runs the network, splits targets into chunks, scales and upsamples.
+
+    ``cam(input_tensor, targets)`` works as in pytorch-grad-cam; :meth:`explain` returns signed maps of every component
+    and decision at once. Every call runs the network's own forward in evaluation mode and then restores its training
+    flags; its gradients and hooks are left alone. Whatever bypasses a target layer, such as a skip connection, is
+    treated as a constant, as in pytorch-grad-cam.
+
+    Args:
+        model: a :class:`.PCASVMNet`, or any differentiable classifier, whose maps are those of pytorch-grad-cam. For a
+            compiled model, the original module is used, because maps need the modules themselves.
+        target_layers: layers whose activations become maps, or their dotted names; their outputs are (N, T, H, W) or
+            (N, T, D, H, W), after ``reshape_transform`` if needed. ``"auto"``: the last block of the coarsest map size
+            (for :class:`ContributionCAM`, of the two coarsest sizes); for a transformer, the norm before its last
+            attention (the last two). ``SignedMaps.layers`` names the layers.
+        reshape_transform: reshapes activations to (N, T, H, W), as in pytorch-grad-cam; ``"tokens"``: find the grid,
+            and the tokens that belong to no patch (class, registers), by running the network on a few noise images;
+            this also works for channels-last activations.
+        jacobian: ``"closed_form"``: raise an error for a path without a closed form; ``"auto"``: use autograd for such
+            a path only, with one warning; ``"autograd"``: always use autograd.
+        attention: ``"frozen"``: treat the weights of attention, and of every other softmax, as constants, as in
+            attention rollout and per-head decompositions, which explains what attention moves, but not why;
+            ``"exact"``: treat them as functions of the activations, as autograd does.
+        max_bytes: limit on the temporary memory of a call, besides the network's own; targets are processed in chunks
+            of at least one. None: all at once.
+
+    Raises:
+        TypeError: the model is no module, or a program made by ``torch.jit`` or ``torch.export``; or the target layers
+            are not a list of modules or names.
+        ValueError: an option has an unknown value, no target layer is given, a target layer is not in the network, or
+            the model is a DataParallel.
+
+    Example:
+        >>> maps = ClosedFormGradCAM(net, ["layer2"]).explain(images)
+        >>> maps.maps.shape  # of two images, for three components and the predicted class
+        torch.Size([2, 4, 8, 8])
+    """
+
+    # What targets=None explains in a call. The host's methods explain a score, others add up to a margin.
+    _predicted: Target = PredictedScore()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        moved.translate(cls)
+        cls.__doc__ = completed(cls, ClosedFormCAM)
+
+    def __call__(
+        self,
+        input_tensor: Tensor,
+        targets: Sequence[Target] | Target | None = None,
+        aug_smooth: bool = False,
+        eigen_smooth: bool = False,
+    ) -> np.ndarray:
+        """Return one map per image, as pytorch-grad-cam does.
+
+        Args:
+            input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
+            targets: one per image; a single target (not in a list) is used for all; None: each image's predicted
+                class.
+            aug_smooth: average over pytorch-grad-cam's test-time augmentations.
+            eigen_smooth: use the first principal component of the weighted activations, as in pytorch-grad-cam.
+
+        Returns:
+            Maps, float32, shape (N, H, W), in [0, 1]: for a PCATarget, P_b^+ (sign "-": P_b^-) divided by nu_b; for
+            every other target, scaled as in pytorch-grad-cam.
+
+        Raises:
+            NoClosedFormError: the path has a step without a rule.
+            TypeError: the input is not a floating-point tensor, or a target is not callable.
+            ValueError: the batch is empty, or has NaN or infinite values; the number of targets differs from the batch
+                size; or a target does not fit the head.
+
+        Example:
+            >>> cam(images, [SVMTarget("cat"), SVMTarget("dog")]).shape
+            (2, 32, 32)
+        """
+        if aug_smooth:
+            one_input(self._checked_images(input_tensor), "aug_smooth")
+        return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
+
+    def forward(
+        self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
+    ) -> np.ndarray:
+        """Return one map per image, without test-time augmentation; arguments and result are as for ``__call__``.
+
+        Args:
+            input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
+            targets: one per image, a single one for all, or None.
+            eigen_smooth: first principal component of the weighted activations.
+
+        Returns:
+            Maps, float32, shape (N, H, W), in [0, 1].
+        """
+        x = self._checked_images(input_tensor)
+        targets = self._targets_per_image(x, targets)
+        layers = self._layer_maps(x, targets, eigen_smooth)
+        by_nu = np.array([isinstance(target, PCATarget) for target in targets])
+        shared = np.mean(np.concatenate(layers, axis=1), axis=1)
+        # The host's last step would stretch every map to [0, 1] and take P^+ and P^- off their shared scale.
+        scaled = shared if by_nu.all() else self.aggregate_multi_layers(layers)
+        scaled[by_nu] = shared[by_nu]
+        return scaled
+
+    def compute_cam_per_layer(
+        self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
+    ) -> list[np.ndarray]:
+        """Return the maps of every target layer, each of shape (N, 1, H, W), from one forward pass.
+
+        Args:
+            input_tensor: shape (N, C, H, W) or (N, C, D, H, W).
+            targets: one per image, a single one for all, or None.
+            eigen_smooth: first principal component of the weighted activations.
+
+        Returns:
+            One float32 array per target layer.
+        """
+        x = self._checked_images(input_tensor)
+        return self._layer_maps(x, self._targets_per_image(x, targets), eigen_smooth)
+
+    def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
+        """Let every exception through (pytorch-grad-cam swallows ``IndexError``)."""
+
+    def __del__(self) -> None:
+        """Do nothing: there are no hooks to release."""
+
+    def _layer_maps(self, x: Tensor, targets: Sequence[Target], eigen_smooth: bool) -> list[np.ndarray]:
+        """Return each image's map of every target layer, shape (N, 1, H, W) each, scaled and upsampled."""
+        if len(self._target_layers) > 1 and isinstance(x, Inputs):
+            raise ValueError(
+                "a call makes one map of all target layers, but these may be of different inputs: use explain, which "
+                "returns maps of each, or name one"
+            )
+        if len({image.shape[2:] for image in images_of(x)}) > 1:
+            raise ValueError(
+                "a call scales its maps to the image, but the inputs are images of different sizes: use explain, whose "
+                "maps have the layer's own grid"
+            )
+        size, shape = self.get_target_width_height(images_of(x)[0]), images_of(x)[0].shape[2:]
+        with self._running(x) as modules:
+            run = self._run(x, modules)
+            self.outputs = run.public_output  # where the host keeps it
+            layers = []
+            for layer, name in enumerate(run.layers):
+                activations = run.activations(layer)
+                if eigen_smooth and activations[0, 0].numel() == 1:
+                    raise ValueError(
+                        "eigen_smooth takes a principal component over positions, but the maps of "
+                        f"{name!r} have only one position: choose a layer with more, or eigen_smooth=False"
+                    )
+                shared = Rowwise(list(targets))
+                result = self._of_layer(run, layer, [shared])
+                self._warnings.of_layer(name, result.maps.shape[2:])
+                maps, nu = result.maps, largest(result.maps, result.opposite)
+                if self._warn_of_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
+                    layers.append(np.zeros((len(x), 1, *shape), np.float32))
+                    continue
+                if eigen_smooth:
+                    check_finite(maps)
+                    maps = smoothed_by_svd(self.terms(run, layer, shared, result), maps, targets)
+                    nu = largest(maps)
+                # The host's scaling adds 1e-7: size matters there.
+                maps, nu = (numbers / self.host_divisor(activations) for numbers in (maps, nu))
+                layers.append(one_per_image(maps, nu, targets, self.outputs, shape, size))
+                self._warnings.of_rows(self.outputs, targets, result.values, result.baseline_values)
+        return layers
+
+    def _targets_per_image(self, x: Tensor, targets: Sequence[Target] | Target | None) -> Sequence[Target]:
+        if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
+            raise ValueError("targets=None needs a head with an SVM, but this one has none: use PCATarget")
+        if targets is None:
+            targets = self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
+        if not isinstance(targets, list | tuple):
+            return [targets] * len(x)  # type: ignore[list-item]
+        targets = listed(targets)
+        if len(targets) != len(x):
+            raise ValueError(
+                f"{len(targets)} target{'s' if len(targets) != 1 else ''} for {len(x)} images: give one per image, as "
+                f"in targets=[target] * {len(x)}, "
+                "or explain(x, targets) for every target of every image"
+            )
+        return targets
+
+    def host_divisor(self, activations: Tensor) -> int:
+        """Return by what maps are divided to be on the host's scale: the positions, where weights are sums over them.
+
+        Args:
+            activations: shape (N, T, H, W).
+        """
+        return 1
 
 
 def smoothed_by_svd(terms: Tensor, maps: Tensor, targets: Sequence[Any]) -> Tensor:

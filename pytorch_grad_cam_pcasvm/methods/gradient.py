@@ -20,62 +20,57 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pytorch_grad_cam_pcasvm.calculus.dual_numbers import DualNumbers
-from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
-from pytorch_grad_cam_pcasvm.methods.explanation import Run
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums, HeadSums
+from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
 
 
-class ClosedFormGradCAM(ClosedFormCAM, GradCAM):
+class ClosedFormGradCAM(HeadSums, GradCAM):
     """Grad-CAM, ``sum_t (sum_i d_t,i) F_t``: the maps of the paper (Eqs. 11 to 17).
 
     Selvaraju et al., Grad-CAM, arXiv 1610.02391.
     """
 
-    linear = True
-    heads_add_up = True
-    weights_are_sums = True
+    def host_divisor(self, activations: Tensor) -> int:
+        return activations[0, 0].numel()  # the host's weights are means over positions
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        activations, seeds = run.activations(layer), run.seeds(targets)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        activations, seeds = run.activations(layer), run.output_gradients(targets)
         weights = run.sums(seeds, layer).contiguous()  # not a view of one image's numbers for all of them
-        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
+        return MethodResult(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
 
 
-class ClosedFormHiResCAM(ClosedFormCAM, HiResCAM):
+class ClosedFormHiResCAM(HeadSums, HiResCAM):
     """HiResCAM, ``sum_t d_t F_t`` position by position; it equals Grad-CAM if a mean over positions follows.
 
     Draelos and Carin, arXiv 2011.08891.
     """
 
-    linear = True
-    heads_add_up = True
-
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        activations, seeds = run.activations(layer), run.seeds(targets)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        activations, seeds = run.activations(layer), run.output_gradients(targets)
         maps = run.products(seeds, layer, activations, "channels")
-        return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
+        return MethodResult(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
 
-    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        return run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)
+    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
+        return run.gradients(run.output_gradients([target]), layer).dense()[0] * run.activations(layer)
 
 
-class ClosedFormXGradCAM(ClosedFormCAM, XGradCAM):
+class ClosedFormXGradCAM(ComponentSums, XGradCAM):
     """XGrad-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i d_t,i F_t,i / sum_i F_t,i``, or 0 where that sum of F is 0.
 
     It equals Grad-CAM if a mean over positions follows the layer. Fu et al., arXiv 2008.02312.
     """
 
-    linear = True
-
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        activations, seeds = run.activations(layer), run.seeds(targets)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        activations, seeds = run.activations(layer), run.output_gradients(targets)
         products = run.products(seeds, layer, activations, "positions")
         total = activations.flatten(2).sum(-1, dtype=products.dtype).unsqueeze(1)
         weights = torch.where(total == 0, 0.0, products / total)
-        return Explained(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale)
+        return MethodResult(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale)
 
 
 class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
@@ -85,8 +80,8 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     al., arXiv 1710.11063, Eq. 19.
     """
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        activations, seeds = run.activations(layer), run.seeds(targets)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        activations, seeds = run.activations(layer), run.output_gradients(targets)
         gradients = run.gradients(seeds, layer)
         ones = [1] * (activations.dim() - 1)
         total = activations.flatten(2).sum(-1, dtype=gradients.dtype).unflatten(1, (-1, *ones[1:]))
@@ -101,7 +96,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
 
         of_target, of_opposite = weights(1), weights(-1)
         maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
-        return Explained(maps, of_target, seeds.values, seeds.log_scale, opposite)
+        return MethodResult(maps, of_target, seeds.values, seeds.log_scale, opposite)
 
 
 class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
@@ -110,21 +105,21 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
     Jiang et al., IEEE Transactions on Image Processing 30 (2021).
     """
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        activations, seeds = run.activations(layer), run.seeds(targets)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        activations, seeds = run.activations(layer), run.output_gradients(targets)
         rising, falling = _signs(run.gradients(seeds, layer))
         maps, opposite = (part.times(activations, [1]).transpose(0, 1) for part in (rising, falling))
-        return Explained(maps, rising.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
+        return MethodResult(maps, rising.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
 
-    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        return run.gradients(run.seeds([target]), layer).dense()[0].relu() * run.activations(layer)
+    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
+        return run.gradients(run.output_gradients([target]), layer).dense()[0].relu() * run.activations(layer)
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
     """The element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
-        activations, seeds = run.activations(layer), run.seeds(targets)
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        activations, seeds = run.activations(layer), run.output_gradients(targets)
         gradients = run.gradients(seeds, layer)
         rising, falling = _signs(gradients)
         # relu(d F) = relu(d) relu(F) + relu(-d) relu(-F)
@@ -133,10 +128,10 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
             (one.times(plus, [1]) + other.times(minus, [1])).transpose(0, 1)
             for one, other in ((rising, falling), (falling, rising))
         )
-        return Explained(maps, gradients.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
+        return MethodResult(maps, gradients.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
 
-    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
-        return (run.gradients(run.seeds([target]), layer).dense()[0] * run.activations(layer)).relu()
+    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
+        return (run.gradients(run.output_gradients([target]), layer).dense()[0] * run.activations(layer)).relu()
 
 
 def _signs(gradients: Cotangent) -> tuple[Cotangent, Cotangent]:
@@ -151,14 +146,16 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     map equals Grad-CAM's. Cai, arXiv 2501.06261.
     """
 
-    weights_are_sums = True
-    replays = True
+    needs = "replay"
 
-    def compute(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def host_divisor(self, activations: Tensor) -> int:
+        return activations[0, 0].numel()  # the host's weights are means over positions
+
+    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
         activations = run.activations(layer)
         with DualNumbers():
             moved = run.along(layer, run.passed.activations[layer])
-            seeds = moved.seeds(targets)
+            seeds = moved.output_gradients(targets)
             sums = moved.sums(seeds, layer)
             (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
             weights, product = forward_ad.unpack_dual(sums)
@@ -166,4 +163,4 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
                 weights = weights - product / 2
             if of_scale is not None:  # of the factor that was taken out
                 weights = weights - forward_ad.unpack_dual(sums).primal * of_scale.unsqueeze(-1).to(sums.dtype) / 2
-        return Explained(signed_maps(weights, activations), weights, values, log_scale)
+        return MethodResult(signed_maps(weights, activations), weights, values, log_scale)

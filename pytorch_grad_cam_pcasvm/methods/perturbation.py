@@ -11,19 +11,23 @@ from pytorch_grad_cam import (
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
-from pytorch_grad_cam_pcasvm.methods.baselines import WithBaseline
 from pytorch_grad_cam_pcasvm.methods.coalitions import Players, shapley_values
-from pytorch_grad_cam_pcasvm.methods.explanation import Run
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.features import one_input
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise, row_of, values_of
 
 
-class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
+class PerturbationCAM(ClosedFormCAM):
+    """A method that runs each image on its own, again and again."""
+
+
+class ClosedFormAblationCAM(BaselineCAM, PerturbationCAM, AblationCAM):
     """Ablation-CAM, ``sum_t w_t F_t`` where ``w_t`` is the target's value minus its value without channel t.
 
     For each channel, only the part from the first nonlinear step onwards is evaluated. The paper and pytorch-grad-cam
@@ -31,11 +35,9 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
     Ramaswamy, WACV 2020.
     """
 
-    runs_each_image = True
-
-    def _from_one(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
         activations = run.activations(layer)
-        players = Players(run, layer, self._difference(run, layer), "channels", targets, self.max_bytes)
+        players = Players(run, layer, run.difference(layer), "channels", targets, self.max_bytes)
         values, weights = [], []
         for image in range(run.count):
             origin, rows = players.of(image)
@@ -44,10 +46,10 @@ class ClosedFormAblationCAM(WithBaseline, ClosedFormCAM, AblationCAM):
             weights.append((value - players.values(image, origin - rows)).T)
         weight = torch.stack(weights).to(run.dtype)
         value = torch.cat(values)
-        return Explained(signed_maps(weight, activations), weight, value, torch.zeros_like(value))
+        return MethodResult(signed_maps(weight, activations), weight, value, torch.zeros_like(value))
 
 
-class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
+class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
     """Score-CAM, ``sum_t w_t F_t``, where ``w_t`` is the rise of the target for the image masked by channel t.
 
     ``w_t = value(image * mask_t) - value(0 * image)``, where mask_t is the channel, upsampled and scaled to [0, 1]. All
@@ -66,8 +68,6 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
     Example:
         >>> maps = ClosedFormScoreCAM(net, ["layer2"], channels=4).explain(images)
     """
-
-    runs_each_image = True
 
     _predicted = SVMTarget()
 
@@ -89,7 +89,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         super().__init__(model, target_layers, reshape_transform, jacobian=jacobian, max_bytes=max_bytes)
         self.softmax, self.channels, self.batch_size = softmax, channels, batch_size
 
-    def _explained(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
         one_input(run.images, type(self).__name__)
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
@@ -113,7 +113,7 @@ class ClosedFormScoreCAM(ClosedFormCAM, ScoreCAM):
         of_signs = [torch.stack(each).to(run.dtype) for each in zip(*weights, strict=True)]
         maps, *opposite = (signed_maps(weight, activations) for weight in of_signs)
         value = torch.cat(values)
-        return Explained(maps, of_signs[0], value, torch.zeros_like(value), *opposite)
+        return MethodResult(maps, of_signs[0], value, torch.zeros_like(value), *opposite)
 
 
 def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
@@ -125,7 +125,7 @@ def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
     return torch.where(span > 0, (up - low) / torch.where(span > 0, span, 1.0), 0.0)
 
 
-class ShapCAM(WithBaseline, ClosedFormCAM):
+class ShapCAM(BaselineCAM, PerturbationCAM):
     """Shapley values of positions: the mean rise of the target when a position joins the others in random order.
 
     They add up, as contributions do: ``maps.sum((2, 3)) + baseline_values == values``. Absent positions have the
@@ -144,8 +144,6 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
     Example:
         >>> errors = ShapCAM(net, ["layer2"], samples=8).explain(images, PCATarget(0)).standard_errors
     """
-
-    runs_each_image = True
 
     def __init__(
         self,
@@ -177,9 +175,9 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         )
         self.samples, self.seed = samples, seed
 
-    def _from_one(self, run: Run, layer: int, targets: Sequence[Any]) -> Explained:
+    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
         shape = run.activations(layer).shape[2:]
-        players = Players(run, layer, self._difference(run, layer), "positions", targets, self.max_bytes)
+        players = Players(run, layer, run.difference(layer), "positions", targets, self.max_bytes)
         # The same orders for every image: its map does not depend on the others.
         parts = [
             shapley_values(players, image, self.samples, torch.Generator().manual_seed(self.seed))
@@ -189,11 +187,11 @@ class ShapCAM(WithBaseline, ClosedFormCAM):
         maps, errors = (numbers.unflatten(-1, shape).to(run.dtype) for numbers in (maps, errors))
         weights = maps.new_zeros(*maps.shape[:2], 0)  # channels have none
         none = torch.zeros_like(values)  # tokens of no patch stay as they are, also at the baseline
-        return Explained(
+        return MethodResult(
             maps, weights, values, none, None, baseline_values, remainder=none.to(maps), standard_errors=errors
         )
 
-    def terms(self, run: Run, layer: int, target: Rowwise, made: Explained) -> Tensor:
+    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
         raise ValueError(
             "eigen_smooth takes a principal component over channels, but the players of ShapCAM are positions"
         )

@@ -1,4 +1,4 @@
-"""Doubts: reasons why maps are likely to be misread, each reported once."""
+"""WarnOnce: reasons why maps are likely to be misread, each reported once."""
 
 from collections.abc import Sequence
 from statistics import median_low
@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.network.net import OfHead
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, CoarseMapWarning, OutsideTrainingWarning, warn
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
-DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
+TOLD_ONCE = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
 
 _LATEST = 8  # images, of which most have to be far
 _CAUSES = (
@@ -23,7 +23,7 @@ _CAUSES = (
 _COARSE = 4  # positions along a side
 
 
-class Doubts:
+class WarnOnce:
     """The warnings that were given for the maps of one method."""
 
     def __init__(self) -> None:

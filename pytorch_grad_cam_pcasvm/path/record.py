@@ -28,8 +28,8 @@ class Path:
         names: dotted names of the target layers.
         modules: all modules of the network, if known.
         attention: ``"frozen"``: the weights of attention are constants of every pass; ``"exact"``: they are not.
-        single: whether steps in half precision are done again in single, as differences between outputs need it.
-        replays: whether passes are run again from other activations, for which all numbers on the path are kept.
+        needs: what for; ``"gradient"``; ``"replay"``: passes are run again from other activations, for which all
+            numbers on the path are kept; ``"difference"``: that, and steps in half precision are done again in single.
     """
 
     def __init__(
@@ -39,11 +39,10 @@ class Path:
         names: Sequence[str],
         modules: Sequence[nn.Module] | None = None,
         attention: str = "exact",
-        single: bool = False,
-        replays: bool = True,
+        needs: str = "replay",
     ) -> None:
-        self._attention, self._single, self._replays = attention, single, replays
-        self._keeps_all = replays or single or attention == "frozen"
+        self._attention, self._single, self._replays = attention, needs == "difference", needs != "gradient"
+        self._keeps_all = self._replays or attention == "frozen"
         self._backbone, self._layer, self._names = backbone, layer, list(names)
         self._modules = modules_of(backbone) if modules is None else modules
 

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise, Seeds, seeds_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, Rowwise, gradients_of
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
@@ -128,18 +128,18 @@ class Boundary:
             self._runs[key] = HeadRun(self.head, self.head(points))
         return self._runs[key] if which is None else self._runs[key].rows(which)
 
-    def seeds(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> Seeds:
+    def seeds(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
         parts = []
         for members, names, which in grouped(targets, self.head, output):
             there = self.at(names, which)
             kind = there.head_trace.values[until].dtype if until else dtype
-            seeds = seeds_of(output, output.count, [targets[k] for k in members], kind, there, until=until)
+            seeds = gradients_of(output, output.count, [targets[k] for k in members], kind, there, until=until)
             (grad,) = seeds.grads
             assert grad is not None
             step = there.head_trace.values[until] - self.start.head_trace.values[until]
             parts.append((members, replace(seeds, excess=(grad * step.to(grad)).sum(-1).T)))
-        return Seeds.joined(parts)
+        return OutputGradients.joined(parts)
 
     def point(self, target: ClosedFormTarget | None, *, needed: bool = True) -> Tensor:
         """Return the point of a target with one boundary, or the start for None, shape (D,).
@@ -312,7 +312,7 @@ class _Search:
         """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
         x = start
         for _ in range(100):
-            seeds = seeds_of(self._run(x.unsqueeze(0)), 1, [self._target], start.dtype, until=self._position)
+            seeds = gradients_of(self._run(x.unsqueeze(0)), 1, [self._target], start.dtype, until=self._position)
             value, (grad,) = seeds.values[0, 0], seeds.grads
             if float(value.abs()) <= _EXACT * self._size:
                 return x

@@ -1,4 +1,4 @@
-"""Seeds: how targets become gradients at the network's output, where the pullback through the path starts."""
+"""OutputGradients: how targets become gradients at the network's output, where the pullback through the path starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, ScoreTa
 
 
 @dataclass
-class Seeds:
+class OutputGradients:
     """The gradients of K targets with respect to the network's features or output.
 
     Attributes:
@@ -36,7 +36,7 @@ class Seeds:
     excess: Tensor | None = None
 
     @staticmethod
-    def joined(parts: Sequence[tuple[Sequence[int], "Seeds"]]) -> "Seeds":
+    def joined(parts: Sequence[tuple[Sequence[int], "OutputGradients"]]) -> "OutputGradients":
         """Return the seeds of K targets from those of some of them each, with their numbers."""
         if len(parts) == 1:
             return parts[0][1]
@@ -47,7 +47,9 @@ class Seeds:
             return None if tensors[0] is None else in_order(tensors, members)
 
         grads: Any = [in_order(each, members, 0) for each in zip(*(part.grads for _, part in parts), strict=True)]
-        return Seeds(grads, column("log_scale"), column("values"), column("baseline_values"), column("excess"))
+        return OutputGradients(
+            grads, column("log_scale"), column("values"), column("baseline_values"), column("excess")
+        )
 
 
 def in_order(tensors: Sequence[Any], members: Sequence[int], dim: int = 1) -> Tensor:
@@ -70,9 +72,9 @@ class Rowwise:
         return ", ".join(dict.fromkeys(map(repr, self.targets)))
 
 
-def seeds_of(
+def gradients_of(
     output: Any, count: int, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None, *, until: int = 0
-) -> Seeds:
+) -> OutputGradients:
     """Return the gradients of K targets, or with a baseline their secants from it to the images.
 
     Args:
@@ -149,12 +151,14 @@ def _shared(target: Any) -> Any:
     return target
 
 
-def _per_image(output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: torch.dtype, baseline: Any) -> Seeds:
+def _per_image(
+    output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: torch.dtype, baseline: Any
+) -> OutputGradients:
     """Return the gradient of each image's own target, as of one target: K is 1."""
     groups: dict[Any, list[int]] = {}
     for row, target in enumerate(targets):
         groups.setdefault(target if isinstance(target, ClosedFormTarget) else None, []).append(row)
-    parts: list[tuple[list[int], Seeds]] = []
+    parts: list[tuple[list[int], OutputGradients]] = []
     for target, rows in groups.items():
         part, base = output, baseline
         if len(groups) > 1:
@@ -171,12 +175,12 @@ def _per_image(output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: t
         return None if tensors[0] is None else torch.cat(tensors)[order]
 
     grad = torch.cat([part.grads[0] for _, part in parts], 1)[:, order]  # type: ignore[misc]
-    return Seeds([grad], joined("log_scale"), joined("values"), joined("baseline_values"))
+    return OutputGradients([grad], joined("log_scale"), joined("values"), joined("baseline_values"))
 
 
 def _of_head(
     output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, baseline: Any = None, until: int = 0
-) -> Seeds:
+) -> OutputGradients:
     count = output.count
     trace = None if baseline is None else baseline.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
@@ -190,7 +194,7 @@ def _of_head(
         parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
     order = [k for members, _ in parts for k in members]
     grad, *others = (in_order(each, order) for each in zip(*(tensors for _, tensors in parts), strict=True))
-    return Seeds([grad.to(dtype).transpose(0, 1)], *others)
+    return OutputGradients([grad.to(dtype).transpose(0, 1)], *others)
 
 
 def _at_baseline(
@@ -288,7 +292,9 @@ def _values_and_seeds(
     return values, {position: grad for position, grad in enumerate(grads) if grad is not None}
 
 
-def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.dtype, baseline: Any = None) -> Seeds:
+def _of_output(
+    output: Any, count: int, target: Target | Rowwise, dtype: torch.dtype, baseline: Any = None
+) -> OutputGradients:
     """Return the gradient of one target with respect to every tensor that an ordinary network gave."""
     tensors, structure = tree_flatten(output)
     if isinstance(target, ScoreTarget):
@@ -317,10 +323,12 @@ def _of_output(output: Any, count: int, target: Target | Rowwise, dtype: torch.d
             at_baseline = _called_at_baseline(target, _rows(baseline, count), terms, values - rises.sum(-1))
     log_scale = values.new_zeros(count, 1)
     grads = [None if g is None else g.to(dtype).unsqueeze(0) for g in grads]
-    return Seeds(grads, log_scale, values.unsqueeze(1), None if at_baseline is None else at_baseline.unsqueeze(1))
+    return OutputGradients(
+        grads, log_scale, values.unsqueeze(1), None if at_baseline is None else at_baseline.unsqueeze(1)
+    )
 
 
-def _stacked(parts: Sequence[Seeds]) -> Seeds:
+def _stacked(parts: Sequence[OutputGradients]) -> OutputGradients:
     """Return the seeds of several targets as one."""
     if len(parts) == 1:
         return parts[0]
@@ -334,7 +342,7 @@ def _stacked(parts: Sequence[Seeds]) -> Seeds:
         tensors = [getattr(part, name) for part in parts]
         return None if tensors[0] is None else torch.cat(tensors, 1)
 
-    return Seeds(grads, joined("log_scale"), joined("values"), joined("baseline_values"))
+    return OutputGradients(grads, joined("log_scale"), joined("values"), joined("baseline_values"))
 
 
 def _head_rows(output: Any) -> list[Any]:

@@ -50,7 +50,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.atlas import lock, manifest
 from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
@@ -839,7 +839,7 @@ def test_warnings_of_others_are_told_once_and_doubts_only_if_they_are_new():
         Told("not.here", "OwnWarning", "own"),
         Told("builtins", "print", "own, too"),
     ]
-    doubts = Doubts()
+    doubts = WarnOnce()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         doubts.tell(CoarseMapWarning, "of the first image")

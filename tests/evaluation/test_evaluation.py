@@ -49,9 +49,9 @@ from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LA
 from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM
-from pytorch_grad_cam_pcasvm.methods.method import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 
 
 class Corner(nn.Module):
@@ -87,9 +87,9 @@ class Noise(ClosedFormCAM):
     generator = torch.Generator().manual_seed(5)
 
     def compute(self, run, layer, targets):
-        activations, seeds = run.activations(layer), run.seeds(targets)
+        activations, seeds = run.activations(layer), run.output_gradients(targets)
         maps = torch.randn(run.count, len(targets), *activations.shape[2:], generator=self.generator)
-        return Explained(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
+        return MethodResult(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
 
 
 def problem(

@@ -229,9 +229,9 @@ def test_titles_say_what_a_map_is_of():
 
 def test_checking_a_file_raises_no_doubts_about_noise(tmp_path):
     cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
-    before = cam._doubts
+    before = cam._warnings
     export.onnx(cam, x, tmp_path / "explainer.onnx")
-    assert cam._doubts is before
+    assert cam._warnings is before
     assert {len(distances) for distances in before._distances.values()} == {len(x)}
 
 

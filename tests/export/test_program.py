@@ -33,6 +33,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.export import graph
 from pytorch_grad_cam_pcasvm.export.operators import erfcx
 from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
+from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 
 
 class FirstToken(nn.Module):
@@ -73,7 +74,7 @@ TARGETS = {
     "log-ratios": [LogRatioTarget(), LogRatioTarget(1, versus=0)],
     "components": [HotellingTarget(), ResidualTarget(), PCATarget(2, sign="-")],
 }
-METHODS = [name for name in methods.__all__ if not getattr(methods, name).runs_each_image]
+METHODS = [name for name in methods.__all__ if not issubclass(getattr(methods, name), PerturbationCAM)]
 # A norm has no rule of relevance; and what it pulls back, times what it was given, sums up to rounding.
 BEFORE_A_NORM = ("RelevanceCAM", "ClosedFormHiResCAM", "ClosedFormXGradCAM")
 # Every method on every path, every head, every kind of target.

@@ -4,7 +4,7 @@ import torch
 from reference import relative
 
 from pytorch_grad_cam_pcasvm.maps.multiscale import as_one
-from pytorch_grad_cam_pcasvm.maps.result import Explained
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 
 
 def level(size, log_scale, seed):
@@ -12,7 +12,7 @@ def level(size, log_scale, seed):
     maps, remainder = (torch.randn(2, 3, *shape, generator=numbers).double() for shape in ((size, size), ()))
     logs = torch.tensor(log_scale).double().expand(2, 3)
     weights, values = torch.ones(2, 3, 5).double(), torch.zeros(2, 3).double()
-    return Explained(maps=maps, weights=weights, log_scale=logs, values=values, remainder=remainder)
+    return MethodResult(maps=maps, weights=weights, log_scale=logs, values=values, remainder=remainder)
 
 
 def test_means_of_maps_of_different_size():

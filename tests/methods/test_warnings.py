@@ -36,7 +36,7 @@ from pytorch_grad_cam_pcasvm import (
     evaluation,
     extract_features,
 )
-from pytorch_grad_cam_pcasvm.methods.warn_once import Doubts
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
 
@@ -183,7 +183,7 @@ def of_features(stages, change):
     for images in (x, x[:1], x[30:38], photos(40, 7)[0]):
         with torch.no_grad():
             run = model.head_run(net(images))
-        told.append(doubts(lambda run=run: Doubts().of_images(run)) == [OutsideTrainingWarning])
+        told.append(doubts(lambda run=run: WarnOnce().of_images(run)) == [OutsideTrainingWarning])
     return told
 
 
@@ -248,7 +248,7 @@ def test_random_heads_tell_nothing_of_their_own_images_nor_of_others_like_them()
         head = Head.of(make_pipeline(*drawn_head(rng, rows, width)).fit(features[:rows], labels[:rows]))
         for images, seen in ((features[:rows], own), (features[:8], own), (features[rows:], others)):
             run = HeadRun(head, head(torch.from_numpy(images)))
-            seen.append(doubts(lambda run=run: Doubts().of_images(run)))
+            seen.append(doubts(lambda run=run: WarnOnce().of_images(run)))
     assert sum(map(bool, own)) == 0
     assert sum(map(bool, others)) <= 1  # of 150
 
@@ -424,7 +424,7 @@ def test_where_no_number_may_be_looked_at_they_are_told_by_numpy(net, x):
         assert first == [CoarseMapWarning]  # which is seen without
         maps = cam.explain(images)
         for made in (maps, maps.cpu(), maps[:9], SignedMaps.cat([maps, maps]), pickle.loads(pickle.dumps(maps))):
-            cam._doubts._told.clear()
+            cam._warnings._told.clear()
             again = copy.deepcopy(made)
             assert sorted(doubts(again.numpy), key=str) == [BaselineWarning, OutsideTrainingWarning]
             assert doubts(again.numpy) == []
@@ -433,7 +433,7 @@ def test_where_no_number_may_be_looked_at_they_are_told_by_numpy(net, x):
 
 
 def test_what_was_looked_at_is_not_looked_at_again(net, x):
-    assert ClosedFormGradCAM(net, ["0"]).explain(x)._doubts is None
+    assert ClosedFormGradCAM(net, ["0"]).explain(x)._warnings is None
 
 
 def test_ordinary_networks_tell_nothing(x):

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm import (
     methods,
     register_jacobian,
 )
-from pytorch_grad_cam_pcasvm.methods.baselines import WithBaseline
+from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
@@ -320,7 +320,7 @@ class Selected(nn.Module):
 METHODS = [getattr(methods, name) for name in methods.__all__]
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if not issubclass(method, WithBaseline)])
+@pytest.mark.parametrize("method", [method for method in METHODS if not issubclass(method, BaselineCAM)])
 @pytest.mark.parametrize("select", [lambda a: a[:, :4], lambda a: a[:, :, 0], lambda a: a.narrow(2, 1, 3).exp()])
 def test_a_part_of_the_target_layer_is_explained(select, method):
     net, x = Selected(select).double().eval(), torch.randn(2, 3, 8, 8, dtype=torch.float64)

@@ -35,7 +35,7 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
 )
 from pytorch_grad_cam_pcasvm.maps.multiscale import shared_out
-from pytorch_grad_cam_pcasvm.methods.boundary_path import Undecided
+from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.network.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
@@ -221,8 +221,8 @@ def test_where_no_gradient_leads_to_the_boundary_a_point_that_the_head_knows_doe
     net, x = saturated
     mean = mean_activations(net, [x], "1", progress=False)
     asked = []
-    by_components = Undecided._by_components
-    monkeypatch.setattr(Undecided, "_by_components", lambda *args: asked.append(args) or by_components(*args))
+    by_components = PathBoundary._by_components
+    monkeypatch.setattr(PathBoundary, "_by_components", lambda *args: asked.append(args) or by_components(*args))
     cam = ContributionCAM(net, ["1"], mean=mean)
     maps = cam.explain(x, [SVMTarget("few"), SVMTarget("many"), PCATarget(0)])
     assert asked  # or Newton's steps led there, and this tests nothing

@@ -1,0 +1,333 @@
+"""Starts: the activations that contributions start from, and that replace what is left out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
+from pytorch_grad_cam_pcasvm.methods.explanation import Explanation, Start
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
+from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
+from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
+from pytorch_grad_cam_pcasvm.network.net import HeadRun
+from pytorch_grad_cam_pcasvm.network.token_layout import Layout
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
+
+
+class Starts:
+    """Where the contributions of one method start.
+
+    Args:
+        baseline: ``"neutral"``, ``"zero"``, ``"mean"``, activations or an image, as :class:`BaselineCAM` has it.
+        mean: the mean of the training set at the target layer, or one for each; None: what the head knows of it.
+        warnings: of the method.
+
+    Raises:
+        TypeError: the baseline or the mean is something else.
+        ValueError: the baseline is another name; or it, or the mean, has NaN or infinite values.
+    """
+
+    def __init__(self, baseline: str | Tensor, mean: Tensor | Sequence[Tensor] | None, warnings: WarnOnce) -> None:
+        self.baseline, self.means, self._warnings = baseline, mean, warnings
+        self._boundary: Boundary | None = None
+        self._near_mean: dict[Any, PathBoundary] = {}
+
+    @property
+    def baseline(self) -> str | Tensor:
+        """The baseline."""
+        return self._baseline
+
+    @baseline.setter
+    def baseline(self, baseline: str | Tensor) -> None:
+        if isinstance(baseline, str) and baseline not in ("neutral", "zero", "mean"):
+            raise ValueError(f"baseline must be 'neutral', 'zero', 'mean', activations or an image, got {baseline!r}")
+        if not isinstance(baseline, str | Tensor):
+            raise TypeError(f"baseline must be 'neutral', 'zero', 'mean' or a tensor, got {type(baseline).__name__}")
+        if isinstance(baseline, Tensor) and not bool(baseline.isfinite().all()):
+            raise ValueError("the baseline has NaN or infinite values")
+        self._baseline = baseline
+
+    @property
+    def means(self) -> Sequence[Tensor] | None:
+        """The means of the training set, one for each target layer, or None."""
+        return self._means
+
+    @means.setter
+    def means(self, mean: Tensor | Sequence[Tensor] | None) -> None:
+        means = [mean] if isinstance(mean, Tensor) else mean
+        if not (means is None or (isinstance(means, list | tuple) and all(isinstance(one, Tensor) for one in means))):
+            raise TypeError(f"mean must be a tensor from mean_activations, got {type(mean).__name__}")
+        if means is not None and not all(bool(one.isfinite().all()) for one in means):
+            raise ValueError("the mean has NaN or infinite values")
+        self._means = means
+
+    @property
+    def neutral(self) -> bool:
+        """Whether each target starts where it is undecided."""
+        return isinstance(self.baseline, str) and self.baseline == "neutral"
+
+    def of(
+        self, run: Explanation, layer: int, targets: Sequence[Any], *, moves: bool
+    ) -> Iterator[tuple[list[int], Start]]:
+        """Yield where K targets start, after the numbers of those that share it.
+
+        Args:
+            run: the network's run.
+            layer: position of the target layer.
+            targets: K targets.
+            moves: whether maps from the training mean can be moved to each target's own start by the same at all
+                positions, where features are means over these.
+
+        Yields:
+            Numbers of targets, and where they start.
+        """
+        run.activations(layer)  # refuses those that no map can be made of
+        everyone = list(range(len(targets)))
+        boundary = self._boundary_of(run, layer) if self.neutral else None
+        if boundary is not None and moves:
+            yield everyone, _at_mean(run, layer, boundary)
+            return
+        starts = (
+            self.undecided(run, layer, targets, boundary)
+            if self.neutral
+            else [(everyone, self.activations(run, layer))]
+        )
+        for members, activations in starts:
+            yield members, run.started({layer: activations})[layer]
+
+    def _boundary_of(self, run: Explanation, layer: int) -> Boundary | None:
+        """Return the boundary of targets among features that are means over positions; None for other features."""
+        head = run.output.head if isinstance(run.output, HeadRun) else None
+        mean = None if head is None else head.feature_mean
+        if head is None or mean is None or run.transforms[layer] is not None or not run.passed.averages(layer):
+            return None
+        if self._boundary is None or not self._boundary.holds_for(head, mean):
+            self._boundary = Boundary(head, mean)
+        return self._boundary
+
+    def undecided(
+        self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None
+    ) -> list[tuple[list[int], Tensor]]:
+        """Return the activations, of one row or N, at which K targets are undecided, and the numbers of those there."""
+        like, head = run.passed.activations[layer], run.output.head if isinstance(run.output, HeadRun) else None
+        mean = self._mean(run, layer) if boundary is None else None
+        if boundary is None and mean is None:
+            if head is not None:
+                self._warnings.tell(
+                    BaselineWarning,
+                    f"the training set's mean at {run.layers[layer]!r} is unknown, so maps start at zero activations, "
+                    "and add up to the value minus that at zeros (baseline_values): pass mean=mean_activations(net, "
+                    f"loader, {_needed(run)}), or baseline='zero' if that is meant",
+                )
+            return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
+        if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
+            return [(list(range(len(targets))), mean)]
+        if mean is not None:
+            return self._starts_near(run, layer, targets, mean)
+        assert boundary is not None
+        starts = []
+        for members, names, which in grouped(targets, head, run.output):
+            rows = torch.cat([_everywhere(boundary.point(name).unsqueeze(0), like) for name in names])
+            starts.append((members, rows if which is None else rows[which]))
+        return starts
+
+    def _starts_near(
+        self, run: Explanation, layer: int, targets: Sequence[Any], mean: Tensor
+    ) -> list[tuple[list[int], Tensor]]:
+        """Return the baselines of K targets among the activations near their mean, as :meth:`undecided` does."""
+        head = run.output.head if isinstance(run.output, HeadRun) else None
+        single = run if is_traced() else run.of_black()
+        near = self._near(run.layers[layer], mean)
+        together = near.of_components(single, layer)
+        run.components_apart |= together is None
+        starts = []
+        for members, names, which in grouped(targets, head, run.output, apart=together is None):
+            points = []
+            for name in names:
+                if name is None and together is None:
+                    self._warnings.tell(
+                        BaselineWarning,
+                        f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
+                        f"so maps of {', '.join(dict.fromkeys(repr(targets[k]) for k in members))} start at this mean",
+                    )
+                points.append(
+                    near.at(single, layer, name) if name is not None else mean if together is None else together
+                )
+            rows = torch.cat(points)
+            starts.append((members, rows if which is None else rows[which]))
+        return starts
+
+    def _near(self, layer: str, mean: Tensor) -> PathBoundary:
+        """Return where targets are undecided near a mean at a layer; what is kept holds for this mean alone."""
+        key = layer, mean.shape, mean.dtype, mean.device
+        holds = key in self._near_mean and (
+            is_traced() or (may_look(mean) and torch.equal(self._near_mean[key].mean, mean))
+        )
+        if not holds:
+            self._near_mean[key] = PathBoundary(mean)
+        return self._near_mean[key]
+
+    def activations(self, run: Explanation, layer: int) -> Tensor:
+        """Return the baseline in the layout of the network, of one row or N."""
+        activations, baseline = run.passed.activations[layer], self.baseline
+        if isinstance(baseline, str):
+            start = torch.zeros_like(activations[:1]) if baseline == "zero" else self._mean(run, layer)
+            if start is None:
+                raise ValueError(
+                    "baseline='mean' needs the training set's mean at the target layer, which the head knows only if "
+                    "the features are means over the positions of this layer, without a norm in between or a "
+                    "reshape_transform, and it starts with a StandardScaler or PCA: pass "
+                    f"mean=mean_activations(net, loader, {_needed(run)})"
+                )
+            return start
+        shape, image = activations.shape, run.images.shape
+        if baseline.shape not in (image, image[1:], (1, *image[1:])):
+            return self._as_activations(baseline, run, layer)
+        images = baseline.to(activations.device).reshape(-1, *image[1:]).to(run.images.dtype)
+        start = output_of(backbone_of(run.model), run.layers[layer], images)
+        if baseline.shape in (shape, shape[1:], (1, *shape[1:])) and not torch.equal(
+            start.flatten(), baseline.to(start).flatten()
+        ):
+            raise ValueError(
+                f"a baseline of shape {tuple(baseline.shape)} could be an image or activations, which have the same "
+                "shape here; give activations with one number per channel, (T,), or choose another layer"
+            )
+        return start
+
+    def _as_activations(self, numbers: Tensor, run: Explanation, layer: int) -> Tensor:
+        """Return activations as the network has them, of one row or N."""
+        activations = run.passed.activations[layer]
+        shape, image = activations.shape, run.images.shape
+        if numbers.dim() == 1 and run.transforms[layer] is None and len(numbers) == shape[1]:
+            numbers = numbers.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
+        if numbers.shape not in (shape, shape[1:], (1, *shape[1:])):
+            raise ValueError(
+                f"the baseline has shape {tuple(numbers.shape)}: expected activations, ({shape[1]},), "
+                f"{tuple(shape[1:])} or {tuple(shape)}, or an image, {tuple(image[1:])}"
+            )
+        return numbers.reshape(-1, *shape[1:]).to(activations)
+
+    def _mean(self, run: Explanation, layer: int) -> Tensor | None:
+        """Return the mean of the training set, of one row; None if it is not known."""
+        if self.means is not None:
+            if len(self.means) != len(run.layers):
+                raise ValueError(
+                    f"give one mean for each of the {len(run.layers)} target layers, got {len(self.means)}"
+                )
+            mean, size = self.means[layer], run.passed.activations[layer].shape
+            if run.transforms[layer] is None and mean.dim() == len(size) - 1 and mean.shape[1:] != size[2:]:
+                mean = mean.flatten(1).mean(1)  # images of another size
+            return self._as_activations(mean, run, layer)
+        head = run.output.head if isinstance(run.output, HeadRun) else None
+        if head is None:
+            return None
+        transform, activations = run.transforms[layer], run.passed.activations[layer]
+        if head.feature_mean is not None and transform is None:
+            # Numbers alone would tell another start for every batch.
+            numbers = isinstance(self.baseline, str) and self.baseline == "mean"
+            if run.passed.averages(layer) or (numbers and self._are_means(run, layer)):
+                return _everywhere(head.feature_mean.unsqueeze(0), activations)
+        means = head.training_set.means.get(run.layers[layer])
+        if means is None or not (transform is None or isinstance(transform, Layout)):
+            return None
+        return everywhere(means, transform, activations)
+
+    def _are_means(self, run: Explanation, layer: int) -> bool:
+        """Return whether the features are means of these activations, as where a norm in between changes nothing."""
+        features, activations = run.output.features, run.passed.activations[layer]
+        means = activations.flatten(2).to(features.dtype).mean(-1)
+        if features.shape != means.shape or not may_look(features):
+            return False
+        return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
+
+
+def _at_mean(run: Explanation, layer: int, boundary: Boundary) -> Start:
+    """Return the training mean, from where each target's maps are moved to its own start."""
+    activations = run.activations(layer)
+    there = _everywhere(boundary.start.features, activations)
+    return Start(None, boundary.start, there, activations - there, boundary)
+
+
+def _needed(run: Explanation) -> str:
+    """Return the layers whose means are needed, as they are written."""
+    return repr(list(run.layers) if len(run.layers) > 1 else run.layers[0])
+
+
+def _everywhere(means: Tensor, like: Tensor) -> Tensor:
+    """Return activations (R, T, ...) with the means of channels (R, T) at all positions."""
+    return means.to(like).reshape(*means.shape, *[1] * (like.dim() - 2)).expand(-1, -1, *like.shape[2:])
+
+
+class BaselineCAM(ClosedFormCAM):
+    """A method with a baseline.
+
+    Args:
+        baseline: F0, where contributions start, or what replaces a channel or position that is left out. ``"neutral"``:
+            where the target is undecided, so that a map adds up to the value itself: for a component, the mean of the
+            training set; for a margin or a decision between classes, a point on the decision boundary near that mean,
+            the same for all images. A regressor starts at the mean. ``"zero"``: no activation at all; ``"mean"``: the
+            mean of the training set, whatever the target's value there. Or activations as the layer returns them, shape
+            (T,), (T, H, W) or (N, T, H, W), for tokens (L, D) or (N, L, D); or an image of the same shape as the
+            explained ones, which is run through the network. With ``attention="frozen"``, the baseline, and therefore
+            ``baseline_values``, is evaluated with the image's own attention weights.
+        mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
+            ``"mean"``; for several target layers, a list of these. None: derived from the head, if the features are
+            means over positions of the target layer (``"neutral"`` then always uses the head's mean), or if the command
+            line's ``fit`` has stored the layer's means with it; otherwise ``"neutral"`` starts at zeros, with a
+            warning. For images of another size, its mean over positions is used.
+
+    Raises:
+        TypeError: the baseline is neither one of these names nor a tensor, or the mean is not a tensor.
+        ValueError: the baseline is another name, or the baseline or the mean has NaN or infinite values. When a map is
+            computed: the baseline has the wrong shape, the mean is unknown, or there is no decision boundary within
+            reach of it.
+    """
+
+    needs = "difference"
+    _predicted = SVMTarget()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target_layers: Sequence[nn.Module | str] | str,
+        reshape_transform: Callable[[Tensor], Tensor] | str | None = None,
+        *,
+        baseline: str | Tensor = "zero",
+        mean: Tensor | Sequence[Tensor] | None = None,
+        jacobian: str = "closed_form",
+        attention: str = "exact",
+        max_bytes: int | None = None,
+    ) -> None:
+        super().__init__(
+            model, target_layers, reshape_transform, jacobian=jacobian, attention=attention, max_bytes=max_bytes
+        )
+        self._starts = Starts(baseline, mean, self._warnings)
+
+    @property
+    def baseline(self) -> str | Tensor:
+        """The baseline; may be reassigned."""
+        return self._starts.baseline
+
+    @baseline.setter
+    def baseline(self, baseline: str | Tensor) -> None:
+        self._starts.baseline = baseline
+
+    @property
+    def mean(self) -> Sequence[Tensor] | None:
+        """The means of the training set, one for each target layer, or None; may be reassigned."""
+        return self._starts.means
+
+    @mean.setter
+    def mean(self, mean: Tensor | Sequence[Tensor] | None) -> None:
+        self._starts.means = mean
+
+    def _starts_of(self, run: Explanation, layer: int, targets: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
+        return self._starts.of(run, layer, targets, moves=False)
