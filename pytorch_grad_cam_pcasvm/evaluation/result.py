@@ -98,7 +98,7 @@ class Result:
         >>> result = evaluation.stability(
         ...     net, (training_images, labels), ["layer2"], images=6, progress=False
         ... )
-        >>> [row.verdict for row in found.rows if row.against][:1]
+        >>> [row.verdict for row in result.rows if row.against][:1]
         ['too few images to say']
     """
 
