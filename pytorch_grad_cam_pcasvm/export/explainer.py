@@ -166,10 +166,10 @@ class Explainer:
         ValueError: the file is truncated, is not an ONNX model, or is not an explanation.
 
     Example:
-        >>> told = export.onnx(cam, images, "explainer.onnx")
+        >>> metadata = export.onnx(cam, images, "explainer.onnx")
         >>> explainer = export.Explainer("explainer.onnx")
-        >>> found = explainer(images.numpy())
-        >>> found["maps"].shape, explainer.titles(found)[-1] == f"{explainer.predicted(found)} (predicted)"
+        >>> outputs = explainer(images.numpy())
+        >>> outputs["maps"].shape, explainer.titles(outputs)[-1] == f"{explainer.predicted(outputs)} (predicted)"
         ((2, 4, 8, 8), True)
     """
 
