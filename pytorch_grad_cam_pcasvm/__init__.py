@@ -126,15 +126,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return a public name, or a module of this package."""
     if name in _PLACES:
-        found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
     elif name in _moved.NAMES:
         return _moved.renamed(name)
     elif not name.startswith("_") and find_spec(f"{__name__}.{name}"):
-        found = import_module(f"{__name__}.{name}")
+        value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

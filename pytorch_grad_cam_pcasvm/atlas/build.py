@@ -191,10 +191,10 @@ def _check(
             f"an atlas of {method.__name__} is made at one layer: target_layers must be a list of one layer, such as "
             f"[backbone.features[-1]], got {target_layers!r:.80}"
         )
-    known = [name for name in inspect.signature(method).parameters if name not in ("model", "target_layers")]
+    parameters = [name for name in inspect.signature(method).parameters if name not in ("model", "target_layers")]
     for name in options:
-        if name not in known:
-            raise unknown_argument(method.__name__, name, known)
+        if name not in parameters:
+            raise unknown_argument(method.__name__, name, parameters)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     for name, number in numbers.items():
@@ -219,10 +219,10 @@ def _first(images: Images) -> Batch:
 
 
 def _kind(value: Any, name: str) -> str:
-    kind = type(value).__name__
-    if kind not in ("bool", "int", "float", "str"):
-        raise TypeError(f"a {name} must be a number or a string, got a {kind}")
-    return kind
+    type_name = type(value).__name__
+    if type_name not in ("bool", "int", "float", "str"):
+        raise TypeError(f"a {name} must be a number or a string, got a {type_name}")
+    return type_name
 
 
 def _entries(
@@ -278,20 +278,20 @@ def _entries(
     }
 
 
-def _options(method: type[ClosedFormCAM], given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(method: type[ClosedFormCAM], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a method, those that were not given with their defaults."""
-    known = inspect.signature(method).parameters.items()
-    defaults = {name: parameter.default for name, parameter in known if parameter.default is not parameter.empty}
-    return {name: digests.described(option) for name, option in {**defaults, **given}.items()}
+    parameters = inspect.signature(method).parameters.items()
+    defaults = {name: parameter.default for name, parameter in parameters if parameter.default is not parameter.empty}
+    return {name: digests.described(option) for name, option in {**defaults, **options}.items()}
 
 
 def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
     """Raise an error for a folder with something else in it."""
     # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
-    found = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
-    if found and not (folder / manifest.NAME).exists():
+    occupied = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
+    if occupied and not (folder / manifest.NAME).exists():
         refuse(ValueError, f"{folder} is not empty and not an atlas", manifest.ANOTHER_FOLDER)
-    if found:
+    if occupied:
         manifest.check_same(folder, manifest.read(folder), entries)
 
 
@@ -325,25 +325,25 @@ def _make(
     job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool
 ) -> None:
     total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
-    told: list[Told] = []
+    messages: list[Told] = []
     with progress_bar(progress, total=total, initial=total - count, desc="atlas", unit="image") as bar:
         try:
-            for done in _made(job, missing, engine, processes, workers, told):
+            for done in _made(job, missing, engine, processes, workers, messages):
                 bar.update(done)
         except KeyboardInterrupt as error:
             # An interactive session keeps it, and its frames keep the processes that read images.
             traceback.clear_frames(error.__traceback__)
             raise
-    tell(told, job.explainer.cam._warnings)  # below the bar, not in it
+    tell(messages, job.explainer.cam._warnings)  # below the bar, not in it
 
 
 def _made(
-    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, told: list[Told]
+    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     if engine == "ray":
-        return engines.ray(job, missing, processes, workers, told)
+        return engines.ray(job, missing, processes, workers, messages)
     if processes is not None and processes > 1:
-        return engines.processes(job, missing, processes, workers, told)
+        return engines.processes(job, missing, processes, workers, messages)
     return engines.local(job, missing, workers)
 
 

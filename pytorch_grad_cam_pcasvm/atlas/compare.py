@@ -45,13 +45,13 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
                 different.setdefault(image.shard, _of_label(name, image.label, batch.labels[0]))
             bar.update()
     if different:
-        seen = (
+        extent = (
             "every image" if verify else "labels known without images, sizes of files, up to four images of each shard"
         )
         files = ", ".join(sorted(different)) if len(different) < 10 else "the folder"
         refuse(
             ValueError,
-            f"{job.folder} was made from other images or labels: {next(iter(different.values()))} (compared: {seen})",
+            f"{job.folder} was made from other images or labels: {next(iter(different.values()))} (compared: {extent})",
             ANOTHER_FOLDER,
             f"delete {files}, and run the same build again",
             *([] if verify else [Way("compare every image before that, with verify=True", "verify")]),
@@ -65,12 +65,12 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
     with shards.open_shard(path) as file:
         first = shards.marks_of(file).get("first")
         names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
-        kept = {name: values.tolist() for name, values in shards.read(path, file, names).items()}
-    rows = kept["row"]
-    labels = kept.get("label", [None] * len(rows))
-    for row, then, now in zip(rows, labels, job.images.labels(rows) or labels, strict=True):
-        if _differ(then, now):
-            different.setdefault(shard, _of_label(job.images.id(row), then, now))
+        columns = {name: values.tolist() for name, values in shards.read(path, file, names).items()}
+    rows = columns["row"]
+    labels = columns.get("label", [None] * len(rows))
+    for row, stored, current in zip(rows, labels, job.images.labels(rows) or labels, strict=True):
+        if _differ(stored, current):
+            different.setdefault(shard, _of_label(job.images.id(row), stored, current))
     if first is not None:  # version 0.2.0 kept no other digest
         if verify:
             refuse(
@@ -83,15 +83,15 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
     # The same images every time: what was refused once is not accepted by chance.
     chosen = {*rows[:1], *Random(f"{job.atlas} {number}").sample(rows[1:], min(3, len(rows[1:])))}
     chosen |= {
-        row for row, size in zip(rows, kept.get("file_size", []), strict=False) if size != job.images.file_size(row)
+        row for row, size in zip(rows, columns.get("file_size", []), strict=False) if size != job.images.file_size(row)
     }
-    images = zip(rows, kept.get("digest", []), labels, strict=False)
+    images = zip(rows, columns.get("digest", []), labels, strict=False)
     return [_Image(shard, *image) for image in images if verify or image[0] in chosen]
 
 
-def _differ(then: Any, now: Any) -> bool:
-    return then != now and not (then != then and now != now)  # NaN
+def _differ(stored: Any, current: Any) -> bool:
+    return stored != current and not (stored != stored and current != current)  # NaN
 
 
-def _of_label(name: str, then: Any, now: Any) -> str:
-    return f"the label of image {name} was {then!r} and is {now!r}"
+def _of_label(name: str, stored: Any, current: Any) -> str:
+    return f"the label of image {name} was {stored!r} and is {current!r}"

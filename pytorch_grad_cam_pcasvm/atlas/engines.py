@@ -144,11 +144,14 @@ class Job:
         shards.write(self.folder, shard, columns, kinds, marks)
 
     def _check_labels(self, ids: Sequence[str], labels: Sequence[Any]) -> None:
-        kind = self.kinds.get("label")
+        expected_type = self.kinds.get("label")
         for name, label in zip(ids, labels, strict=True):
-            found = None if label is None else type(label).__name__
-            if found != kind and (kind, found) != ("float", "int"):
-                one, other = ("no label" if each is None else f"a label of type {each}" for each in (found, kind))
+            label_type = None if label is None else type(label).__name__
+            if label_type != expected_type and (expected_type, label_type) != ("float", "int"):
+                one, other = (
+                    "no label" if type_name is None else f"a label of type {type_name}"
+                    for type_name in (label_type, expected_type)
+                )
                 raise ValueError(
                     f"image {name} has {one}, but the first one {other}: give all of them labels of one kind"
                 )
@@ -198,10 +201,10 @@ def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
     return job.run(numbers, workers)
 
 
-def processes(job: Job, numbers: Sequence[int], count: int, workers: int, told: list[Told]) -> Iterator[int]:
+def processes(job: Job, numbers: Sequence[int], count: int, workers: int, messages: list[Told]) -> Iterator[int]:
     """Make shards in several processes on this machine, each with its share of the threads, or a GPU.
 
-    ``told`` receives the warnings of these processes.
+    ``messages`` receives the warnings of these processes.
 
     Yields:
         The number of images of each shard.
@@ -232,7 +235,7 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int, told: 
                 waiting = _whole(lambda: _submitted(pool, numbers))
                 for done in as_completed(waiting):
                     images, warned = done.result()
-                    told += warned
+                    messages += warned
                     yield images
             except BrokenProcessPool as error:
                 raise RuntimeError(
@@ -243,8 +246,8 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int, told: 
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int, told: list[Told]) -> Iterator[int]:
-    """Make shards on a Ray cluster, or on this machine, with a pool of actors, whose warnings ``told`` receives.
+def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]) -> Iterator[int]:
+    """Make shards on a Ray cluster, or on this machine, with a pool of actors, whose warnings ``messages`` receives.
 
     Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call it
     after :func:`ray.shutdown`.
@@ -262,7 +265,7 @@ def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int, told:
     except ImportError as error:
         raise ImportError("engine='ray' needs Ray: pip install 'pytorch_grad_cam_pcasvm[ray]'") from error
     with nullcontext() if ray_.is_initialized() else _started(ray_):
-        yield from _on_ray(ray_, job, numbers, count, workers, told)
+        yield from _on_ray(ray_, job, numbers, count, workers, messages)
 
 
 @contextmanager
@@ -282,7 +285,7 @@ def _started(ray_: Any) -> Iterator[None]:
 
 
 def _on_ray(
-    ray_: Any, job: Job, numbers: Sequence[int], count: int | None, workers: int, told: list[Told]
+    ray_: Any, job: Job, numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     actors: list[Any] = []
     try:
@@ -308,10 +311,10 @@ def _on_ray(
         while missing:
             (done,), _ = ray_.wait(list(waiting))
             actor = waiting.pop(done)
-            images, wrong, kind, warned = ray_.get(done)
-            told += [Told(*each) for each in warned]
+            images, wrong, error_name, warned = ray_.get(done)
+            messages += [Told(*warning) for warning in warned]
             if wrong:
-                refuse(_ERRORS[kind], *wrong)
+                refuse(_ERRORS[error_name], *wrong)
             if images is not None:
                 missing -= 1
                 yield images
@@ -362,15 +365,17 @@ class Actor:
                     f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all "
                     "machines share",
                 )
-            with collected() as told:
+            with collected() as messages:
                 images = sum(self.job.run([number], self.workers))
-            return images, [], "", told
+            return images, [], "", messages
         # Not raised here: Ray would wrap what it says.
         except Exception as caught:
-            kind = next(name for name, each in _ERRORS.items() if isinstance(caught, each) or name == "other")
+            error_name = next(
+                name for name, error_class in _ERRORS.items() if isinstance(caught, error_class) or name == "other"
+            )
             ways = getattr(caught, "ways_out", ())
             reason = getattr(caught, "reason", None) if ways else str(caught)
-            return 0, [reason or type(caught).__name__, *ways], kind, []
+            return 0, [reason or type(caught).__name__, *ways], error_name, []
 
 
 _of_process: tuple[Job, int]
@@ -400,8 +405,8 @@ def _make(number: int) -> tuple[int, list[Told]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        with collected() as told:
+        with collected() as messages:
             images = sum(job.run([number], workers))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return images, told
+    return images, messages

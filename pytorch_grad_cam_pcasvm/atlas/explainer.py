@@ -102,7 +102,7 @@ def _kept(maps: SignedMaps) -> dict[str, np.ndarray]:
     """Return maps in half precision, divided by nu, or by a scale of their own, and what goes with them."""
     columns, scale = {}, maps.nu
     if maps.opposite is not None:  # whose values may be larger than those that count
-        scale = torch.maximum(*(each.flatten(2).abs().amax(-1) for each in (maps.maps, maps.opposite)))
+        scale = torch.maximum(*(tensor.flatten(2).abs().amax(-1) for tensor in (maps.maps, maps.opposite)))
         columns["scale"] = _array(scale, np.float32)
     divisor = scale.reshape(*scale.shape, *[1] * (maps.maps.dim() - 2))
     for name, numbers in (("maps", maps.maps), ("opposite", maps.opposite)):

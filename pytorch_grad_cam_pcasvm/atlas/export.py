@@ -59,8 +59,8 @@ def _numbers(store: Any) -> dict[str, np.ndarray]:
     """Return what is one number, or a few, for each row."""
     names = ("rows", "ids", "labels", "predictions", "scores", "components", "nu", "log_scale", "baseline_values",
              "remainder")  # fmt: skip
-    found = {name: getattr(store, name) for name in names}
-    return {name: array for name, array in found.items() if array is not None}
+    columns = {name: getattr(store, name) for name in names}
+    return {name: array for name, array in columns.items() if array is not None}
 
 
 def _npz(store: Any, path: Path) -> None:

@@ -46,7 +46,7 @@ else:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold a folder, which is made if it is not there, alone: wait until no other build in any process holds it."""
-    path, told = folder / NAME, False
+    path, warned = folder / NAME, False
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
@@ -61,9 +61,9 @@ def alone(folder: Path) -> Iterator[None]:
                     with suppress(PermissionError):  # Windows deletes no open files
                         path.unlink(missing_ok=True)
                 _leave(file)
-        if not told:
+        if not warned:
             warn(f"another build is under way in {folder}: waiting until it ends", UserWarning)
-            told = True
+            warned = True
         time.sleep(0.1)
 
 

@@ -62,62 +62,62 @@ def read(folder: Path) -> dict[str, Any]:
         refuse(FileNotFoundError, f"there is no atlas in {folder}", way)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        found, checksum = entries["format"], entries.pop("sha256", None)
+        file_format, checksum = entries["format"], entries.pop("sha256", None)
     except (ValueError, KeyError, TypeError) as error:
-        what = f"{path} is not the manifest of an atlas, or is damaged"
-        raise ValueError(f"{what}: delete {folder}, and build it again") from error
-    if found == FORMAT:
-        what = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
-        warn(f"{what}: run the same build again, which adds one", UserWarning)
-    elif found != _WITH_CHECKSUM:
-        what = f"{path} has format {found!r}, but this version reads {_WITH_CHECKSUM!r}"
-        raise ValueError(f"{what}: update the package, or if it is damaged, delete {folder}, and build it again")
+        problem = f"{path} is not the manifest of an atlas, or is damaged"
+        raise ValueError(f"{problem}: delete {folder}, and build it again") from error
+    if file_format == FORMAT:
+        problem = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
+        warn(f"{problem}: run the same build again, which adds one", UserWarning)
+    elif file_format != _WITH_CHECKSUM:
+        problem = f"{path} has format {file_format!r}, but this version reads {_WITH_CHECKSUM!r}"
+        raise ValueError(f"{problem}: update the package, or if it is damaged, delete {folder}, and build it again")
     elif checksum != _checksum(entries):
-        what = f"{path} was changed since it was written: its checksum does not match"
-        raise ValueError(f"{what}; delete {folder}, and build it again")
+        problem = f"{path} was changed since it was written: its checksum does not match"
+        raise ValueError(f"{problem}; delete {folder}, and build it again")
     return {**entries, "format": FORMAT}
 
 
-def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to resume an atlas of another network, head, data set or option.
 
     Raises:
         ValueError: something differs; the message says what.
     """
-    keys = [key for key in sorted({*found, *wanted}) if key not in _OF_THE_RUN and found.get(key) != wanted.get(key)]
+    keys = [key for key in sorted({*saved, *wanted}) if key not in _OF_THE_RUN and saved.get(key) != wanted.get(key)]
     if keys:
         # What follows from another difference is told only where there is none.
         keys = sorted(set(keys) - set(_FOLLOWING)) or keys
         differences = "; ".join(
-            _DIGESTS.get(key, f"{key}: {_difference(found.get(key), wanted.get(key))}") for key in keys
+            _DIGESTS.get(key, f"{key}: {_difference(saved.get(key), wanted.get(key))}") for key in keys
         )
         refuse(ValueError, f"{folder} has an atlas of something else ({differences})", ANOTHER_FOLDER, "delete it")
     for name, numbers in wanted["first"].items():
         # Relative to the largest: what is nearly 0 beside it may be all rounding, which is another one elsewhere.
         size = np.abs(numbers).max(initial=0.0)
-        if not np.allclose(found["first"][name], numbers, rtol=1e-3, atol=1e-5 * max(1.0, size)):
+        if not np.allclose(saved["first"][name], numbers, rtol=1e-3, atol=1e-5 * max(1.0, size)):
             refuse(
                 ValueError,
-                f"{folder} has an atlas of something else (the first image's {name}: {_short(found['first'][name])} "
+                f"{folder} has an atlas of something else (the first image's {name}: {_short(saved['first'][name])} "
                 f"there, {_short(numbers)} now: have hooks, attributes or functions of the network changed?)",
                 ANOTHER_FOLDER,
                 "delete it",
             )
     others = [
-        f"{name} {found['versions'].get(name)} (now {version})"
+        f"{name} {saved['versions'].get(name)} (now {version})"
         for name, version in wanted["versions"].items()
-        if found["versions"].get(name) != version
+        if saved["versions"].get(name) != version
     ]
     if others:
         warn(f"{folder} was started with {', '.join(others)}: the last bits of its numbers may differ", UserWarning)
 
 
-def _difference(there: Any, now: Any) -> str:
+def _difference(there: Any, wanted: Any) -> str:
     """Return what two entries differ in: of dicts, only those of their items that do."""
-    if isinstance(there, dict) and isinstance(now, dict):
-        names = [name for name in sorted({*there, *now}) if there.get(name) != now.get(name)]
-        there, now = ({name: entry.get(name) for name in names} for entry in (there, now))
-    return f"{_short(there)} there, {_short(now)} now"
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        names = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
+        there, wanted = ({name: entry.get(name) for name in names} for entry in (there, wanted))
+    return f"{_short(there)} there, {_short(wanted)} now"
 
 
 def _short(value: Any) -> str:

@@ -55,11 +55,11 @@ def means_of(table: Table, values: np.ndarray, chosen: slice) -> list[MeanMaps]:
         for g in np.unique(group):
             totals[g] += maps[group == g].sum(0)
             squares[g] += (maps[group == g] ** 2).sum(0)
-    each = counts.reshape(-1, *[1] * (len(shape) - 1))
-    means = totals / each
+    sizes = counts.reshape(-1, *[1] * (len(shape) - 1))
+    means = totals / sizes
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.maximum(squares / each - means**2, 0) * each / (each - 1)
-        errors = np.where(each > 1, np.sqrt(variance / each), np.nan)
+        variance = np.maximum(squares / sizes - means**2, 0) * sizes / (sizes - 1)
+        errors = np.where(sizes > 1, np.sqrt(variance / sizes), np.nan)
     return [
         MeanMaps(groups.tolist(), means[:, b], errors[:, b], counts, factors[:, chosen][:, b]) for b in range(shape[1])
     ]

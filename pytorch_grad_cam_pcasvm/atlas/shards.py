@@ -53,8 +53,8 @@ def write(
             if shape:
                 array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(shape)))
         else:
-            kind = _KINDS[kinds[name]] if name in kinds else pa.binary()
-            array = _listed(name, values, kind, columns["id"])
+            arrow_type = _KINDS[kinds[name]] if name in kinds else pa.binary()
+            array = _listed(name, values, arrow_type, columns["id"])
         arrays.append(array)
         fields.append(pa.field(name, array.type, metadata={"shape": json.dumps(shape)}))
     metadata = {key: json.dumps(value) for key, value in marks.items()}
@@ -79,16 +79,16 @@ def write(
         ) from error
 
 
-def _listed(name: str, values: Sequence[Any], kind: Any, ids: Sequence[str]) -> Any:
+def _listed(name: str, values: Sequence[Any], arrow_type: Any, ids: Sequence[str]) -> Any:
     """Return a list as a column; an error names the image whose value it is."""
     try:
-        return pa.array(values, kind)
+        return pa.array(values, arrow_type)
     except (OverflowError, ValueError) as error:
         if len(values) == 1:
-            what = f"image {ids[0]!r} has the {name} {values[0]!r:.80}, which Parquet cannot hold ({error})"
-            raise ValueError(f"{what}: give it another one, and run the same build again") from error
+            problem = f"image {ids[0]!r} has the {name} {values[0]!r:.80}, which Parquet cannot hold ({error})"
+            raise ValueError(f"{problem}: give it another one, and run the same build again") from error
         for value, image in zip(values, ids, strict=True):
-            _listed(name, [value], kind, [image])
+            _listed(name, [value], arrow_type, [image])
         raise
 
 
@@ -105,10 +105,10 @@ def open_shard(path: Path, atlas: str | None = None, number: int | None = None) 
         file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is not a shard, or is truncated ({error}): {_REPAIR}") from error
-    found = marks_of(file).get("atlas")
-    if found is None:
+    owner = marks_of(file).get("atlas")
+    if owner is None:
         raise ValueError(f"{path} is not a shard of an atlas: {_REPAIR}")
-    if atlas is not None and found != atlas:
+    if atlas is not None and owner != atlas:
         raise ValueError(f"{path} is a shard of another atlas: {_REPAIR}")
     if number is not None and marks_of(file)["number"] != number:
         raise ValueError(f"{path} is a copy of shard {marks_of(file)['number']}: {_REPAIR}")

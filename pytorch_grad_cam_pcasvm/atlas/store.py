@@ -106,10 +106,10 @@ class Atlas:
         return len(self.table)
 
     def __repr__(self) -> str:
-        kept = self.manifest["columns"]
+        columns = self.manifest["columns"]
         return (
-            f"Atlas({str(self.folder)!r}: {len(self)} images, {kept['components'][1]} components, "
-            f"{self.manifest['method']} at {self.manifest['target_layer']!r}, maps {tuple(kept['maps'][2:])})"
+            f"Atlas({str(self.folder)!r}: {len(self)} images, {columns['components'][1]} components, "
+            f"{self.manifest['method']} at {self.manifest['target_layer']!r}, maps {tuple(columns['maps'][2:])})"
         )
 
     @cached_property
@@ -130,11 +130,11 @@ class Atlas:
         """
         if "label" not in self.manifest["kinds"]:
             return None
-        found = self.table.column("label")
+        labels = self.table.column("label")
         names, classes = self.manifest["names"], self.manifest["classes"] or []
         # Also where they are other names: as numbers they would be neither classes nor what the user called them.
-        named = found.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
-        return np.array(self.names(found)) if named else found
+        named = labels.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
+        return np.array(self.names(labels)) if named else labels
 
     @cached_property
     def predictions(self) -> np.ndarray | None:
@@ -194,7 +194,7 @@ class Atlas:
         written = self.thumbnails(rows)
         if not all(written):
             raise ValueError("the atlas was built with thumbnails=False: give figures the images themselves")
-        arrays = [np.array(Image.open(io.BytesIO(each)).convert("RGB")) for each in written]
+        arrays = [np.array(Image.open(io.BytesIO(thumbnail)).convert("RGB")) for thumbnail in written]
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
 
     def maps(self, rows: Any) -> SignedMaps:
@@ -252,8 +252,8 @@ class Atlas:
             rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
             values = np.concatenate([values, of_block])
             order = np.argsort(values, kind="stable")
-            kept = np.sort(np.unique(np.concatenate([order[:count], order[::-1][:count]])))
-            rows, values = rows[kept], values[kept]
+            chosen = np.sort(np.unique(np.concatenate([order[:count], order[::-1][:count]])))
+            rows, values = rows[chosen], values[chosen]
         order = np.argsort(values, kind="stable")
         return Extremes(rows[order[:count]], rows[order[::-1][:count]])
 
@@ -290,8 +290,8 @@ class Atlas:
             rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
             distances = np.concatenate([distances, of_block])
             rows, distances = rows[rows != position], distances[rows != position]
-            kept = np.argsort(distances, kind="stable")[:count]
-            rows, distances = rows[kept], distances[kept]
+            chosen = np.argsort(distances, kind="stable")[:count]
+            rows, distances = rows[chosen], distances[chosen]
         return Neighbours(rows, distances)
 
     def disagreements(self, kind: str = "wrong", count: int | None = None) -> np.ndarray:
@@ -329,9 +329,9 @@ class Atlas:
         """Whether the prediction equals the label, shape (R,); always False for a label that is not a class."""
         if self.labels is None or self.predictions is None:
             raise ValueError("nothing to compare: the data set has no labels, or the head no predictions")
-        found, classes = set(self.labels.tolist()), self.manifest["classes"]
-        if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or found & set(classes)):
-            shown = sorted(found)[:5]
+        present, classes = set(self.labels.tolist()), self.manifest["classes"]
+        if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or present & set(classes)):
+            shown = sorted(present)[:5]
             numbered = self.manifest["names"] and self.labels.dtype.kind in "iu"
             named = f", named {self.names(shown)}," if numbered else ""
             raise ValueError(
@@ -394,13 +394,13 @@ class Atlas:
         read = self.table.of_rows(self._positions(rows), [*(prefix + name for name in names), values, "components"])
         scale = torch.from_numpy(read[prefix + "scale" if "scale" in names else prefix + "nu"])
         scale = scale.reshape(*scale.shape, *[1] * (len(self.manifest["columns"]["maps"]) - 2))
-        found: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for name in (name for name in names if name != "scale"):
             tensor = torch.from_numpy(read[prefix + name])
-            found[name] = tensor.float() * scale if name in ("maps", "opposite") else tensor
-        maps = found["maps"]
+            columns[name] = tensor.float() * scale if name in ("maps", "opposite") else tensor
+        maps = columns["maps"]
         return SignedMaps(
-            **found,
+            **columns,
             weights=maps.new_zeros(*maps.shape[:2], 0),
             values=torch.from_numpy(read[values]),
             targets=targets,
@@ -416,23 +416,23 @@ class Atlas:
 
     def _as_kept(self, positions: np.ndarray, targets: list[Any], head: Any) -> SignedMaps:
         """Return maps of targets that were kept, of a method that allows no others."""
-        kept = [decoded(target) for target in self.manifest["targets"]]
+        stored = [decoded(target) for target in self.manifest["targets"]]
         count = self.manifest["columns"]["components"][1]
-        known: list[Any] = [*map(PCATarget, range(count)), *kept]
-        missing = [target for target in targets if target not in known]
+        available: list[Any] = [*map(PCATarget, range(count)), *stored]
+        missing = [target for target in targets if target not in available]
         if head is not None or missing:
-            what = "another head" if head is not None else missing[0]
+            refused = "another head" if head is not None else missing[0]
             raise ValueError(
-                f"maps of {self.manifest['method']} for decisions are not sums of component maps, so {what} cannot be "
-                f"explained; the atlas has components 0 to {count - 1} and {kept}: build with targets=[...], or with "
-                "ContributionCAM or ClosedFormGradCAM, which can explain any target"
+                f"maps of {self.manifest['method']} for decisions are not sums of component maps, so {refused} cannot "
+                f"be explained; the atlas has components 0 to {count - 1} and {stored}: build with targets=[...], or "
+                "with ContributionCAM or ClosedFormGradCAM, which can explain any target"
             )
         parts = [self.maps(positions)]
-        if kept:
-            parts.append(self._maps(positions, OF_TARGETS, kept, OF_TARGETS + "values"))
+        if stored:
+            parts.append(self._maps(positions, OF_TARGETS, stored, OF_TARGETS + "values"))
         columns = []
         for target in targets:
-            k = known.index(target)
+            k = available.index(target)
             columns.append(parts[0][:, k] if k < count else parts[1][:, k - count])
         names = [name for name in (*_OF_MAPS, "weights", "values") if getattr(columns[0], name, None) is not None]
         joined: Any = {name: torch.cat([getattr(column, name) for column in columns], 1) for name in names}
@@ -442,10 +442,10 @@ class Atlas:
         if by is None:
             return np.zeros(len(self), np.int64)
         if isinstance(by, str):
-            found = {"label": self.labels, "prediction": self.predictions}.get(by)
-            if found is None:
+            column = {"label": self.labels, "prediction": self.predictions}.get(by)
+            if column is None:
                 raise ValueError(f"by={by!r}: must be 'label' or 'prediction', if there are any, or one value per row")
-            return found
+            return column
         values = np.asarray(by)
         if values.shape != (len(self),):
             raise ValueError(f"by must have one value for each of the {len(self)} rows, got the shape {values.shape}")
@@ -466,18 +466,18 @@ class Atlas:
         if not isinstance(index, slice) and index.size == 0:
             index = index.astype(np.int64)
         try:
-            found = np.atleast_1d(np.arange(len(self))[index])
+            positions = np.atleast_1d(np.arange(len(self))[index])
         except IndexError as error:
             raise IndexError(f"there are {len(self)} rows, numbered from 0; got {rows!r:.80}") from error
-        if not len(found):
+        if not len(positions):
             raise ValueError("no rows were given")
-        return found
+        return positions
 
     def _by_name(self, name: str) -> int:
-        (found,) = np.nonzero(self.ids == name)
-        if not len(found):
+        (matches,) = np.nonzero(self.ids == name)
+        if not len(matches):
             raise KeyError(f"no image is named {name!r}: store.ids has the names, such as {self.ids[0]!r}")
-        return int(found[0])
+        return int(matches[0])
 
 
 _OF_MAPS = ("maps", "opposite", "scale", "nu", "log_scale", "baseline_values", "remainder")

@@ -53,7 +53,7 @@ class Table:
         """Return columns of some rows; only the row groups that contain one of them are read."""
         names = list(dict.fromkeys(names))
         shard = np.searchsorted(self._starts, positions, side="right") - 1
-        found: dict[str, np.ndarray] = {}
+        columns: dict[str, np.ndarray] = {}
         for number in np.unique(shard):
             (places,) = np.nonzero(shard == number)
             offsets = positions[places] - self._starts[number]
@@ -65,9 +65,9 @@ class Table:
             for name in names:
                 values = read[name]
                 values = np.array(values, dtype=object) if isinstance(values, list) else values
-                if name not in found:
-                    found[name] = np.empty((len(positions), *values.shape[1:]), values.dtype)
-                elif found[name].dtype != values.dtype:  # strings of another length
-                    found[name] = found[name].astype(np.promote_types(found[name].dtype, values.dtype))
-                found[name][places] = values[chosen]
-        return found
+                if name not in columns:
+                    columns[name] = np.empty((len(positions), *values.shape[1:]), values.dtype)
+                elif columns[name].dtype != values.dtype:  # strings of another length
+                    columns[name] = columns[name].astype(np.promote_types(columns[name].dtype, values.dtype))
+                columns[name][places] = values[chosen]
+        return columns

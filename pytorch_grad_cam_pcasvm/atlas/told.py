@@ -27,17 +27,19 @@ class Told(NamedTuple):
 @contextmanager
 def collected() -> Iterator[list[Told]]:
     """Return a list that at the end has the warnings given meanwhile, which are not shown."""
-    told: list[Told] = []
-    with warnings.catch_warnings(record=True) as seen:
-        yield told
-    told += [Told(each.category.__module__, each.category.__name__, str(each.message)) for each in seen]
+    messages: list[Told] = []
+    with warnings.catch_warnings(record=True) as caught:
+        yield messages
+    messages += [
+        Told(warning.category.__module__, warning.category.__name__, str(warning.message)) for warning in caught
+    ]
 
 
-def tell(collection: Iterable[Told], doubts: WarnOnce) -> None:
-    """Give the warnings of other processes, each once, unless this process has given it: ``doubts`` knows of some."""
-    for each in dict.fromkeys(collection):
-        category = each.category
+def tell(collection: Iterable[Told], register: WarnOnce) -> None:
+    """Give the warnings of other processes, each once, unless this process has given it: ``register`` knows of some."""
+    for warning in dict.fromkeys(collection):
+        category = warning.category
         if category in TOLD_ONCE:
-            doubts.tell(category, each.message)
+            register.tell(category, warning.message)
         elif category is not AutogradFallbackWarning:  # told of the first image, whose path is that of all
-            warn(each.message, category)
+            warn(warning.message, category)

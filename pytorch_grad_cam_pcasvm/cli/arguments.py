@@ -134,8 +134,8 @@ def of_method(parser: argparse.ArgumentParser) -> None:
 
 def of_network(parser: argparse.ArgumentParser, needs_images: bool = True, fits: bool = False) -> None:
     """Add the arguments that define a network, and how pictures are prepared for it."""
-    what = "folder of images, or with one subfolder per class" + " (default: noise)" * (not needs_images)
-    parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=what)
+    help_text = "folder of images, or with one subfolder per class" + " (default: noise)" * (not needs_images)
+    parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=help_text)
     parser.add_argument("--backbone", required=True, metavar="NAME",
                         help="a torchvision model, timm:NAME, or module:function that returns your own")  # fmt: skip
     parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's weights, downloaded)")

@@ -56,14 +56,14 @@ def evaluate(options: Any) -> None:
     names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
     methods = {name: getattr(package, name) for name in names}
     layer = layer_of(options, net, preparation)
-    given = options_of(options, [*methods.values()], net, layer, preparation)
+    method_options = options_of(options, [*methods.values()], net, layer, preparation)
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)
     study = evaluation.Study(
         net,
         folder,
         [layer],
-        {name: (method, given[method]) for name, method in methods.items()},
+        {name: (method, method_options[method]) for name, method in methods.items()},
         images=options.count,
         batch_size=options.batch_size,
         seed=options.seed,
@@ -79,9 +79,11 @@ def _tell_accuracy(study: Any) -> None:
         return
     labels, correct = [], []
     for images, numbers, _ in study.batches("accuracy"):
-        found = [names[number] for number in numbers]
-        labels += found
-        correct += [label == guess for label, guess in zip(found, study.net.predict(images).tolist(), strict=True)]
+        true_labels = [names[number] for number in numbers]
+        labels += true_labels
+        correct += [
+            label == guess for label, guess in zip(true_labels, study.net.predict(images).tolist(), strict=True)
+        ]
     print(f"{len(labels)} images: {accuracy(labels, correct)}")
 
 
@@ -90,10 +92,10 @@ def explore(options: Any) -> None:
     from pytorch_grad_cam_pcasvm import atlas
 
     heads = {}
-    for given in options.head:
-        name, _, path = given.partition("=")
+    for argument in options.head:
+        name, _, path = argument.partition("=")
         if not path:
-            raise ValueError(f"--head takes NAME=FILE, got {given!r}")
+            raise ValueError(f"--head takes NAME=FILE, got {argument!r}")
         heads[name] = head_of(Path(path))
     page = atlas.load(options.atlas).to_html(options.out, heads=heads or None, single_file=options.single_file)
     print(f"open {page.resolve().as_uri()}")

@@ -46,13 +46,13 @@ def export(options: Any) -> None:
             x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
         else:
             x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
-        told = export.onnx(cam, x, options.out, targets, **steps, **preparation.whites)
+        metadata = export.onnx(cam, x, options.out, targets, **steps, **preparation.whites)
     explainer = export.Explainer(options.out)
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
         options.out.unlink()
         raise ValueError(_OTHER)
-    print(f"wrote {options.out}: maps of {', '.join(told['titles'])}")
-    print(f"differs from PyTorch by at most {max(told['differences'].values()):.0e} of the largest value")
+    print(f"wrote {options.out}: maps of {', '.join(metadata['titles'])}")
+    print(f"differs from PyTorch by at most {max(metadata['differences'].values()):.0e} of the largest value")
     if options.page:
         print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")
 
@@ -99,19 +99,19 @@ def explain(options: Any) -> None:
                 picture = explainer.read(path)
             except UnreadableImageError as error:
                 if not options.skip_bad_images:
-                    what = f"{name} cannot be read ({error.reason}): mend or delete it, or add --skip-bad-images"
-                    raise OSError(what) from error
+                    message = f"{name} cannot be read ({error.reason}): mend or delete it, or add --skip-bad-images"
+                    raise OSError(message) from error
                 bad.append(str(name))
                 continue
-            found = explainer(explainer.prepared(picture)[None])
-            label = explainer.predicted(found)
+            outputs = explainer(explainer.prepared(picture)[None])
+            label = explainer.predicted(outputs)
             table.writerow([
                 name.as_posix(),
                 "" if label is None else label,
-                *(f"{value:.9g}" for value in found["values"][0]),
+                *(f"{value:.9g}" for value in outputs["values"][0]),
             ])
             sheet = out / f"{name}.png"
             sheet.parent.mkdir(parents=True, exist_ok=True)
-            explainer.sheet(picture, found).save(sheet)
+            explainer.sheet(picture, outputs).save(sheet)
     tell_bad(bad)
     print(f"wrote maps of {len(paths) - len(bad)} images and {out / 'values.csv'}")

@@ -54,8 +54,9 @@ def fit(options: Any) -> None:
     )
     folds = _folds(counts, features, labels, options.components)
     if options.search:
-        few = min(counts.values())
-        inner = 0 if folds is None else min(5, few - math.ceil(few / folds.n_splits))  # within a fold's training set
+        smallest = min(counts.values())
+        # Within a fold's training set.
+        inner = 0 if folds is None else min(5, smallest - math.ceil(smallest / folds.n_splits))
         if inner < 2:
             raise ValueError("--search compares by cross-validation, for which a class has too few images")
         # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
@@ -87,8 +88,8 @@ def fit(options: Any) -> None:
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
     fitted.save(options.out)
-    kept = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
-    print(f"wrote {options.out}: {options.components} components" + (f", {kept}" if fitted.examples else ""))
+    note = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
+    print(f"wrote {options.out}: {options.components} components" + (f", {note}" if fitted.examples else ""))
 
 
 def _check(options: Any) -> None:

@@ -23,9 +23,9 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
     if splits and (len(splits) > 1 or splits == folders):  # one among others may be a class: bus, car, train
         meant = next((name for name in splits if name.lower() in wanted), splits[0])
         named = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
-        looks = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
+        phrase = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
-        raise ValueError(f"the {are} named {named}, which {looks}: did you mean --images {root / meant}?")
+        raise ValueError(f"the {are} named {named}, which {phrase}: did you mean --images {root / meant}?")
     return Images(root, lambda picture: picture, thumbnails=0).names
 
 

@@ -51,7 +51,7 @@ def head_of(path: Path) -> Any:
 def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any], bool]:
     """Return a network in evaluation mode, the transform of its weights, and whether that is the user's own."""
     library, _, name = options.backbone.rpartition(":")
-    given = options.weights is not None
+    has_weights = options.weights is not None
     transform: Any
     own = False
     if library == "timm":
@@ -60,7 +60,7 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any], bool]:
             from timm import data
         except ImportError as error:
             raise ImportError("timm:NAME needs timm: pip install timm") from error
-        net = timm.create_model(name, pretrained=not given, num_classes=0)
+        net = timm.create_model(name, pretrained=not has_weights, num_classes=0)
         transform = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
     elif not library:
         import torchvision
@@ -74,13 +74,13 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any], bool]:
             )
         weights = torchvision.models.get_model_weights(name).DEFAULT
         try:
-            net = torchvision.models.get_model(name, weights=None if given else weights)
+            net = torchvision.models.get_model(name, weights=None if has_weights else weights)
         except OSError as error:
             raise OSError(f"the weights cannot be downloaded ({error}): give a file, --weights FILE") from error
         transform = weights.transforms()
     else:
         net, transform, own = _own(library, name)
-    if given:
+    if has_weights:
         state = _state(Path(options.weights))
         try:
             net.load_state_dict(state)
@@ -101,7 +101,7 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
 
     from pytorch_grad_cam_pcasvm.network.modules import network_of
 
-    given = f"--backbone {module}:{name}"
+    option = f"--backbone {module}:{name}"
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -109,25 +109,28 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ValueError(
-                f"{given}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; a backbone is a "
+                f"{option}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; a backbone is a "
                 "torchvision name, timm:NAME, or module:function for a network of your own"
             ) from error
-        raise ValueError(f"{given}: {module} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{option}: {module} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(imported, name, None)
     if not callable(function):
-        near = get_close_matches(name, [each for each, value in vars(imported).items() if callable(value)], n=1)
-        what = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
-        raise ValueError(f"{given}: {imported.__file__} {what}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        near = get_close_matches(
+            name, [attribute for attribute, value in vars(imported).items() if callable(value)], n=1
+        )
+        problem = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
+        raise ValueError(f"{option}: {imported.__file__} {problem}" + (f"; did you mean {near[0]!r}?" if near else ""))
     try:
-        made = function()
+        returned = function()
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{given}: {name}(), which is called without arguments, failed: {told}") from error
-    net, *transform = made if isinstance(made, tuple) and len(made) == 2 else (made,)
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{option}: {name}(), which is called without arguments, failed: {reason}") from error
+    net, *transform = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
     if not isinstance(net, nn.Module) or not all(map(callable, transform)):
-        kind = type(made).__name__ if not isinstance(made, tuple) else f"tuple of {len(made)}"
+        type_name = type(returned).__name__ if not isinstance(returned, tuple) else f"tuple of {len(returned)}"
         raise TypeError(
-            f"{given}: {name}() must return a torch.nn.Module, or a pair of it and its transform, but returned a {kind}"
+            f"{option}: {name}() must return a torch.nn.Module, or a pair of it and its transform, but returned "
+            f"a {type_name}"
         )
     network_of(net)
     if transform:

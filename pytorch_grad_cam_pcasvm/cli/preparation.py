@@ -146,8 +146,8 @@ class Framed:
 
         picture = picture.convert("L" if len(self.mean) == 1 else "RGB")
         rim = rim_of(self.mean, len(self.mean))
-        seen = framed(picture, self.size, self.resize, self.interpolation, rim)
-        return torch.from_numpy(normalised(seen, self.mean, self.std))
+        frame = framed(picture, self.size, self.resize, self.interpolation, rim)
+        return torch.from_numpy(normalised(frame, self.mean, self.std))
 
 
 def steps_of(transform: Any) -> dict[str, Any] | None:
@@ -253,9 +253,9 @@ def tell_whites(white_level: float | None, paths: Sequence[Path], integers: Mapp
 
 def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -> None:
     """Say if classes can be told apart by the depth of their files."""
-    every, of_deep = (Counter(path.relative_to(root).parts[0] for path in some) for some in (paths, deep))
-    whole = [name for name, count in of_deep.items() if count == every[name]]
-    if whole and of_deep.keys() == set(whole) < every.keys():
+    totals, of_deep = (Counter(path.relative_to(root).parts[0] for path in some) for some in (paths, deep))
+    whole = [name for name, count in of_deep.items() if count == totals[name]]
+    if whole and of_deep.keys() == set(whole) < totals.keys():
         names = " and ".join(map(repr, whole))
         print(f"hint: only pictures of {names} have more than 8 bits: a head may learn that, and not what they show")
 

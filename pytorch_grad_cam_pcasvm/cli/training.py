@@ -87,11 +87,11 @@ def training_set(
     wanted = list(dict.fromkeys([*wanted, *([source.layer] if source.layer else []), *also]))
     file = _file_for(backbone, source, pool, preparation, images, wanted)
     probe = _probe(backbone, source, preparation, first)
-    if not options.no_cache and (kept := _kept(file, probe)) is not None:
-        if kept.bad and not options.skip_bad_images:
-            _refuse_bad(images.read(sorted(set(range(len(images))) - set(kept.rows))[:1]), images)
+    if not options.no_cache and (cached := _kept(file, probe)) is not None:
+        if cached.bad and not options.skip_bad_images:
+            _refuse_bad(images.read(sorted(set(range(len(images))) - set(cached.rows))[:1]), images)
         print(f"features: taken from {file} (extract them anew with --no-cache)")
-        return kept
+        return cached
     extracted = _extracted(options, images, backbone, layer, pool, wanted, first, probe)
     if not options.no_cache:
         _keep(file, extracted)

@@ -44,7 +44,7 @@ class Images:
     """A data set, read by row number.
 
     Args:
-        given: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
+        source: a map-style data set of ``(image, label)`` or images, or of dicts with ``image`` and ``label``; a
             Hugging Face ``Dataset`` with an image column; or a folder of images, or with one folder per class.
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
         picture: turns a tensor for the network, (C, H, W), into a picture in [0, 1]; None: undo the transform's
@@ -58,23 +58,23 @@ class Images:
 
     def __init__(
         self,
-        given: Any,
+        source: Any,
         transform: Callable[[Any], Tensor] | None = None,
         picture: Callable[[Tensor], Tensor] | None = None,
         *,
         thumbnails: int = THUMBNAIL,
     ) -> None:
-        data: Any = image_folder(Path(given), transform) if isinstance(given, str | Path) else given
+        data: Any = image_folder(Path(source), transform) if isinstance(source, str | Path) else source
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
             raise TypeError(
-                f"images are read by row number, which a {type(given).__name__} does not have: give a "
+                f"images are read by row number, which a {type(source).__name__} does not have: give a "
                 "map-style data set (with __len__ and __getitem__), a folder, or a Hugging Face Dataset"
             )
         if not len(data):
             raise ValueError("the data set is empty: there is nothing to explain")
         self.data = data
-        self.transform = None if isinstance(given, str | Path) else transform
+        self.transform = None if isinstance(source, str | Path) else transform
         self.picture = picture if picture is not None else _unnormalised(transform or _transform_of(data))
         self.thumbnails = thumbnails
 
@@ -89,8 +89,8 @@ class Images:
             data = data.dataset
         features = getattr(data, "features", None)
         if isinstance(features, Mapping):
-            found = next((features[key] for key in LABEL_KEYS if key in features), None)
-            return getattr(found, "names", None)
+            feature = next((features[key] for key in LABEL_KEYS if key in features), None)
+            return getattr(feature, "names", None)
         names = getattr(data, "classes", None)
         return [str(name) for name in names] if isinstance(names, list | tuple) else None
 
@@ -117,25 +117,25 @@ class Images:
         data: Any = self.data
         while (getter := getattr(type(data), "__getitem__", None)) is Subset.__getitem__:
             data, rows = data.dataset, [int(data.indices[row]) for row in rows]
-        found: Any
+        labels: Any
         if getter is DatasetFolder.__getitem__:
-            found = map(data.target_transform or (lambda label: label), (data.samples[row][1] for row in rows))
+            labels = map(data.target_transform or (lambda label: label), (data.samples[row][1] for row in rows))
         elif getter is TensorDataset.__getitem__:
-            found = data.tensors[1][list(rows)] if len(data.tensors) > 1 else [None] * len(rows)
+            labels = data.tensors[1][list(rows)] if len(data.tensors) > 1 else [None] * len(rows)
         elif getter in (list.__getitem__, tuple.__getitem__):
-            found = [image_and_label(data[row])[1] for row in rows]
+            labels = [image_and_label(data[row])[1] for row in rows]
         elif getter is _Flat.__getitem__:
-            found = [None] * len(rows)
+            labels = [None] * len(rows)
         elif isinstance(form := getattr(data, "format", None), Mapping) and form.get("type", "") is None:
             keys = [key for key in LABEL_KEYS if key in form["columns"]]
             columns = data.select_columns(keys)[list(rows)] if keys else {"label": [None] * len(rows)}
-            found = [
-                next((label for label in each if label is not None), None)
-                for each in zip(*columns.values(), strict=True)
+            labels = [
+                next((label for label in values if label is not None), None)
+                for values in zip(*columns.values(), strict=True)
             ]
         else:
             return None
-        return [_plain(plain_tensor(label)) for label in found]
+        return [_plain(plain_tensor(label)) for label in labels]
 
     def digest(self) -> str:
         """Return a digest of the rows' names and order."""
@@ -191,7 +191,7 @@ class Images:
 def class_folders(root: str | Path) -> list[str]:
     """Return the names of the folders with images in a folder, in order; empty if it has none."""
     folders = (path for path in Path(root).iterdir() if path.is_dir())
-    return sorted(path.name for path in folders if any(is_image_file(each.name) for each in path.rglob("*")))
+    return sorted(path.name for path in folders if any(is_image_file(file.name) for file in path.rglob("*")))
 
 
 def arranged(root: Path) -> str:
@@ -289,9 +289,9 @@ def _unnormalised(transform: Any) -> Callable[[Tensor], Tensor]:
     if mean is not None and std is not None:
         return Unnormalise(list(mean), list(std))
     for part in reversed(list(getattr(transform, "transforms", []) or [])):
-        found = _unnormalised(part)
-        if isinstance(found, Unnormalise):
-            return found
+        inverse = _unnormalised(part)
+        if isinstance(inverse, Unnormalise):
+            return inverse
     return stretched
 
 

@@ -35,17 +35,17 @@ def completeness(study: Subject) -> Result:
         ValueError: the target has the same value for all images.
 
     Example:
-        >>> found = evaluation.completeness(
+        >>> result = evaluation.completeness(
         ...     net, (training_images, labels), ["layer2"], images=6, progress=False
         ... )
-        >>> found.blank
+        >>> result.blank
         {'ClosedFormGradCAM': 0.0, 'ContributionCAM': 0.0}
     """
     subject = study.fresh()
     against = Rivals(subject, (ANOTHER, HEAD))
     values = []
     promised: set[str] = set()  # methods whose maps have a value at a baseline to add to
-    found = defaultdict[Any, list[np.ndarray]](list)  # by method and rival
+    differences = defaultdict[Any, list[np.ndarray]](list)  # by method and rival
     contradicting = defaultdict[str, list[bool]](list)
     decides = isinstance(subject.target, ClosedFormTarget) and subject.target.boundaries(subject.net.head) > 0
     for x, _, rows_of in subject.batches("completeness"):
@@ -57,16 +57,16 @@ def completeness(study: Subject) -> Result:
             maps = theirs[""]
             if maps[0].baseline_values is not None:
                 promised.add(method)
-            own = np.array([float(each.values) for each in maps])
-            for source, each in theirs.items():
-                found[method, source].append(np.abs(_sums(each) - own))
-            signs = [float(each.maps.double().sum()) * float(each.values) for each in maps]
+            own = np.array([float(image_map.values) for image_map in maps])
+            for source, source_maps in theirs.items():
+                differences[method, source].append(np.abs(_sums(source_maps) - own))
+            signs = [float(image_map.maps.double().sum()) * float(image_map.values) for image_map in maps]
             contradicting[method] += [sign < 0 for sign in signs]
-            subject.add(method, found[method, ""][-1], rows_of, x, maps)
+            subject.add(method, differences[method, ""][-1], rows_of, x, maps)
     spread = float(np.concatenate(values).std())
     if not spread > SAME * np.abs(np.concatenate(values)).max():
         raise ValueError("the target has the same value for all images: there is no scale to measure distances on")
-    distances = {key: np.concatenate(parts) / spread for key, parts in found.items()}
+    distances = {key: np.concatenate(parts) / spread for key, parts in differences.items()}
     rows = []
     for method in subject.named:
         own = distances[method, ""]
@@ -88,9 +88,10 @@ def completeness(study: Subject) -> Result:
 
 def _sums(maps: Sequence[SignedMaps]) -> np.ndarray:
     """Return what each map adds up to, with its remainder and the value at its baseline, shape (N,)."""
-    found = []
-    for each in maps:
-        total = float(each.maps.double().sum()) + (0.0 if each.remainder is None else float(each.remainder))
-        start = 0.0 if each.baseline_values is None else float(each.baseline_values)
-        found.append(total * float(each.log_scale.exp()) + start)
-    return np.array(found)
+    sums = []
+    for image_map in maps:
+        remainder = 0.0 if image_map.remainder is None else float(image_map.remainder)
+        total = float(image_map.maps.double().sum()) + remainder
+        start = 0.0 if image_map.baseline_values is None else float(image_map.baseline_values)
+        sums.append(total * float(image_map.log_scale.exp()) + start)
+    return np.array(sums)

@@ -49,7 +49,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             ``"a randomised head's map"``, or the name of one of the methods.
 
     Returns:
-        A row for each method, kind and control: random maps of the same resolution, the map of another image for the
+        A row for each method, measure and control: random maps of the same resolution, the map of another image for the
         same target, the blind map (the sum of the activations), and the map of a head whose components are rotated at
         random. Every image has its own random map and rotation. Where a map is flat, the random map ranks its pixels.
         Blank maps are counted, but left out of the means.
@@ -60,10 +60,10 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             value.
 
     Example:
-        >>> found = evaluation.faithfulness(
+        >>> result = evaluation.faithfulness(
         ...     net, (training_images, labels), ["layer2"], images=6, progress=False
         ... )
-        >>> found["ContributionCAM", "deletion", "random maps"].n
+        >>> result["ContributionCAM", "deletion", "random maps"].n
         6
     """
     if fill not in FILLS:
@@ -83,21 +83,21 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         size = x.shape[2:]
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
         ranked: dict[Any, np.ndarray] = {name: maps for name, maps in shared.items() if name in against.names}
-        found = {method: against.of(method) for method in subject.named}
-        for method, maps in found.items():
-            ranked |= {(method, name): heat(each, size) for name, each in maps.items()}
+        maps_of = {method: against.of(method) for method in subject.named}
+        for method, maps in maps_of.items():
+            ranked |= {(method, name): heat(source_maps, size) for name, source_maps in maps.items()}
         if patches is not None:
-            ranked = {source: in_patches(each, patches) for source, each in ranked.items()}
+            ranked = {source: in_patches(heatmaps, patches) for source, heatmaps in ranked.items()}
         filled = FILLS[fill](x)
-        for source, each in ranked.items():
-            order = ranks(each, shared[RANDOM])
-            seen = each.reshape(len(each), -1).any(1, keepdims=True)
-            for kind in KINDS:
-                after = [subject.values(without(filled, order, kind, f), targets) for f in fractions]
+        for source, heatmaps in ranked.items():
+            order = ranks(heatmaps, shared[RANDOM])
+            nonzero = heatmaps.reshape(len(heatmaps), -1).any(1, keepdims=True)
+            for measure in KINDS:
+                after = [subject.values(without(filled, order, measure, f), targets) for f in fractions]
                 changed = np.stack(after, 1) - value[:, None]
-                change[source, kind].append(np.where(seen, changed, np.nan))
-        for method, maps in found.items():
-            stays, falls = (change[(method, ""), kind][-1].mean(1) for kind in KINDS)
+                change[source, measure].append(np.where(nonzero, changed, np.nan))
+        for method, maps in maps_of.items():
+            stays, falls = (change[(method, ""), measure][-1].mean(1) for measure in KINDS)
             subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
@@ -107,21 +107,21 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
     rows = []
     for method in subject.named:
-        own = {kind: mean[(method, ""), kind].mean(1) for kind in KINDS}
+        own = {measure: mean[(method, ""), measure].mean(1) for measure in KINDS}
         others: dict[str, Any] = {rival: rival if rival in ranked else (method, rival) for rival in against.names}
         others |= {rival: (rival, "") for rival in against.methods if rival != method}
-        for kind in KINDS:
-            sign = -1 if kind == "deletion" else 1
+        for measure in KINDS:
+            sign = -1 if measure == "deletion" else 1
             for rival, source in others.items():
-                theirs = mean[source, kind].mean(1)
-                rows.append(Row(method, kind, rival, Estimate.of(sign * (own[kind] - theirs)), 0.0))
+                theirs = mean[source, measure].mean(1)
+                rows.append(Row(method, measure, rival, Estimate.of(sign * (own[measure] - theirs)), 0.0))
         if arcc:
             measured = np.where(np.isnan(own["deletion"]), np.nan, np.concatenate(of_host[method]))
             rows.append(Row(method, "ARCC", "", Estimate.of(measured)))
     sources = [*((method, (method, "")) for method in subject.named), *((r, r) for r in (RANDOM, BLIND) if r in ranked)]
     curves = {
-        kind: {name: [Estimate.of(column).mean for column in mean[source, kind].T] for name, source in sources}
-        for kind in KINDS
+        measure: {name: [Estimate.of(column).mean for column in mean[source, measure].T] for name, source in sources}
+        for measure in KINDS
     }
     return subject.result(
         "faithfulness",
@@ -141,20 +141,20 @@ def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> n
         from pytorch_grad_cam.metrics.arcc import ARCC
     except ImportError as error:
         raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or use arcc=False") from error
-    cam, found = subject.cam(method), []
+    cam, scores = subject.cam(method), []
     for image, target in zip(x.split(1), targets, strict=True):
         with seeded(subject.seed), evaluating(subject.net):  # ROAD's noise comes from torch's own generator
-            found.append(ARCC(cam)(image, cam(image, targets=[target]), [target], subject.net)[0])
-    return np.asarray(found, np.float64)
+            scores.append(ARCC(cam)(image, cam(image, targets=[target]), [target], subject.net)[0])
+    return np.asarray(scores, np.float64)
 
 
 def ranks(maps: np.ndarray, ties: np.ndarray) -> np.ndarray:
     """Return the ranks of the pixels of each map, from 0, the least relevant; equal ones as other maps rank them."""
     flat = maps.reshape(len(maps), -1)
     order = np.lexsort((ties.reshape(flat.shape), flat), axis=1)
-    found = np.empty_like(order)
-    np.put_along_axis(found, order, np.arange(flat.shape[1])[None], 1)
-    return found.reshape(maps.shape)
+    ranked = np.empty_like(order)
+    np.put_along_axis(ranked, order, np.arange(flat.shape[1])[None], 1)
+    return ranked.reshape(maps.shape)
 
 
 def in_patches(maps: np.ndarray, count: int) -> np.ndarray:
@@ -169,13 +169,13 @@ def in_patches(maps: np.ndarray, count: int) -> np.ndarray:
 Filled = Callable[[Tensor], Tensor]  # from what is kept, boolean (N, ...), to images
 
 
-def without(filled: Filled, order: np.ndarray, kind: str, fraction: float) -> Tensor:
+def without(filled: Filled, order: np.ndarray, measure: str, fraction: float) -> Tensor:
     """Return images without their most relevant pixels (``deletion``), or with only these (``insertion``).
 
     Args:
         filled: one of ``FILLS`` applied to images: returns them with only some pixels kept.
         order: ranks of the pixels, shape (N, ...).
-        kind: ``deletion`` or ``insertion``.
+        measure: ``deletion`` or ``insertion``.
         fraction: fraction of the pixels that count as the most relevant.
 
     Returns:
@@ -183,7 +183,7 @@ def without(filled: Filled, order: np.ndarray, kind: str, fraction: float) -> Te
     """
     pixels = order[0].size
     top = torch.from_numpy(order >= pixels - round(fraction * pixels))
-    return filled(~top if kind == "deletion" else top)
+    return filled(~top if measure == "deletion" else top)
 
 
 def _blurred(x: Tensor) -> Filled:
@@ -213,9 +213,9 @@ def _road(x: Tensor) -> Filled:
 
     def filled(keep: Tensor) -> Tensor:
         done = []
-        for image, kept in zip(images, keep, strict=True):
+        for image, mask in zip(images, keep, strict=True):
             with seeded(0):  # its noise comes from torch's own generator, and is the same in batches of any size
-                done.append(imputer(image, kept.float()))
+                done.append(imputer(image, mask.float()))
         return torch.stack(done).to(x)
 
     return filled

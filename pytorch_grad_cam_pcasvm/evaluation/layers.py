@@ -64,8 +64,8 @@ def layers(
         ValueError: there are too few images, a layer is unknown, or the head has nothing to explain.
 
     Example:
-        >>> found = evaluation.layers(net, (training_images, labels), images=6, progress=False)
-        >>> cam = ContributionCAM(net, found.settings["recommended"])
+        >>> result = evaluation.layers(net, (training_images, labels), images=6, progress=False)
+        >>> cam = ContributionCAM(net, result.settings["recommended"])
     """
     common = {"images": images, "batch_size": batch_size, "seed": seed, "progress": progress, "transform": transform}
     subject = Subject(net, data, [next(iter(net.backbone.children()))], **common)
@@ -73,8 +73,8 @@ def layers(
     backbone, source = net.feature_source(x)
     if candidates is None:
         with evaluating(net):
-            found = last_blocks(backbone, source, x)[-_AMONG:]
-        candidates = [*found, *([found[-2:]] if len(found) > 1 else [])]
+            blocks = last_blocks(backbone, source, x)[-_AMONG:]
+        candidates = [*blocks, *([blocks[-2:]] if len(blocks) > 1 else [])]
     named = _named(backbone, candidates)
     means = {}
     of_training = net.head.training_set.means  # where the head has them, the start does not depend on these images
@@ -87,11 +87,11 @@ def layers(
         of_layer = batches or (subject.read(rows)[0] for rows in subject.parts(subject.rows.tolist(), name, "image"))
         means[name] = mean_activations(net, of_layer, name, progress=False)
     methods: dict[str, Any] = {}
-    for title, each in named.items():
-        options: dict[str, Any] = {"target_layers": each, "reshape_transform": reshape_transform}
-        options["mean"] = [means[name] for name in each] if each in elsewhere else None
+    for title, names in named.items():
+        options: dict[str, Any] = {"target_layers": names, "reshape_transform": reshape_transform}
+        options["mean"] = [means[name] for name in names] if names in elsewhere else None
         methods[title] = ContributionCAM, options
-        if len(each) > 1:
+        if len(names) > 1:
             methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
     # A container ends with the last layer in it.
     places = [name for name, _ in backbone.named_modules()]
@@ -105,9 +105,9 @@ def layers(
         for n, target in enumerate(subject.targets(x)):
             firsts.setdefault(target, x[n : n + 1])
     unfit = {}
-    for title, (kind, options) in list(methods.items()):
+    for title, (cam_class, options) in list(methods.items()):
         try:
-            cam = kind(net, **options)
+            cam = cam_class(net, **options)
             for target, image in firsts.items():
                 cam.explain(image, [target])
         except ValueError as error:
@@ -119,23 +119,25 @@ def layers(
     last = max(named, key=lambda title: (len(named[title]) == 1, ends[named[title][-1]]))
     study = Subject(net, data, named[last][-1:], methods, **common)
     result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND, last))
-    for kind in ("side by side", "pasted"):
+    for layout in ("side by side", "pasted"):
         for title, method in methods.items():
             # On its own: one may refuse what others explain.
             alone = Subject(net, data, named[last][-1:], {title: method}, **common)
             try:
-                more = localisation(alone, pasted=kind == "pasted", rivals=(RANDOM,))
+                more = localisation(alone, pasted=layout == "pasted", rivals=(RANDOM,))
             except ValueError as error:
-                result.settings[f"not {kind}"] = f"{title}: {error}"
+                result.settings[f"not {layout}"] = f"{title}: {error}"
                 continue
-            result.rows += [replace(row, measure=f"{kind}: {row.measure}") for row in more.rows if row.method == title]
-    ahead = {title: [result[title, kind, last] for kind in KINDS] for title in methods if title != last}
-    gains = {title: sum(each.mean for each in both) for title, both in ahead.items()}
-    spread = {title: math.hypot(*(each.standard_error for each in both)) for title, both in ahead.items()}
+            result.rows += [
+                replace(row, measure=f"{layout}: {row.measure}") for row in more.rows if row.method == title
+            ]
+    ahead = {title: [result[title, measure, last] for measure in KINDS] for title in methods if title != last}
+    gains = {title: sum(gain.mean for gain in both) for title, both in ahead.items()}
+    spread = {title: math.hypot(*(gain.standard_error for gain in both)) for title, both in ahead.items()}
     better = [
         title
         for title, both in ahead.items()
-        if gains[title] > spread[title] and all(each.mean >= -each.standard_error for each in both)
+        if gains[title] > spread[title] and all(gain.mean >= -gain.standard_error for gain in both)
     ]
     chosen = max(better, key=lambda title: gains[title], default=last)
     if chosen == last:
@@ -150,13 +152,13 @@ def layers(
 
 def _named(backbone: nn.Module, candidates: Any) -> dict[str, list[str]]:
     """Return the names of the layers of every candidate, by title."""
-    given = list(candidates.items()) if isinstance(candidates, Mapping) else [(None, each) for each in candidates]
-    found: dict[str, list[str]] = {}
-    for title, each in given:
-        names = [layer_name(backbone, layer) for layer in (each if isinstance(each, list | tuple) else [each])]
+    pairs = list(candidates.items()) if isinstance(candidates, Mapping) else [(None, group) for group in candidates]
+    named: dict[str, list[str]] = {}
+    for title, group in pairs:
+        names = [layer_name(backbone, layer) for layer in (group if isinstance(group, list | tuple) else [group])]
         if None in names or not names:
-            raise ValueError(f"a candidate must be a layer or a list of layers of the backbone, got {each!r:.80}")
-        found[title or " + ".join(map(str, names))] = [str(name) for name in names]
-    if not found:
+            raise ValueError(f"a candidate must be a layer or a list of layers of the backbone, got {group!r:.80}")
+        named[title or " + ".join(map(str, names))] = [str(name) for name in names]
+    if not named:
         raise ValueError("candidates is empty: name at least one layer, or pass None")
-    return found
+    return named

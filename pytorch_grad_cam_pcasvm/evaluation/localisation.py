@@ -59,10 +59,10 @@ def localisation(  # noqa: D417 - of the study its class tells
             masks; the network does not take the tiles; masks have another size; or boxes are not in pixels.
 
     Example:
-        >>> found = evaluation.localisation(
+        >>> result = evaluation.localisation(
         ...     net, (training_images, labels), ["layer2"], images=6, progress=False
         ... )
-        >>> found.check
+        >>> result.check
         'localisation'
     """
     if pasted and masks is not None:
@@ -73,7 +73,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
     subject = study.fresh(SVMTarget())
     against = Rivals(subject, rivals)
-    found = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
+    measured = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
     chances = []
     scenes = _tiled(subject, 0 if pasted else tiles) if masks is None else _masked(subject, masks)
     for x, labels, where, rows_of in scenes:
@@ -83,14 +83,16 @@ def localisation(  # noqa: D417 - of the study its class tells
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
         for method in subject.named:
             maps = against.of(method)
-            for source, values in ({name: heat(each, size) for name, each in maps.items()} | shared).items():
-                found[method, SHARE, source].append(_shares(values, where))
-                found[method, POINT, source].append(_points(values, where))
-            subject.add(method, -found[method, SHARE, ""][-1], rows_of, x, maps[""])
+            for source, values in (
+                {name: heat(source_maps, size) for name, source_maps in maps.items()} | shared
+            ).items():
+                measured[method, SHARE, source].append(_shares(values, where))
+                measured[method, POINT, source].append(_points(values, where))
+            subject.add(method, -measured[method, SHARE, ""][-1], rows_of, x, maps[""])
     if not chances:
         raise ValueError("there is nothing to find: every mask is empty")
     chance = np.concatenate(chances)
-    numbers_of = {key: np.concatenate(parts) for key, parts in found.items()}
+    numbers_of = {key: np.concatenate(parts) for key, parts in measured.items()}
     rows = []
     for method in subject.named:
         for measure, without in ((SHARE, NONE), (POINT, NOWHERE)):
@@ -99,7 +101,9 @@ def localisation(  # noqa: D417 - of the study its class tells
             rows.append(Row(method, measure, CHANCE, Estimate.of(own - chance), 0.0))
             theirs = {rival: numbers_of[method, measure, rival] for rival in against.names}
             theirs |= {rival: numbers_of[rival, measure, ""] for rival in against.methods if rival != method}
-            rows += [Row(method, measure, rival, Estimate.of(own - each), 0.0) for rival, each in theirs.items()]
+            rows += [
+                Row(method, measure, rival, Estimate.of(own - of_rival), 0.0) for rival, of_rival in theirs.items()
+            ]
             rows.append(Row(method, without, "", Estimate.of(np.isnan(own))))
     rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
     return subject.result(
@@ -119,30 +123,30 @@ def _tiled(subject: Subject, tiles: int) -> Any:
     classes = subject.net.head.classes_
     assert classes is not None
     waiting: dict[Any, list[int]] = {label: [] for label in classes.tolist()}
-    seen: set[Any] = set()
+    present: set[Any] = set()
     for x, labels, rows in subject.batches("localisation: which images are classified correctly?"):
         if x.dim() != 4:
             raise ValueError(_OF_VOLUMES)
-        known = _labels_of(subject, labels)
-        seen |= set(known)
-        for row, label, predicted in zip(rows, known, subject.net.predict(x).tolist(), strict=True):
+        true_labels = _labels_of(subject, labels)
+        present |= set(true_labels)
+        for row, label, predicted in zip(rows, true_labels, subject.net.predict(x).tolist(), strict=True):
             if label == predicted:
                 waiting[label].append(row)
-    if len(seen) < 2:
-        raise ValueError(f"images of {len(seen)} class cannot be put beside another class: give several classes")
+    if len(present) < 2:
+        raise ValueError(f"images of {len(present)} class cannot be put beside another class: give several classes")
     random = generator(subject.seed, 2, 0)
     scenes = []
-    found = {label: rows for label, rows in waiting.items() if rows}
-    while chosen := _chosen({label: len(rows) for label, rows in found.items()}, tiles or 2, random):
+    available = {label: rows for label, rows in waiting.items() if rows}
+    while chosen := _chosen({label: len(rows) for label, rows in available.items()}, tiles or 2, random):
         places = random.permutation(tiles) if tiles else random.random(2)  # which is in each tile, or where it is
-        scenes.append(([found[label].pop() for label in chosen], chosen[0], places))
+        scenes.append(([available[label].pop() for label in chosen], chosen[0], places))
     if not scenes:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
     for number, part in enumerate(subject.parts(scenes, "localisation", "scene")):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
         if not tiles:
-            made = [_pasted(x[0], x[1], places) for x, (_, _, places) in zip(pictures, part, strict=True)]
-            stacked, where = torch.stack([scene for scene, _ in made]), np.stack([mask for _, mask in made])
+            pasted = [_pasted(x[0], x[1], places) for x, (_, _, places) in zip(pictures, part, strict=True)]
+            stacked, where = torch.stack([scene for scene, _ in pasted]), np.stack([mask for _, mask in pasted])
             yield stacked, [label for _, label, _ in part], where, [rows[0] for rows, _, _ in part]
             continue
         stacked = torch.stack([
@@ -179,14 +183,14 @@ def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
     if set(labels) <= classes:
         return list(labels)
     names = subject.source.names
-    found = [names[label] if names is not None and isinstance(label, int) else label for label in labels]
-    if not set(found) <= classes:
-        unknown = sorted(set(found) - classes, key=str)
+    renamed = [names[label] if names is not None and isinstance(label, int) else label for label in labels]
+    if not set(renamed) <= classes:
+        unknown = sorted(set(renamed) - classes, key=str)
         raise ValueError(
             f"the labels {unknown[:5]} of the data are not classes of the head, which are {sorted(classes)}: rename "
             "them, or fit the head on them"
         )
-    return found
+    return renamed
 
 
 def _scene(pictures: list[Tensor], tiles: int) -> Tensor:
@@ -236,18 +240,20 @@ def _masked(subject: Subject, masks: Any) -> Any:
     """Yield images, their predicted classes, masks, and rows."""
     kinds = "masks must be an array of shape (R, H, W), nonzero inside, or boxes of shape (R, 4)"
     try:
-        given = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+        regions = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
     except ValueError as error:
         raise ValueError(f"{kinds}; these differ in size: bring them to the size of the input") from error
-    if given.dtype.kind not in "biuf" or not np.isfinite(given).all():
+    if regions.dtype.kind not in "biuf" or not np.isfinite(regions).all():
         raise ValueError(f"{kinds}; these are no finite numbers: use zeros for an image without an object")
-    if len(given) != len(subject.source):
-        raise ValueError(f"{len(given)} masks for {len(subject.source)} images: give one for each, in order")
-    boxes = given.ndim == 2 and given.shape[1] == 4
+    if len(regions) != len(subject.source):
+        raise ValueError(f"{len(regions)} masks for {len(subject.source)} images: give one for each, in order")
+    boxes = regions.ndim == 2 and regions.shape[1] == 4
     if boxes:
-        _check_boxes(given)
+        _check_boxes(regions)
     empty = [
-        row for row in subject.rows if not ((given[row, 2:] > given[row, :2]).all() if boxes else given[row].any())
+        row
+        for row in subject.rows
+        if not ((regions[row, 2:] > regions[row, :2]).all() if boxes else regions[row].any())
     ]
     subject.rows = subject.rows[~np.isin(subject.rows, empty)]
     if empty:
@@ -256,14 +262,14 @@ def _masked(subject: Subject, masks: Any) -> Any:
         size = tuple(x.shape[2:])
         if boxes and len(size) != 2:
             raise ValueError(_OF_VOLUMES)
-        if boxes and (given[:, 2].max() > size[1] or given[:, 3].max() > size[0]):
+        if boxes and (regions[:, 2].max() > size[1] or regions[:, 3].max() > size[0]):
             raise ValueError(
-                f"boxes reach x = {given[:, 2].max():g} and y = {given[:, 3].max():g}, beyond the input of {size[1]} x "
-                f"{size[0]} pixels: scale them as the transform scales the images"
+                f"boxes reach x = {regions[:, 2].max():g} and y = {regions[:, 3].max():g}, beyond the input of "
+                f"{size[1]} x {size[0]} pixels: scale them as the transform scales the images"
             )
-        if not boxes and given.shape[1:] != size:
-            raise ValueError(f"masks of {given.shape[1:]} for images of {size}: bring them to the size of the input")
-        where = _of_boxes(given[rows].astype(int), size) if boxes else given[rows].astype(bool)
+        if not boxes and regions.shape[1:] != size:
+            raise ValueError(f"masks of {regions.shape[1:]} for images of {size}: bring them to the size of the input")
+        where = _of_boxes(regions[rows].astype(int), size) if boxes else regions[rows].astype(bool)
         yield x, subject.net.predict(x).tolist(), where, rows
 
 

@@ -64,7 +64,7 @@ def quantus_explainer(
                 f"targets must be {len(x)} positions in classes_, one for each input, from 0 to {len(classes) - 1}, "
                 f"got {targets!r:.80}"
             )
-        found = explained(method(model, [name], **options), x, [SVMTarget(classes[index]) for index in positions])
-        return heat(found, x.shape[2:])[:, None].astype(np.float32)
+        maps = explained(method(model, [name], **options), x, [SVMTarget(classes[index]) for index in positions])
+        return heat(maps, x.shape[2:])[:, None].astype(np.float32)
 
     return explain

@@ -81,10 +81,10 @@ def report(  # noqa: D417 - of the study its class tells
         raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose from {', '.join(CHECKS)}")
     common = [field.name for field in fields(study)][4:]  # after network, data, layers and methods
     for name, of_check in options.items():
-        known = [*common[name == "localisation" :], *list(inspect.signature(CHECKS[name]).parameters)[1:]]
-        if not set(of_check) <= set(known):
-            wrong = next(option for option in of_check if option not in known)
-            raise TypeError(f"the check {name!r} has no option {wrong!r}: it has {', '.join(known)}")
+        accepted = [*common[name == "localisation" :], *list(inspect.signature(CHECKS[name]).parameters)[1:]]
+        if not set(of_check) <= set(accepted):
+            wrong = next(option for option in of_check if option not in accepted)
+            raise TypeError(f"the check {name!r} has no option {wrong!r}: it has {', '.join(accepted)}")
     subject = study.fresh()
     one, _ = subject.read(subject.rows[:1].tolist())
     subject.values(one, subject.targets(one))  # what no check could take is refused once
@@ -151,7 +151,7 @@ def page(written: str | Path) -> Path:
 
     Example:
         >>> study = evaluation.Study(net, (training_images, labels), ["layer2"], images=6, progress=False)
-        >>> found = study.report("report", checks=["stability"])
+        >>> path = study.report("report", checks=["stability"])
         >>> written = evaluation.page("report/report.json")
     """
     path = Path(written)
@@ -166,7 +166,7 @@ def page(written: str | Path) -> Path:
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
         title=f"Can these maps be trusted? {html.escape(entries['network'])} at {html.escape(entries['layer'])}",
-        verdicts="\n".join(_told(each) for each in _verdicts(entries)),
+        verdicts="\n".join(_told(judgement) for judgement in _verdicts(entries)),
         summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
     )
@@ -177,9 +177,11 @@ def page(written: str | Path) -> Path:
 
 def _layers(study: Subject, options: Mapping[str, Any]) -> str:
     """Return the names of the layers that a method's maps come from."""
-    given = options.get("target_layers", [study.layer])
+    layers = options.get("target_layers", [study.layer])
     backbone = study.net.feature_source()[0]
-    return given if isinstance(given, str) else " + ".join(str(layer_name(backbone, each) or each) for each in given)
+    return (
+        layers if isinstance(layers, str) else " + ".join(str(layer_name(backbone, layer) or layer) for layer in layers)
+    )
 
 
 def _results(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,20 +194,21 @@ def _results(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 def _verdicts(entries: Mapping[str, Any]) -> list[Verdict]:
     """Return the verdict about each method."""
-    made = {name: result for name, result in _results(entries).items() if isinstance(result, Result)}
+    measured = {name: result for name, result in _results(entries).items() if isinstance(result, Result)}
     layers, target = entries.get("layers", {}), entries.get("target", "")
     explained = f"to explain {target}" if target else "for this head"
     return [
-        verdict(method, f"at {layers.get(method, entries['layer'])} {explained}", made) for method in entries["methods"]
+        verdict(method, f"at {layers.get(method, entries['layer'])} {explained}", measured)
+        for method in entries["methods"]
     ]
 
 
-def _told(found: Verdict) -> str:
+def _told(judgement: Verdict) -> str:
     """Return a verdict as HTML."""
-    mark = {USE: PASSED, DO_NOT: FAILED}.get(found.verdict, "open")
-    lead = "Open:" if found.verdict == OPEN else "Decided by"
-    by = f'<span class="note">{lead} {html.escape("; ".join(found.decided_by))}.</span>'
-    return f'<li class="verdict {mark}">{html.escape(found.sentence)}{by if found.decided_by else ""}</li>'
+    mark = {USE: PASSED, DO_NOT: FAILED}.get(judgement.verdict, "open")
+    lead = "Open:" if judgement.verdict == OPEN else "Decided by"
+    by = f'<span class="note">{lead} {html.escape("; ".join(judgement.decided_by))}.</span>'
+    return f'<li class="verdict {mark}">{html.escape(judgement.sentence)}{by if judgement.decided_by else ""}</li>'
 
 
 def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
@@ -216,22 +219,24 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
             if isinstance(result, str):
                 continue
             rows = [row for row in result.rows if row.method == method and row.verdict]
-            told = {
+            failures = {
                 verdict: [f"{row.measure} against {row.against}" if row.against else row.measure for row in rows_of]
                 for verdict in NOT_PASSED
                 if (rows_of := [row for row in rows if row.verdict == verdict])
             }
-            counts = [f"{len(found)} {verdict}" for verdict, found in told.items()]
-            what = f"{', '.join(counts)} (of {len(rows)})" if told else PASSED if rows else "not judged"
+            counts = [f"{len(comparisons)} {verdict}" for verdict, comparisons in failures.items()]
+            summary = f"{', '.join(counts)} (of {len(rows)})" if failures else PASSED if rows else "not judged"
             blank = result.blank.get(method, 0.0)
-            is_well = rows and not told and blank <= MOST_BLANK
-            mark = FAILED if FAILED in told or BLANK in told else PASSED if is_well else "note"
+            is_well = rows and not failures and blank <= MOST_BLANK
+            mark = FAILED if FAILED in failures or BLANK in failures else PASSED if is_well else "note"
             also = f", {blank:.0%} of the maps are blank" if blank else ""
-            list_of = ". ".join(f"{verdict.capitalize()}: {'; '.join(found)}" for verdict, found in told.items())
+            list_of = ". ".join(
+                f"{verdict.capitalize()}: {'; '.join(comparisons)}" for verdict, comparisons in failures.items()
+            )
             missing = result.settings.get("not measured")
-            list_of += f"{'. ' if told else ''}Not measured: {missing}" if missing else ""
+            list_of += f"{'. ' if failures else ''}Not measured: {missing}" if missing else ""
             lines.append(
-                f'<tr><th scope="row">{html.escape(method)}</th><td>{name}</td><td class="{mark}">{what}{also}</td>'
+                f'<tr><th scope="row">{html.escape(method)}</th><td>{name}</td><td class="{mark}">{summary}{also}</td>'
                 f"<td>{html.escape(list_of)}</td></tr>"
             )
     for name, result in results.items():
@@ -267,9 +272,9 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
 def _name(path: str) -> str:
     """Return the path of an image as HTML, without folders that its name begins with, as in cats/cat.12.jpg."""
     *folders, file = path.split("/")
-    told = [each for each in folders if not file.lower().startswith(each.lower().removesuffix("s"))]
-    short = "/".join([*told, file])
-    title = f' title="{html.escape(path)}"' if told != folders else ""
+    shown = [folder for folder in folders if not file.lower().startswith(folder.lower().removesuffix("s"))]
+    short = "/".join([*shown, file])
+    title = f' title="{html.escape(path)}"' if shown != folders else ""
     breaks = re.sub("([/_-])", r"\1<wbr>", html.escape(short))
     return f"<li{title}>{breaks}</li>"
 
@@ -288,10 +293,12 @@ def _curves(result: Result) -> str:
     curves = result.curves
     assert curves is not None
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    for axis, kind in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
-        for name, values in curves[kind].items():
+    for axis, measure in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
+        for name, values in curves[measure].items():
             axis.plot(curves["fractions"], values, marker="o", markersize=3, label=name)
-        axis.set_title(f"{kind}: part of the image {'removed' if kind == 'deletion' else 'kept'}", fontsize="medium")
+        axis.set_title(
+            f"{measure}: part of the image {'removed' if measure == 'deletion' else 'kept'}", fontsize="medium"
+        )
         axis.grid(color="0.92")
         axis.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("change in the value, in\nstandard deviations over the images")
@@ -302,9 +309,9 @@ def _curves(result: Result) -> str:
 def _pictures(result: Result) -> dict[str, str]:
     """Return the worst images of each method with their maps, numbered, as PNG; volumes and spectra are not drawn."""
     return {
-        method: _png(plot_maps(found.images, found.maps, signed=True, rows=range(1, len(found.images) + 1)))
-        for method, found in result.pictures.items()
-        if found.images.dim() == 4 and found.images.shape[1] in (1, 3)
+        method: _png(plot_maps(worst.images, worst.maps, signed=True, rows=range(1, len(worst.images) + 1)))
+        for method, worst in result.pictures.items()
+        if worst.images.dim() == 4 and worst.images.shape[1] in (1, 3)
     }
 
 

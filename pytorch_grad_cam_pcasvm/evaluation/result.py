@@ -95,10 +95,10 @@ class Result:
         pictures: by method, these images with their maps; not saved in the JSON.
 
     Example:
-        >>> found = evaluation.stability(
+        >>> result = evaluation.stability(
         ...     net, (training_images, labels), ["layer2"], images=6, progress=False
         ... )
-        >>> [row.verdict for row in found.rows if row.against][:1]
+        >>> [row.verdict for row in result.rows if row.against][:1]
         ['too few images to say']
     """
 
@@ -118,8 +118,8 @@ class Result:
         for row in self.rows:
             if (row.method, row.measure, row.against) == (method, measure, against):
                 return row.estimate
-        known = sorted({(row.method, row.measure, row.against) for row in self.rows})
-        raise KeyError(f"there is no number for {key}: there are {known}")
+        available = sorted({(row.method, row.measure, row.against) for row in self.rows})
+        raise KeyError(f"there is no number for {key}: there are {available}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON; NaN becomes None."""
@@ -132,8 +132,8 @@ class Result:
             if isinstance(value, Estimate):
                 return plain(vars(value))
             if isinstance(value, Mapping):
-                return {str(key): plain(each) for key, each in value.items()}
-            return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+                return {str(key): plain(entry) for key, entry in value.items()}
+            return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
         return plain({key: value for key, value in vars(self).items() if key != "pictures"})
 
@@ -144,14 +144,14 @@ class Result:
         def real(value: Any) -> float:
             return float("nan") if value is None else float(value)
 
-        def row(given: Mapping[str, Any]) -> Row:
-            found = given["estimate"]
-            shown = {"mean": real(found["mean"]), "standard_error": real(found["standard_error"])}
-            estimate = Estimate(**{**found, **shown})
-            known = {key: entry for key, entry in given.items() if key != "verdict"}  # which follows from the others
-            return Row(**{**known, "estimate": estimate})
+        def row(saved: Mapping[str, Any]) -> Row:
+            numbers = saved["estimate"]
+            shown = {"mean": real(numbers["mean"]), "standard_error": real(numbers["standard_error"])}
+            estimate = Estimate(**{**numbers, **shown})
+            columns = {key: entry for key, entry in saved.items() if key != "verdict"}  # which follows from the others
+            return Row(**{**columns, "estimate": estimate})
 
-        return Result(**{**entries, "rows": [row(each) for each in entries["rows"]]})
+        return Result(**{**entries, "rows": [row(saved) for saved in entries["rows"]]})
 
     def __str__(self) -> str:
         lines = [f"{self.check}: {self.question}", *(f"  {sentence(row)}" for row in self.rows)]

@@ -80,7 +80,7 @@ class Rivals:
         self._keys: dict[str, list[Any]] = {"": digests, ANOTHER: [digest, *digests[:-1]], HEAD: [*digests, *rows]}
         blind = self._subject.blind(x)
         random = [generator(self._subject.seed, 0, row).normal(size=blind.shape[1:]) for row in rows]
-        return {RANDOM: torch.stack([torch.from_numpy(each) for each in random]).to(blind), BLIND: blind}
+        return {RANDOM: torch.stack([torch.from_numpy(noise) for noise in random]).to(blind), BLIND: blind}
 
     def of(self, method: str) -> dict[str, list[SignedMaps]]:
         """Return a method's own maps of these images, as ``""``, and its own controls.
@@ -97,34 +97,36 @@ class Rivals:
         }
 
     def _own(self, method: str) -> list[SignedMaps]:
-        return [SignedMaps.cat([each]) for each in self._subject.explained(method, self._x, self._targets)]
+        return [SignedMaps.cat([image_map]) for image_map in self._subject.explained(method, self._x, self._targets)]
 
     def _of_others(self, method: str) -> list[SignedMaps]:
         return _lean(self._subject.explained(method, self._other, self._targets))
 
     def _of_rotated(self, method: str) -> list[SignedMaps]:
-        found = []
+        maps = []
         for n, row in enumerate(self._rows):
             self._rotate(row)
-            found += self._subject.explained(method, self._x[n : n + 1], self._targets[n : n + 1], self.rotated)
-        return _lean(found)
+            maps += self._subject.explained(method, self._x[n : n + 1], self._targets[n : n + 1], self.rotated)
+        return _lean(maps)
 
     def _rotate(self, row: int) -> None:
         """Rotate the components of the randomised head by the rotation drawn for a row, uniform over all of them."""
-        given, stage = (_projection(net) for net in (self._subject.net, self.rotated))
-        assert given is not None
+        original, stage = (_projection(net) for net in (self._subject.net, self.rotated))
+        assert original is not None
         assert stage is not None
-        count = len(given.components)
+        count = len(original.components)
         random = torch.from_numpy(generator(self._subject.seed, 1, row).normal(size=(count, count)))
         q, r = torch.linalg.qr(random)
-        rotation = (q * r.diagonal().sign()).to(given.components)  # q alone is not uniform: LAPACK fixes its signs
-        divisor = given.divisor.unsqueeze(1)  # of a PCA that whitens: the whitened components are rotated
-        stage.components.copy_(rotation @ (given.components / divisor) * divisor)
+        rotation = (q * r.diagonal().sign()).to(original.components)  # q alone is not uniform: LAPACK fixes its signs
+        divisor = original.divisor.unsqueeze(1)  # of a PCA that whitens: the whitened components are rotated
+        stage.components.copy_(rotation @ (original.components / divisor) * divisor)
 
 
 def _lean(maps: Sequence[SignedMaps]) -> list[SignedMaps]:
     """Return what is measured of maps, without the output and the weights, which are larger than a map."""
-    return [replace(each, output=None, weights=each.weights.new_empty(1, 1, 0), heads=None) for each in maps]
+    return [
+        replace(image_map, output=None, weights=image_map.weights.new_empty(1, 1, 0), heads=None) for image_map in maps
+    ]
 
 
 def _why_not(subject: Subject) -> str:

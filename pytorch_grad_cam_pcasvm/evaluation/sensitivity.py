@@ -56,10 +56,10 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         ValueError: the number of layers is negative.
 
     Example:
-        >>> found = evaluation.sensitivity(
+        >>> result = evaluation.sensitivity(
         ...     net, (training_images, labels), ["layer2"], images=6, progress=False
         ... )
-        >>> found.check
+        >>> result.check
         'sensitivity'
     """
     if not isinstance(layers, Integral) or layers < 0:
@@ -70,7 +70,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         [] if refitted is None else [with_head(subject.net, refitted(subject.seed + draw)) for draw in range(DRAWS)]
     )
     cascade = Cascade(subject, layers)
-    kept = defaultdict[Any, list[np.ndarray]](list)  # by method, measure, rival
+    similarities = defaultdict[Any, list[np.ndarray]](list)  # by method, measure, rival
     draws: list[int] = []
     for x, _, rows_of in subject.batches("sensitivity"):
         targets = subject.targets(x)
@@ -82,7 +82,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
             theirs = {rival: signed(of_rival) for rival, of_rival in maps[method].items() if rival}
             if against.rotated is not None:
                 after[method, COMPONENTS, ""] = theirs.pop(HEAD)
-            after |= {(method, LIKENESS, rival): found for rival, found in (theirs | shared).items()}
+            after |= {(method, LIKENESS, rival): rival_maps for rival, rival_maps in (theirs | shared).items()}
         if against.rotated is not None:
             after[BLIND, COMPONENTS, ""] = subject.blind(x, against.rotated)
         draw_of = np.arange(len(draws), len(draws) + len(x)) % DRAWS
@@ -91,25 +91,29 @@ def sensitivity(  # noqa: D417 - of the study its class tells
             places = np.flatnonzero(draw_of == draw).tolist()
             some, wanted = x[places], [targets[n] for n in places]
             others = [(LABELS, refits[draw])] if refits else []
-            for what, other in itertools.chain(others, cascade.draw(draw)):
+            for measure, other in itertools.chain(others, cascade.draw(draw)):
                 for name, first in before.items():
                     blind = name == BLIND
-                    found = (
+                    randomised = (
                         subject.blind(some, other) if blind else signed(subject.explained(name, some, wanted, other))
                     )
-                    after.setdefault((name, what, ""), torch.empty_like(first))[places] = found
-        for key, found in after.items():
-            correlations = rank_correlations(*(each.cpu().numpy() for each in (before[key[0]], found)))
-            kept[key].append(np.abs(correlations))
+                    after.setdefault((name, measure, ""), torch.empty_like(first))[places] = randomised
+        for key, randomised in after.items():
+            correlations = rank_correlations(*(tensor.cpu().numpy() for tensor in (before[key[0]], randomised)))
+            similarities[key].append(np.abs(correlations))
         for method, of_method in maps.items():
-            changed = [parts[-1] for (name, what, _), parts in kept.items() if name == method and what != LIKENESS]
+            changed = [
+                parts[-1]
+                for (name, measure, _), parts in similarities.items()
+                if name == method and measure != LIKENESS
+            ]
             subject.add(method, np.mean(changed or [np.full(len(x), np.nan)], 0), rows_of, x, of_method[""])
     rows = []
-    for (name, what, rival), parts in sorted(kept.items(), key=lambda item: [*before].index(item[0][0])):
-        estimate = Estimate.of(np.concatenate(parts), None if what in (COMPONENTS, LIKENESS) else draws)
-        unlabelled = what == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
-        limit = None if name == BLIND or what == LIKENESS or unlabelled else ALIKE
-        rows.append(Row(name, what, rival, estimate, limit, below=True))
+    for (name, measure, rival), parts in sorted(similarities.items(), key=lambda item: [*before].index(item[0][0])):
+        estimate = Estimate.of(np.concatenate(parts), None if measure in (COMPONENTS, LIKENESS) else draws)
+        unlabelled = measure == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
+        limit = None if name == BLIND or measure == LIKENESS or unlabelled else ALIKE
+        rows.append(Row(name, measure, rival, estimate, limit, below=True))
     return subject.result(
         "sensitivity",
         "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and after; "
@@ -149,8 +153,10 @@ class Cascade:
         layers = {name: copied.get_submodule(name) for name in self._names}
         with torch.no_grad():
             for name, layer in layers.items():
-                for mine, given in zip(layer.parameters(), self._given.get_submodule(name).parameters(), strict=True):
-                    mine.copy_(given)
+                for mine, original in zip(
+                    layer.parameters(), self._given.get_submodule(name).parameters(), strict=True
+                ):
+                    mine.copy_(original)
         for name, layer in layers.items():
             with seeded(int(generator(self._seed, 4, number).integers(2**31)) + self._names.index(name)):
                 layer.reset_parameters()  # type: ignore[operator]

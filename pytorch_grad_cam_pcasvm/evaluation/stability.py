@@ -38,17 +38,17 @@ def stability(  # noqa: D417 - of the study its class tells
         ValueError: the noise is negative, or the shift is not between 0 and 1.
 
     Example:
-        >>> found = evaluation.stability(
+        >>> result = evaluation.stability(
         ...     net, (training_images, labels), ["layer2"], images=6, progress=False
         ... )
-        >>> found.settings["images"]
+        >>> result.settings["images"]
         6
     """
     if noise < 0 or not 0 <= shift < 1:
         raise ValueError(f"noise must be 0 or more, and shift between 0 and 1, got {noise} and {shift}")
     subject = study.fresh()
     against = Rivals(subject)
-    found = defaultdict[Any, list[np.ndarray]](list)  # by method, change and rival
+    correlations = defaultdict[Any, list[np.ndarray]](list)  # by method, change and rival
     for x, _, rows_of in subject.batches("stability"):
         targets, size = subject.targets(x), x.shape[2:]
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
@@ -63,17 +63,17 @@ def stability(  # noqa: D417 - of the study its class tells
         }
         for method in subject.named:
             maps = against.of(method)
-            before = {name: heat(each, size) for name, each in maps.items()} | shared
+            before = {name: heat(source_maps, size) for name, source_maps in maps.items()} | shared
             for change, moved in changed.items():
                 after = heat(subject.explained(method, moved, targets), size)
                 for source, first in before.items():
                     second = after
                     if change == SHIFT:  # what both of them have
                         first, second = first[..., : size[-1] - pixels], after[..., pixels:]
-                    found[method, change, source].append(rank_correlations(first, second))
-            kept = found[method, NOISE, ""][-1] + found[method, SHIFT, ""][-1]
-            subject.add(method, -kept, rows_of, x, maps[""])
-    numbers = {key: np.concatenate(parts) for key, parts in found.items()}
+                    correlations[method, change, source].append(rank_correlations(first, second))
+            similarity = correlations[method, NOISE, ""][-1] + correlations[method, SHIFT, ""][-1]
+            subject.add(method, -similarity, rows_of, x, maps[""])
+    numbers = {key: np.concatenate(parts) for key, parts in correlations.items()}
     rows = []
     for method in subject.named:
         for change in (NOISE, SHIFT):

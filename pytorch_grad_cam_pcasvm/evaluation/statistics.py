@@ -43,19 +43,19 @@ class Estimate:
         Returns:
             The mean, with the standard error of a mean over clusters if images share draws.
         """
-        found = np.asarray(values, np.float64)
-        known = ~np.isnan(found)
-        found = found[known]
-        if not len(found):
+        numbers = np.asarray(values, np.float64)
+        valid = ~np.isnan(numbers)
+        numbers = numbers[valid]
+        if not len(numbers):
             return Estimate(float("nan"), float("nan"), 0)
-        mean = found.mean()
+        mean = numbers.mean()
         _, cluster = np.unique(
-            np.arange(len(found)) if draws is None else np.asarray(draws)[known], return_inverse=True
+            np.arange(len(numbers)) if draws is None else np.asarray(draws)[valid], return_inverse=True
         )
-        sums = np.bincount(cluster, found - mean)
+        sums = np.bincount(cluster, numbers - mean)
         count = len(sums)
-        error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(found) if count > 1 else float("nan")
-        return Estimate(float(mean), float(error), len(found), None if draws is None else count)
+        error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(numbers) if count > 1 else float("nan")
+        return Estimate(float(mean), float(error), len(numbers), None if draws is None else count)
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -70,17 +70,20 @@ def _function(
         The function.
     """
     _, *own = inspect.signature(measure).parameters.values()
-    common = {name: each for name, each in inspect.signature(Study).parameters.items() if name != without}
+    common = {name: parameter for name, parameter in inspect.signature(Study).parameters.items() if name != without}
     common["images"] = common["images"].replace(default=images)
-    parameters = [each.replace(kind=each.KEYWORD_ONLY) if each.name == by_name else each for each in common.values()]
-    parameters += [each.replace(kind=each.KEYWORD_ONLY) for each in own]
-    signature = inspect.signature(measure).replace(parameters=sorted(parameters, key=lambda each: each.kind))
+    parameters = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY) if parameter.name == by_name else parameter
+        for parameter in common.values()
+    ]
+    parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
+    signature = inspect.signature(measure).replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
 
     @functools.wraps(measure)
     def function(*args: Any, **named: Any) -> Found:
-        given = {"images": images, **signature.bind(*args, **named).arguments}
-        of_measure = {option.name: given.pop(option.name) for option in own if option.name in given}
-        return measure(Study(**given), **of_measure)
+        bound = {"images": images, **signature.bind(*args, **named).arguments}
+        of_measure = {option.name: bound.pop(option.name) for option in own if option.name in bound}
+        return measure(Study(**bound), **of_measure)
 
     function.__module__ = __name__  # where pickle finds it
     function.__signature__ = signature  # type: ignore[attr-defined]

@@ -83,23 +83,23 @@ class Subject:
         Raises:
             ValueError: the head has nothing to explain.
         """
-        found = copy.copy(self)
-        found.target = self.target if target is None else target
-        if isinstance(found.target, SVMTarget | LogRatioTarget) and self.net.head.decision_position is None:
+        copied = copy.copy(self)
+        copied.target = self.target if target is None else target
+        if isinstance(copied.target, SVMTarget | LogRatioTarget) and self.net.head.decision_position is None:
             raise ValueError("the head has no SVM, so there is no decision to explain: pass target=PCATarget(0)")
-        found._forget()
-        return found
+        copied._forget()
+        return copied
 
-    def batches(self, what: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
+    def batches(self, description: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
         """Yield images (N, ...), their labels and rows, at least two at a time."""
-        for rows in self.parts(self.rows.tolist(), what, "image"):
+        for rows in self.parts(self.rows.tolist(), description, "image"):
             yield *self.read(rows), rows
 
-    def parts(self, items: list[Any], what: str, unit: str) -> Iterator[list[Any]]:
+    def parts(self, items: list[Any], description: str, unit: str) -> Iterator[list[Any]]:
         """Yield items, such as rows, a batch at a time, with a progress bar; at least two at a time if possible."""
         count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few images is seen, too
         ends = np.linspace(0, len(items), -(-len(items) // count) + 1).round().astype(int)
-        with progress_bar(self.progress, total=len(items), desc=what, unit=unit) as bar:
+        with progress_bar(self.progress, total=len(items), desc=description, unit=unit) as bar:
             for start, end in itertools.pairwise(ends):
                 yield items[start:end]
                 bar.update(end - start)
@@ -154,33 +154,35 @@ class Subject:
         """
         cam = self.cam(method, net or self.net)
         try:
-            found = explained(cam, x, targets)
+            maps = explained(cam, x, targets)
         except NoBoundaryError:
             if net in (None, self.net):
                 raise
             cam.baseline = "mean"  # type: ignore[attr-defined]
             try:
-                found = explained(cam, x, targets)
+                maps = explained(cam, x, targets)
             finally:
                 cam.baseline = "neutral"  # type: ignore[attr-defined]
-        check_finite(signed(found))  # explain does not wait for a device to see it
-        return found
+        check_finite(signed(maps))  # explain does not wait for a device to see it
+        return maps
 
     def add(self, method: str, badness: np.ndarray, rows: Sequence[int], x: Tensor, maps: Sequence[SignedMaps]) -> None:
         """Count blank maps, and keep the ten worst images of a method; badness (N,) is NaN where it is not known."""
-        self._seen[method] += [bool(each.maps.any()) for each in maps]
-        found = zip(badness.tolist(), rows, x.cpu(), maps, strict=True)
-        kept = [*self._worst[method], *(each for each in found if not np.isnan(each[0]))]
-        self._worst[method] = sorted(kept, key=lambda each: -each[0])[:10]
+        self._seen[method] += [bool(image_map.maps.any()) for image_map in maps]
+        candidates = zip(badness.tolist(), rows, x.cpu(), maps, strict=True)
+        ranked = [*self._worst[method], *(candidate for candidate in candidates if not np.isnan(candidate[0]))]
+        self._worst[method] = sorted(ranked, key=lambda candidate: -candidate[0])[:10]
 
     def result(
         self, check: str, question: str, rows: list[Row], curves: dict[str, Any] | None = None, **settings: Any
     ) -> Result:
         """Return what a check found, with the share of blank maps and the worst images of each method."""
-        blank = {method: 1 - sum(found) / len(found) if found else 0.0 for method, found in self._seen.items()}
+        blank = {
+            method: 1 - sum(nonblank) / len(nonblank) if nonblank else 0.0 for method, nonblank in self._seen.items()
+        }
         common: dict[str, Any] = {"images": len(self.rows), "seed": self.seed, "target": repr(self.target)}
         if self.missing:
-            common["not measured"] = "; ".join(f"{what}: {why}" for what, why in self.missing.items())
+            common["not measured"] = "; ".join(f"{part}: {why}" for part, why in self.missing.items())
         result = Result(check, question, rows, blank, common | settings, curves)
         for method, worst in self._worst.items():
             if worst:
@@ -188,7 +190,7 @@ class Subject:
                 result.names[method] = [str(self.source.id(row)) for row in result.worst[method]]
                 result.pictures[method] = Pictures(
                     torch.stack([self.source.picture(image).clamp(0, 1) for image in images]),
-                    SignedMaps.cat([replace(each.cpu(), targets=[self.target]) for each in maps]),
+                    SignedMaps.cat([replace(image_map.cpu(), targets=[self.target]) for image_map in maps]),
                 )
         return result
 
@@ -196,25 +198,25 @@ class Subject:
         """Return the sums of the activations of the target layer, (N, h, w), which ignore the target."""
         cam = self.cam(next(iter(self.named)), net)
         with cam._running(x) as modules:
-            found = cam._run(x, modules).activations(0)
-        return found.sum(1, dtype=torch.float64 if found.dtype == torch.float64 else torch.float32)
+            activations = cam._run(x, modules).activations(0)
+        return activations.sum(1, dtype=torch.float64 if activations.dtype == torch.float64 else torch.float32)
 
     def cam(self, method: str, net: PCASVMNet | None = None) -> ClosedFormCAM:
         """Return a method's cam for the network, or for another; each is created once."""
         net = net or self.net
         if (method, net) not in self._cams:
-            kind, options = self.named[method]
+            cam_class, options = self.named[method]
             layers = options.get("target_layers", [self.layer])
             others = {name: option for name, option in options.items() if name != "target_layers"}
-            self._cams[method, net] = kind(net, layers, **others)
+            self._cams[method, net] = cam_class(net, layers, **others)
         return self._cams[method, net]
 
 
 def with_head(net: PCASVMNet, head: Any) -> PCASVMNet:
     """Return a network with the same backbone, whose flags stay as they are, and another head."""
-    found = PCASVMNet(net.backbone, head, net.layer, pool=net.pool)
-    found.training = net.training
-    return found
+    other = PCASVMNet(net.backbone, head, net.layer, pool=net.pool)
+    other.training = net.training
+    return other
 
 
 @contextmanager
@@ -225,9 +227,9 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def generator(seed: int, what: int, row: int) -> np.random.Generator:
+def generator(seed: int, purpose: int, row: int) -> np.random.Generator:
     """Return the generator of one image, so that its numbers depend on no other image, batch or method."""
-    return np.random.default_rng([seed, what, row])
+    return np.random.default_rng([seed, purpose, row])
 
 
 class Made:
@@ -240,12 +242,12 @@ class Made:
         """Return the maps of a key, which are made if there are none."""
         if key in self._maps:
             return self._maps[key]
-        found = make()
-        outputs = [each.output.head_trace.values for each in found if each.output is not None]
-        self._room -= sum(each.nbytes for each in tree_leaves([outputs, [each._tensors() for each in found]]))
+        maps = make()
+        outputs = [image_map.output.head_trace.values for image_map in maps if image_map.output is not None]
+        self._room -= sum(leaf.nbytes for leaf in tree_leaves([outputs, [image_map._tensors() for image_map in maps]]))
         if self._room >= 0:
-            self._maps[key] = found
-        return found
+            self._maps[key] = maps
+        return maps
 
 
 def layer_of(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) -> nn.Module | str:
@@ -262,30 +264,30 @@ def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, An
     if not isinstance(methods, Mapping | list | tuple) or not methods:
         raise TypeError(f"methods must be a list of classes, such as [ContributionCAM], or a dict, got {methods!r:.80}")
     pairs: Any = methods.items() if isinstance(methods, Mapping) else ((None, method) for method in methods)
-    found: dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]] = {}
+    titled: dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]] = {}
     for name, method in pairs:
-        kind, options = method if isinstance(method, tuple) else (method, {})
-        if not (isinstance(kind, type) and issubclass(kind, ClosedFormCAM)):
-            raise TypeError(f"a method must be a class of the package, such as ContributionCAM, got {kind!r:.80}")
+        cam_class, options = method if isinstance(method, tuple) else (method, {})
+        if not (isinstance(cam_class, type) and issubclass(cam_class, ClosedFormCAM)):
+            raise TypeError(f"a method must be a class of the package, such as ContributionCAM, got {cam_class!r:.80}")
         shown = ", ".join(f"{key}={value}" for key, value in options.items() if isinstance(value, str | int | float))
-        title = name or (f"{kind.__name__}({shown})" if shown else kind.__name__)
-        if title in found:
+        title = name or (f"{cam_class.__name__}({shown})" if shown else cam_class.__name__)
+        if title in titled:
             raise ValueError(f"two methods are named {title!r}: name them, as in methods={{'one': ..., 'other': ...}}")
-        found[title] = kind, dict(options)
-    return found
+        titled[title] = cam_class, dict(options)
+    return titled
 
 
 def explained(cam: ClosedFormCAM, x: Tensor, targets: Sequence[Any]) -> list[SignedMaps]:
     """Return each image's map of its own target, without warnings: blank maps are counted, and controls are odd."""
-    found: dict[int, SignedMaps] = {}
+    by_image: dict[int, SignedMaps] = {}
     with warnings.catch_warnings():
         for category in (BlankMapWarning, BaselineWarning, OutsideTrainingWarning):
             warnings.simplefilter("ignore", category)
         for target in dict.fromkeys(targets):
             places = [n for n, other in enumerate(targets) if other == target]
             maps = cam.explain(x[places], [target])
-            found |= {n: maps[place] for place, n in enumerate(places)}
-    return [found[n] for n in range(len(x))]
+            by_image |= {n: maps[place] for place, n in enumerate(places)}
+    return [by_image[n] for n in range(len(x))]
 
 
 def signed(maps: Sequence[SignedMaps]) -> Tensor:
@@ -294,7 +296,7 @@ def signed(maps: Sequence[SignedMaps]) -> Tensor:
     They are the method's own: where the map of the negated target is another one (``SignedMaps.opposite``), what raises
     the target, as the method's paper defines it, and nothing subtracted from it.
     """
-    return torch.cat([each.maps[:, 0] for each in maps])
+    return torch.cat([image_map.maps[:, 0] for image_map in maps])
 
 
 def heat(maps: Tensor | Sequence[SignedMaps], size: Sequence[int]) -> np.ndarray:

@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE
 
 USE, DO_NOT, OPEN = "use", "do not use", "undecided"
 MOST_BLANK = 0.5  # of the maps, beyond which a method is of no use
-_FAITHFUL = [("faithfulness", kind, RANDOM) for kind in KINDS]
+_FAITHFUL = [("faithfulness", measure, RANDOM) for measure in KINDS]
 _LOCAL = [("localisation", SHARE, CHANCE), ("localisation", SHARE, BLIND)]
 _REQUIRED = [*_FAITHFUL, *_LOCAL, ("completeness", CONTRADICTING, "")]
 
@@ -75,32 +75,34 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         map, and the share of maps that contradict a decision. *Undecided*: anything else, in particular with fewer than
         ten images. No other check decides; those that failed, or were not run, are added to *use*.
     """
-    found = _Found(method, results)
-    against = [(check, row) for check, row in found.rows if row.verdict == FAILED and _can_veto(check, row)]
-    undecided = found.with_verdict(UNDECIDED, found.required)
-    few = found.with_verdict(TOO_FEW, found.required)
-    blank = found.images >= FEW and (found.blank > MOST_BLANK or bool(found.with_verdict(BLANK, found.required)))
-    measured = {(check, row.measure, row.against) for check, row in found.required}
-    missing = [kind for _, kind, _ in _FAITHFUL if ("faithfulness", kind, RANDOM) not in measured]
+    evidence = _Found(method, results)
+    against = [(check, row) for check, row in evidence.rows if row.verdict == FAILED and _can_veto(check, row)]
+    unclear = evidence.with_verdict(UNDECIDED, evidence.required)
+    too_few = evidence.with_verdict(TOO_FEW, evidence.required)
+    blank = evidence.images >= FEW and (
+        evidence.blank > MOST_BLANK or bool(evidence.with_verdict(BLANK, evidence.required))
+    )
+    measured = {(check, row.measure, row.against) for check, row in evidence.required}
+    missing = [measure for _, measure, _ in _FAITHFUL if ("faithfulness", measure, RANDOM) not in measured]
     whether = f"whether to use {method} {where}"
     if blank or against:
-        clauses = [f"{found.blank:.0%} of its maps are blank"] if blank else []
-        clauses += _clauses(found, against, "worse than") + _clauses(found, undecided, "no better than")
-        return _made(found, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + undecided)
-    if 0 < found.images < FEW or few:
-        counts = {_counted(found, check, row) for check, row in few}
-        few_of = f"{found.images} images" if found.images < FEW else " and ".join(sorted(counts))
+        clauses = [f"{evidence.blank:.0%} of its maps are blank"] if blank else []
+        clauses += _clauses(evidence, against, "worse than") + _clauses(evidence, unclear, "no better than")
+        return _made(evidence, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + unclear)
+    if 0 < evidence.images < FEW or too_few:
+        counts = {_counted(evidence, check, row) for check, row in too_few}
+        few_of = f"{evidence.images} images" if evidence.images < FEW else " and ".join(sorted(counts))
         sentence = f"It is unclear {whether}: {few_of} are too few; at least {FEW} are needed."
-        return _made(found, OPEN, sentence, few if found.images >= FEW else [])
+        return _made(evidence, OPEN, sentence, too_few if evidence.images >= FEW else [])
     if missing:
         sentence = f"It is unclear {whether}: {_listed(missing)} against random maps {_was(missing)} not measured."
-        return _made(found, OPEN, sentence, [])
-    if undecided:
-        clauses = _clauses(found, undecided, "not clearly better than")
+        return _made(evidence, OPEN, sentence, [])
+    if unclear:
+        clauses = _clauses(evidence, unclear, "not clearly better than")
         sentence = f"Undecided {whether}: {'; '.join(clauses)}. More images may settle it."
-        return _made(found, OPEN, sentence, undecided)
-    sentence = f"Use {method} {where}: it {_praise(found)}{_but(found)}."
-    return _made(found, USE, sentence, found.required)
+        return _made(evidence, OPEN, sentence, unclear)
+    sentence = f"Use {method} {where}: it {_praise(evidence)}{_but(evidence)}."
+    return _made(evidence, USE, sentence, evidence.required)
 
 
 def _can_veto(check: str, row: Row) -> bool:
@@ -109,17 +111,17 @@ def _can_veto(check: str, row: Row) -> bool:
     return local or row.against == RANDOM or row.measure == CONTRADICTING
 
 
-def _made(found: _Found, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]]) -> Verdict:
-    told = []
+def _made(evidence: _Found, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]]) -> Verdict:
+    reasons = []
     for _, row in rows:
         against = f" against {row.against}" if row.against else ""
-        told.append(f"{row.measure}{against}: {number(row)}, n = {row.estimate.n} ({row.verdict})")
-    if found.blank:
-        told.append(f"{found.blank:.0%} of the maps are blank")
-    return Verdict(found.method, verdict, sentence, told)
+        reasons.append(f"{row.measure}{against}: {number(row)}, n = {row.estimate.n} ({row.verdict})")
+    if evidence.blank:
+        reasons.append(f"{evidence.blank:.0%} of the maps are blank")
+    return Verdict(evidence.method, verdict, sentence, reasons)
 
 
-def _clauses(found: _Found, rows: Sequence[tuple[str, Row]], than: str) -> list[str]:
+def _clauses(evidence: _Found, rows: Sequence[tuple[str, Row]], than: str) -> list[str]:
     """Return clauses about rows that did not pass, one for each check and measure, or each rival."""
     clauses = []
     share = [row for _, row in rows if row.measure == CONTRADICTING]
@@ -129,64 +131,66 @@ def _clauses(found: _Found, rows: Sequence[tuple[str, Row]], than: str) -> list[
     for measure in (SHARE, POINT):
         rivals = [row.against for check, row in rows if check == "localisation" and row.measure == measure]
         if rivals:
-            what = _share(found) if measure == SHARE else f"has its largest value {_place(found)}"
-            clauses.append(f"it {what}, {than} {_listed(rivals)}")
+            phrase = _share(evidence) if measure == SHARE else f"has its largest value {_place(evidence)}"
+            clauses.append(f"it {phrase}, {than} {_listed(rivals)}")
     others = [row.measure for check, row in rows if check == "stability"]
     clauses += [f"its maps are {than} random maps in stability ({_listed(others)})"] if others else []
     return clauses
 
 
-def _praise(found: _Found) -> str:
+def _praise(evidence: _Found) -> str:
     """Return what speaks for a method that may be used."""
-    error = [row for _, row in found.rows if row.measure == ERROR and not row.against]
+    error = [row for _, row in evidence.rows if row.measure == ERROR and not row.against]
     parts = ["beats random maps in deletion and insertion"]
     parts += ["adds up"] if error and error[0].verdict == PASSED else []
-    local = "localisation" in found.results
+    local = "localisation" in evidence.results
     unknown = [] if local else ["whether it tells classes apart"]
-    unknown += [] if "completeness" in found.results else ["whether its maps contradict the decision"]
-    praise = _listed([*parts, _share(found)] if local else parts)
+    unknown += [] if "completeness" in evidence.results else ["whether its maps contradict the decision"]
+    praise = _listed([*parts, _share(evidence)] if local else parts)
     return f"{praise}; {_listed(unknown)} {_was(unknown)} not measured" if unknown else praise
 
 
-def _but(found: _Found) -> str:
+def _but(evidence: _Found) -> str:
     """Return what failed, though it does not decide; empty if nothing did."""
-    failed = found.with_verdict(FAILED, found.rows)
+    failed = evidence.with_verdict(FAILED, evidence.rows)
     parts = []
-    for kind in KINDS:
-        rivals = [row.against for check, row in failed if check == "faithfulness" and row.measure == kind]
-        parts += [f"{kind} is worse than with {_listed(rivals)}"] if rivals else []
+    for measure in KINDS:
+        rivals = [row.against for check, row in failed if check == "faithfulness" and row.measure == measure]
+        parts += [f"{measure} is worse than with {_listed(rivals)}"] if rivals else []
     rivals = sorted({row.against for check, row in failed if check == "localisation"})
     parts += [f"it localises worse than {_listed(rivals)}"] if rivals else []
     parts += ["its maps do not add up"] if any(check == "completeness" for check, _ in failed) else []
-    kept = [row.measure for check, row in failed if check == "sensitivity"]
-    parts += [f"its maps hardly change with {_listed(kept)}"] if kept else []
+    unchanged = [row.measure for check, row in failed if check == "sensitivity"]
+    parts += [f"its maps hardly change with {_listed(unchanged)}"] if unchanged else []
     moved = {row.measure for check, row in failed if check == "stability"}
-    parts += [f"its maps {'change under noise' if each == NOISE else 'do not move with the image'}" for each in moved]
-    parts += [f"{found.blank:.0%} of its maps are blank"] if found.blank >= 0.005 else []
+    parts += [
+        f"its maps {'change under noise' if measure == NOISE else 'do not move with the image'}" for measure in moved
+    ]
+    parts += [f"{evidence.blank:.0%} of its maps are blank"] if evidence.blank >= 0.005 else []
     return f"; but {_listed(sorted(parts))}" if parts else ""
 
 
-def _place(found: _Found) -> str:
-    settings = found.results["localisation"].settings
+def _place(evidence: _Found) -> str:
+    settings = evidence.results["localisation"].settings
     if settings.get("pasted"):
         return "on the pasted image"
     tiles = {2: "two", 4: "four"}.get(settings.get("tiles"))  # type: ignore[arg-type]
     return f"on the right one of {tiles} images" if tiles else "inside the masks"
 
 
-def _share(found: _Found) -> str:
-    share = found.results["localisation"][found.method, SHARE].mean
-    return f"puts {share:.0%} of the evidence {_place(found)}"
+def _share(evidence: _Found) -> str:
+    share = evidence.results["localisation"][evidence.method, SHARE].mean
+    return f"puts {share:.0%} of the evidence {_place(evidence)}"
 
 
-def _counted(found: _Found, check: str, row: Row) -> str:
+def _counted(evidence: _Found, check: str, row: Row) -> str:
     """Return how many images a row is of."""
     if check != "localisation":
         return f"{row.estimate.n} images"
-    settings = found.results[check].settings
+    settings = evidence.results[check].settings
     tiles = {2: "pairs", 4: "groups of four"}.get(settings.get("tiles"))  # type: ignore[arg-type]
-    kind = f"{tiles} of images" if tiles else "pasted images" if settings.get("pasted") else "images with a mask"
-    return f"{row.estimate.n} {kind}"
+    unit = f"{tiles} of images" if tiles else "pasted images" if settings.get("pasted") else "images with a mask"
+    return f"{row.estimate.n} {unit}"
 
 
 def _was(parts: Sequence[Any]) -> str:

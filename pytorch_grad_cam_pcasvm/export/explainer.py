@@ -166,10 +166,10 @@ class Explainer:
         ValueError: the file is truncated, is not an ONNX model, or is not an explanation.
 
     Example:
-        >>> told = export.onnx(cam, images, "explainer.onnx")
+        >>> metadata = export.onnx(cam, images, "explainer.onnx")
         >>> explainer = export.Explainer("explainer.onnx")
-        >>> found = explainer(images.numpy())
-        >>> found["maps"].shape, explainer.titles(found)[-1] == f"{explainer.predicted(found)} (predicted)"
+        >>> outputs = explainer(images.numpy())
+        >>> outputs["maps"].shape, explainer.titles(outputs)[-1] == f"{explainer.predicted(outputs)} (predicted)"
         ((2, 4, 8, 8), True)
     """
 
@@ -206,13 +206,13 @@ class Explainer:
 
     def seen(self, picture: Image.Image) -> Image.Image:
         """Return the part of a picture that the network gets, at the network's resolution."""
-        given = self.about["input"]
-        if len(given["shape"]) != 3 or given["shape"][0] not in (1, 3):
-            raise ValueError(f"the network takes arrays of shape {given['shape']}, not pictures")
-        channels, height, width = given["shape"]
+        input_format = self.about["input"]
+        if len(input_format["shape"]) != 3 or input_format["shape"][0] not in (1, 3):
+            raise ValueError(f"the network takes arrays of shape {input_format['shape']}, not pictures")
+        channels, height, width = input_format["shape"]
         picture = picture.convert("RGB" if channels == 3 else "L")
-        rim = rim_of(given["mean"], channels)
-        return framed(picture, (height, width), given["resize"], given["interpolation"], rim)
+        rim = rim_of(input_format["mean"], channels)
+        return framed(picture, (height, width), input_format["resize"], input_format["interpolation"], rim)
 
     def prepared(self, picture: Image.Image) -> np.ndarray:
         """Return a picture preprocessed for the network, shape (C, H, W)."""
@@ -248,16 +248,16 @@ class Explainer:
             raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
         tiles = [(shown, "" if label is None else f"predicted: {label}", "", "")]
         for k, title in enumerate(self.titles(found, row)):
-            each = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
+            numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
             if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
-                each["maps"] = np.maximum(each["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
+                numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
             start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-            value = f"value {each['values']:.4g}"
-            if abs(start) > 1e-6 * abs(each["values"]):
+            value = f"value {numbers['values']:.4g}"
+            if abs(start) > 1e-6 * abs(numbers["values"]):
                 value += f", from {start:.4g}"
-            end = f"{each['nu']:.3g}" + (f" x exp({each['log_scale']:.4g})" if each["log_scale"] else "")
-            drawn = self.overlay(shown, each["maps"] / (each["nu"] or 1.0))
-            tiles.append((drawn, title, value, f"raises, to {end}" if each["nu"] else "blank: all zero"))
+            end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
+            drawn = self.overlay(shown, numbers["maps"] / (numbers["nu"] or 1.0))
+            tiles.append((drawn, title, value, f"raises, to {end}" if numbers["nu"] else "blank: all zero"))
         columns = min(len(tiles), 6)
         rows = -(-len(tiles) // columns)
         font = _font()
@@ -303,12 +303,12 @@ def main() -> None:
     options = parser.parse_args()
     explainer = Explainer(options.model)
     picture = explainer.read(options.photo)
-    found = explainer(explainer.prepared(picture)[None])
-    if (label := explainer.predicted(found)) is not None:
+    outputs = explainer(explainer.prepared(picture)[None])
+    if (label := explainer.predicted(outputs)) is not None:
         print("predicted:", label)
-    for title, value in zip(explainer.titles(found), found["values"][0], strict=True):
+    for title, value in zip(explainer.titles(outputs), outputs["values"][0], strict=True):
         print(f"{title}: {value:.4g}")
-    explainer.sheet(picture, found).save(options.out)
+    explainer.sheet(picture, outputs).save(options.out)
 
 
 if __name__ == "__main__":

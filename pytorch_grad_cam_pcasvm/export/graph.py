@@ -74,10 +74,10 @@ def program(
         >>> explained["maps"].shape, explained["label"].shape
         (torch.Size([2, 4, 32, 32]), torch.Size([2]))
     """
-    found, made, x = traced_program(cam, images, targets, size)
+    exported, maps, x = traced_program(cam, images, targets, size)
     with torch.no_grad():
-        checked(found.module(), cam, made, x, size, "the program", ["report this network"])
-    return found
+        checked(exported.module(), cam, maps, x, size, "the program", ["report this network"])
+    return exported
 
 
 def traced_program(
@@ -119,14 +119,14 @@ def traced_program(
             "images.float(), outside of autocast"
         )
     with every_choice():
-        made = cam.explain(x, targets)
-    _refuse(cam, made)
-    graph, names = _graph(cam, x, made.targets, size, table)
-    found = torch.export.export(
+        maps = cam.explain(x, targets)
+    _refuse(cam, maps)
+    graph, names = _graph(cam, x, maps.targets, size, table)
+    exported = torch.export.export(
         _Named(graph, names), (x.new_zeros(_BATCH, *x.shape[1:]),),
         dynamic_shapes={"images": {0: Dim("batch")}}, strict=False,
     )  # fmt: skip
-    return found, made, x
+    return exported, maps, x
 
 
 class _Named(nn.Module):
@@ -148,11 +148,11 @@ def _no_autograd() -> NoProgramError:
     )
 
 
-def _refuse(cam: ClosedFormCAM, made: SignedMaps) -> None:
+def _refuse(cam: ClosedFormCAM, maps: SignedMaps) -> None:
     """Refuse what autograd would be needed for."""
     if cam.jacobian == "autograd":
         raise _no_autograd()
-    foreign = next((target for target in made.targets if not isinstance(target, ClosedFormTarget)), None)
+    foreign = next((target for target in maps.targets if not isinstance(target, ClosedFormTarget)), None)
     if foreign is not None:
         raise NoProgramError(
             f"{foreign!r} is a function of your own, which autograd differentiates, and a program has none",
@@ -188,9 +188,9 @@ def _graph(
     )
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        found = outputs_of(cam.explain(images, targets), size)
-        names[:] = found
-        return tuple(found.values())
+        outputs = outputs_of(cam.explain(images, targets), size)
+        names[:] = outputs
+        return tuple(outputs.values())
 
     network = type(cam.model).__name__
     try:
@@ -223,7 +223,7 @@ def _graph(
             "use x.shape[0], which is a symbol then",
             "where it is a second derivative, export ContributionCAM or ClosedFormGradCAM",
         )
-    known = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
+    name_of = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
     weights = {}
     narrow_before_expanding(graph.graph)
     plain_softmaxes(graph.graph)
@@ -231,7 +231,7 @@ def _graph(
     graph.graph.eliminate_dead_code()
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
-        node.target = known.get(id(value), node.target).replace(".", "_")
+        node.target = name_of.get(id(value), node.target).replace(".", "_")
         weights[node.target] = nn.Buffer(value.detach().clone())
     return GraphModule(weights, graph.graph), names
 

@@ -91,8 +91,8 @@ def onnx(
 
     Example:
         >>> from pytorch_grad_cam_pcasvm import export
-        >>> told = export.onnx(cam, images, "explainer.onnx")
-        >>> told["targets"], max(told["differences"].values()) < 1e-5
+        >>> metadata = export.onnx(cam, images, "explainer.onnx")
+        >>> metadata["targets"], max(metadata["differences"].values()) < 1e-5
         (['PCATarget(0)', 'PCATarget(1)', 'PCATarget(2)', 'SVMTarget()'], True)
     """
     runtime = _runtime()
@@ -101,7 +101,7 @@ def onnx(
         raise ValueError(f"there is no folder {path.parent}")
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
-    program, made, given = traced_program(cam, images, targets, size, decompositions())
+    program, maps, prepared = traced_program(cam, images, targets, size, decompositions())
     if isinstance(resize, str) and resize != "pad":
         raise ValueError(f"resize must be a number of pixels, 'pad' or None, got {resize!r}")
     if isinstance(resize, int) and resize < max(images.shape[2:]):
@@ -109,12 +109,12 @@ def onnx(
     for name, numbers in (("mean", mean), ("std", std)):
         if numbers is not None and len(numbers) != images.shape[1]:
             raise ValueError(f"{name} needs {images.shape[1]} numbers, one for each channel, got {len(numbers)}")
-    mean, std = (None if each is None else [float(x) for x in each] for each in (mean, std))
+    mean, std = (None if numbers is None else [float(x) for x in numbers] for numbers in (mean, std))
     pictures = dict[str, Any](mean=mean, std=std, resize=resize, interpolation=interpolation)
     pictures |= {"white_level": white_level, "float_white": float_white}
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
-    names = [*outputs_of(made, size)]
+    names = [*outputs_of(maps, size)]
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's own, about itself
@@ -132,7 +132,7 @@ def onnx(
         ) from error
     assert converted is not None
     _simplify(converted.model)
-    told = _metadata(cam, made, given, pictures)
+    metadata = _metadata(cam, maps, prepared, pictures)
     model = converted.model_proto
     symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
@@ -145,11 +145,11 @@ def onnx(
         return dict(zip(names, session.run(names, {"images": x.cpu().numpy()}), strict=True))
 
     ways_out = ("use export.program", "see whether explain changes as much with net.double()", "report this network")
-    told["differences"] = checked(run, cam, made, given, size, "onnxruntime", ways_out)
-    model.metadata_props.add(key=KEY, value=json.dumps(told))
+    metadata["differences"] = checked(run, cam, maps, prepared, size, "onnxruntime", ways_out)
+    model.metadata_props.add(key=KEY, value=json.dumps(metadata))
     with atomically(path) as file:
         file.write(model.SerializeToString())
-    return told
+    return metadata
 
 
 def _simplify(model: Any) -> None:
@@ -178,7 +178,7 @@ def _runtime() -> Any:
     return onnxruntime
 
 
-def _metadata(cam: ClosedFormCAM, made: SignedMaps, images: Tensor, pictures: dict[str, Any]) -> dict[str, Any]:
+def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: dict[str, Any]) -> dict[str, Any]:
     net = cam.model
     head = net.head if isinstance(net, PCASVMNet) else None
     classes = None if head is None or head.classes_ is None else head.classes_.tolist()
@@ -189,11 +189,11 @@ def _metadata(cam: ClosedFormCAM, made: SignedMaps, images: Tensor, pictures: di
         "format": FORMAT,
         "method": type(cam).__name__,
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
-        "targets": [repr(target) for target in made.targets],
-        "titles": [_title(target, classes) for target in made.targets],
+        "targets": [repr(target) for target in maps.targets],
+        "titles": [_title(target, classes) for target in maps.targets],
         "classes": classes,
         "pairwise_scores": getattr(getattr(head, "voting", None), "pairwise_scores", False),
-        "target_layers": list(made.layers),
+        "target_layers": list(maps.layers),
         "features": repr(source),
         "input": {"shape": list(images.shape[1:])} | pictures,
         "colours": colour_table(),

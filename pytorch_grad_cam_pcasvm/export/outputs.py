@@ -24,25 +24,25 @@ _MOST = 1e-3  # difference from explain, as a part of the largest value, which n
 _BESIDE = {"baseline_values": "values", "remainder": "values"}
 
 
-def outputs_of(made: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
+def outputs_of(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
     """Return what a program gives for maps, by name."""
-    found: dict[str, Any] = {name: getattr(made, name, None) for name in OUTPUTS}
-    output = made.output
+    outputs: dict[str, Any] = {name: getattr(maps, name, None) for name in OUTPUTS}
+    output = maps.output
     if isinstance(output, OfHead):
         head = output.head
-        found["scores"], found["components"] = head.scores(output.head_trace), output.components
+        outputs["scores"], outputs["components"] = head.scores(output.head_trace), output.components
         if head.decision_position is not None and head.classes_ is not None:
-            found["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
+            outputs["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
     elif isinstance(output, Tensor) and output.dim() == 2:
-        found["scores"], found["label"] = output, output.argmax(-1)
+        outputs["scores"], outputs["label"] = output, output.argmax(-1)
     for name in ("maps", "opposite"):
-        if size is not None and found[name] is not None:
-            found[name] = upsampled(found[name], size)
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+        if size is not None and outputs[name] is not None:
+            outputs[name] = upsampled(outputs[name], size)
+    return {name: tensor for name, tensor in outputs.items() if tensor is not None}
 
 
 def checked(
-    run: Callable[[Tensor], Mapping[str, Any]], cam: ClosedFormCAM, made: SignedMaps, images: Tensor,
+    run: Callable[[Tensor], Mapping[str, Any]], cam: ClosedFormCAM, maps: SignedMaps, images: Tensor,
     size: Sequence[int] | None, by: str, ways_out: Sequence[str],
 ) -> dict[str, float]:  # fmt: skip
     """Return the largest difference of every output from ``explain``, as a part of its largest value.
@@ -50,7 +50,7 @@ def checked(
     Args:
         run: computes the outputs of images, by name.
         cam: the method.
-        made: its maps of the images, whose targets are explained.
+        maps: its maps of the images, whose targets are explained.
         images: shape (N, ...).
         size: of maps, as in ``program``.
         by: what it is that runs.
@@ -64,18 +64,18 @@ def checked(
     noise = torch.randn((3, *images.shape[1:]), generator=generator).to(images) * images.std() + images.mean()
     largest: dict[str, float] = {}
     for x in (images, images[:1], noise):
-        doubts, cam._warnings = cam._warnings, WarnOnce()  # of noise, nothing is to be told or remembered
+        previous, cam._warnings = cam._warnings, WarnOnce()  # of noise, nothing is to be told or remembered
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                expected = outputs_of(cam.explain(x, made.targets), size)
+                expected = outputs_of(cam.explain(x, maps.targets), size)
         except ValueError:
             if x is not noise:  # a network need not be defined everywhere
                 raise
             continue
         finally:
-            cam._warnings = doubts
-        if x is noise and not all(bool(each.isfinite().all()) for each in expected.values()):
+            cam._warnings = previous
+        if x is noise and not all(bool(tensor.isfinite().all()) for tensor in expected.values()):
             continue
         for name, difference in compared(run(x), expected).items():
             largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
@@ -107,17 +107,17 @@ def _magnified(model: Any) -> int | None:
     return None
 
 
-def compared(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[str, float]:
+def compared(outputs: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[str, float]:
     """Return how far outputs are from what is expected: components, and the rest for images of the same class.
 
     Of a label that differs it is by how much the score of the right one is ahead: rounding may choose between equals.
     """
     wanted: dict[str, Any] = {name: tensor.cpu().double().numpy() for name, tensor in expected.items()}
-    given = {name: torch.as_tensor(array).cpu().double().numpy() for name, array in found.items()}
+    actual = {name: torch.as_tensor(array).cpu().double().numpy() for name, array in outputs.items()}
     everywhere = same = np.ones(len(wanted["values"]), bool)
     result = {}
     if "label" in wanted:
-        label, other = (each.pop("label").astype(int) for each in (wanted, given))
+        label, other = (numbers.pop("label").astype(int) for numbers in (wanted, actual))
         same, scores = label == other, wanted["scores"]
         if not same.all():
             of_classes = max(label.max(), other.max()) < scores.shape[1]  # and not of pairs of classes
@@ -125,21 +125,21 @@ def compared(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[s
             ahead = np.abs(scores[rows, label[rows]] - scores[rows, other[rows]]) if of_classes else np.inf
             result["label"] = float(np.max(ahead) / np.abs(scores).max())
     for name in ("nu", "log_scale"):
-        if np.isnan(given[name]).any():
+        if np.isnan(actual[name]).any():
             return {name: np.nan}
     # What was factored out is a matter of taste. Far from all support vectors, the last bit of a feature changes the
     # size of a map more than its shape: sizes are compared by their logarithms.
-    shift = given.pop("log_scale") - wanted["log_scale"]
+    shift = actual.pop("log_scale") - wanted["log_scale"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        sizes, scale = np.log(wanted["nu"]), np.log(given.pop("nu")) - np.log(wanted.pop("nu"))
+        sizes, scale = np.log(wanted["nu"]), np.log(actual.pop("nu")) - np.log(wanted.pop("nu"))
     scale, sizes = np.nan_to_num(scale + shift), np.nan_to_num(sizes + wanted.pop("log_scale"), neginf=0.0)
     result["nu"] = float((np.abs(scale) / np.maximum(1, np.abs(sizes)))[same].max(initial=0.0))
     for name, factor in (("maps", shift - scale), ("opposite", shift - scale), ("remainder", shift)):
-        if name in given:
-            given[name] = given[name] * np.exp(factor).reshape(*factor.shape, *[1] * (given[name].ndim - 2))
+        if name in actual:
+            actual[name] = actual[name] * np.exp(factor).reshape(*factor.shape, *[1] * (actual[name].ndim - 2))
     for name, numbers in wanted.items():
         rows = everywhere if name == "components" else same
         size = np.abs(wanted[_BESIDE.get(name, name)][rows]).max(initial=0.0)
-        error = np.abs(given[name] - numbers)[rows].max(initial=0.0)
+        error = np.abs(actual[name] - numbers)[rows].max(initial=0.0)
         result[name] = float(error / size) if size else float(error)
     return result

@@ -78,14 +78,14 @@ def runtime_files(runtime: Path) -> dict[str, Path]:
     Raises:
         FileNotFoundError: a file is missing.
     """
-    found = {}
+    files = {}
     for key, name in _RUNTIME.items():
         path = next((path for path in (runtime / "dist" / name, runtime / name) if path.is_file()), None)
         if path is None:
             install = "run 'npm install onnxruntime-web', and pass runtime='node_modules/onnxruntime-web'"
             refuse(FileNotFoundError, f"{runtime} has no {name}", Way(install, "runtime"))
-        found[key] = path
-    return found
+        files[key] = path
+    return files
 
 
 def _write(data: Path, name: str, content: bytes) -> int:

@@ -132,8 +132,8 @@ def heading(target: Any, output: Any) -> str:
     if isinstance(target, PCATarget):
         return f"$P_{{{target.component + 1}}}$" if target.sign == "+" else f"$(-P_{{{target.component + 1}}})$"
     if isinstance(target, SVMTarget):
-        kind = "margin" if target.versus is None else "decision"
-        return kind if labels_of(output) is not None else "value"
+        decision = "margin" if target.versus is None else "decision"
+        return decision if labels_of(output) is not None else "value"
     if isinstance(target, LogRatioTarget):
         return "log-ratio"
     if isinstance(target, ProbabilityTarget | ClassifierOutputSoftmaxTarget):
@@ -175,11 +175,11 @@ def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -
         return ""
     names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
     # Maps that were loaded have no head: which of the classes a label is, nobody knows.
-    known = dict(zip(labels, names, strict=True)) if isinstance(output, HeadOutput) or not of_svm else {}
-    words = ["against"] * (getattr(target, "sign", "+") == "-") + [str(known.get(category, _class(category)))]
+    name_of = dict(zip(labels, names, strict=True)) if isinstance(output, HeadOutput) or not of_svm else {}
+    words = ["against"] * (getattr(target, "sign", "+") == "-") + [str(name_of.get(category, _class(category)))]
     if versus is not None:
         several = [_plain(label) for label in versus] if isinstance(versus, tuple) else [versus]
-        words.append("/ " + ", ".join(str(known.get(label, _class(label))) for label in several))
+        words.append("/ " + ", ".join(str(name_of.get(label, _class(label))) for label in several))
     return literal(" ".join(words))
 
 

@@ -82,7 +82,7 @@ class Along:
         symbol: symbol of the component.
         values: its values, shape (R,).
         classes: the images of each class by its name, masks of shape (R,).
-        kind: what the classes are.
+        group: what the classes are.
         parts: the component's parts in the decision, shape (R,), or None.
         decision: what it is a part of.
     """
@@ -90,7 +90,7 @@ class Along:
     symbol: str
     values: np.ndarray
     classes: Mapping[str, np.ndarray]
-    kind: str
+    group: str
     parts: np.ndarray | None
     decision: str
 
@@ -160,16 +160,16 @@ def plot_component(
         raise ValueError(
             f"{len(x)} images, {len(source)} pictures, count {count}: give at least 2 images, and a picture of each"
         )
-    given = predicted if labels is None else as_array(labels)
-    if given.shape != (len(x),):
-        raise ValueError(f"labels of shape {given.shape} for {len(x)} images: give one for each")
+    image_labels = predicted if labels is None else as_array(labels)
+    if image_labels.shape != (len(x),):
+        raise ValueError(f"labels of shape {image_labels.shape} for {len(x)} images: give one for each")
     count = min(count, len(x) // 2)
     of_mean = min(max(end or len(x) // 10, count), len(x) // 2)
     values = p[:, component].numpy()
     labelled: dict[str, np.ndarray] = {}
-    for index, value in enumerate(np.unique(given).tolist()):
+    for index, value in enumerate(np.unique(image_labels).tolist()):
         name = class_name(value, index, classes)
-        labelled[name] = labelled.get(name, False) | (given == value)
+        labelled[name] = labelled.get(name, False) | (image_labels == value)
     order = np.argsort(values, kind="stable")
     rows = np.concatenate([order[:of_mean], order[-of_mean:]])
     drawn = as_pictures(source[rows])
@@ -182,8 +182,8 @@ def plot_component(
         check_maps("", maps, len(drawn))
         ends = _ends(rows, drawn, maps)
         parts = _parts(cam, x[:1], p.to(device_of(net)), component, target)
-    kind = "class" if labels is not None else "predicted class" if classes_known(net.head) else "set"
-    along = Along(f"p_{{{component + 1}}}", values, labelled, kind, parts, _decision(target, output, classes))
+    group = "class" if labels is not None else "predicted class" if classes_known(net.head) else "set"
+    along = Along(f"p_{{{component + 1}}}", values, labelled, group, parts, _decision(target, output, classes))
     return _drawn(ends, along, count, size)
 
 
@@ -207,8 +207,8 @@ def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.nd
             if output.components is None:
                 raise ValueError("the head has no components: this figure needs one with a PCA")
             components.append(output.components.cpu())
-            known = classes_known(output.head)
-            labels.append(output.labels() if known else np.full(len(batch), "all images"))
+            has_classes = classes_known(output.head)
+            labels.append(output.labels() if has_classes else np.full(len(batch), "all images"))
     return torch.cat(components), np.concatenate(labels), output
 
 
@@ -219,13 +219,13 @@ def classes_known(head: Head) -> bool:
 
 def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
     """Return what the component is a part of, for images of any class."""
-    kind, labels = heading(target, output), labels_of(output)
+    name, labels = heading(target, output), labels_of(output)
     if labels is None:
-        return kind
+        return name
     if getattr(target, "category", None) is None:
-        return f"{kind} of the predicted class"
+        return f"{name} of the predicted class"
     names = [plain_name(label, index, classes) for index, label in enumerate(labels)] if classes else None
-    return f"{kind}, {subject(target, output, 0, names)}"
+    return f"{name}, {subject(target, output, 0, names)}"
 
 
 def _ends(rows: np.ndarray, pictures: np.ndarray, maps: SignedMaps) -> Ends:
@@ -246,8 +246,8 @@ def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target:
     none = p.new_zeros(len(p), p.shape[1], 0)
     numbers: Any = {"maps": none.unsqueeze(-1), "weights": none, "values": p, "nu": torch.zeros_like(p)}
     at_baseline = start.baseline_values.to(p).expand_as(p)
-    known: Any = {"log_scale": torch.zeros_like(p), "baseline_values": at_baseline, "targets": targets, "output": None}
-    without_maps = SignedMaps(**numbers, **known, linear=True, neutral=start.neutral)
+    shared: Any = {"log_scale": torch.zeros_like(p), "baseline_values": at_baseline, "targets": targets, "output": None}
+    without_maps = SignedMaps(**numbers, **shared, linear=True, neutral=start.neutral)
     g, p0, log_scale = steps_of(without_maps, cam.model.head, target)
     return ((g * (p - p0))[:, component] * log_scale.exp()).cpu().numpy()
 
@@ -283,7 +283,7 @@ def _titles(shown: Ends, along: Along) -> tuple[list[str], float]:
     name_of = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
     names, shrink = fitted([name_of[row] for row in shown.rows], _PICTURE, "small")
     values = [number(float(along.values[row])) for row in shown.rows]
-    if along.kind == "set":  # there are no classes
+    if along.group == "set":  # there are no classes
         return values, 1.0
     return [f"{name}\n{value}" for name, value in zip(names, values, strict=True)], shrink
 
@@ -320,7 +320,7 @@ def _note(along: Along) -> str:
     note = (
         f"Red raises ${along.symbol}$, blue lowers it. Each end has its own scale, which ends at the number beside it. "
     )
-    note += f"Points: all images; those shown above are circled, and the mean of each {along.kind} is black."
+    note += f"Points: all images; those shown above are circled, and the mean of each {along.group} is black."
     if along.parts is not None:
         note += f" Bars: $g\\,({along.symbol} - p^0)$, what the component adds to the {along.decision}, averaged "
         note += "over each class, with the standard error."
@@ -333,8 +333,8 @@ def _most_telling(along: Along) -> list[str]:
     """Return the names of the classes that are drawn: all, or those whose means lie farthest out."""
     middle = along.values.mean()
     by_distance = sorted(along.classes, key=lambda name: -abs(along.values[along.classes[name]].mean() - middle))
-    kept = set(by_distance[:MOST_CLASSES])
-    return [name for name in along.classes if name in kept]
+    drawn = set(by_distance[:MOST_CLASSES])
+    return [name for name in along.classes if name in drawn]
 
 
 def _draw_strip(axis: Axes, along: Along, names: Sequence[str], circled: np.ndarray) -> None:

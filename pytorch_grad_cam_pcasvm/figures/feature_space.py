@@ -117,11 +117,11 @@ def plot_feature_space(
             )
     if ax is not None and test is not None:
         raise ValueError("one ax can hold only one set: leave out test or ax")
-    kind = {"projection": "3d"} if len(dims) == 3 else {}
+    projection = {"projection": "3d"} if len(dims) == 3 else {}
     axes = [ax] if ax is not None else []
     if ax is None:
         figure = new_figure(size or (4.2 * len(arrays) + 1.5, 4.2), w_pad=0.2)
-        axes += figure.subplots(1, len(arrays), squeeze=False, subplot_kw=kind).flat
+        axes += figure.subplots(1, len(arrays), squeeze=False, subplot_kw=projection).flat
     values = np.unique(np.concatenate([y for _, y in arrays.values()]))
     limits = np.concatenate([p[:, list(dims)] for p, _ in arrays.values()])
     for axis, (name, (p, y)) in zip(axes, arrays.items(), strict=True):

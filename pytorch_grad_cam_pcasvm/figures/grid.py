@@ -75,7 +75,7 @@ def plot_maps(
     check_components(components, groups)
     if compare is None:
         targets = [list(group.targets) for group in groups.values()]
-        compare = all(len(each) > 1 and each == targets[0] for each in targets)
+        compare = all(len(group_targets) > 1 and group_targets == targets[0] for group_targets in targets)
     compare = compare and len(groups) > 1
     blocks, notes = [], [_how_to_read(groups, signed)]
     if compare:
@@ -90,10 +90,10 @@ def plot_maps(
         )
         notes.append(f"Sum of a map{tokens} + value at the baseline = the value above it{which}.")
     for title, group in groups.items():
-        numbers, known = selected(group.targets, components)
+        numbers, total = selected(group.targets, components)
         blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]
         name = f"{title}: " if title else ""
-        notes += [name + note for note in left_out([group.targets[k] for k in numbers], known, components)]
+        notes += [name + note for note in left_out([group.targets[k] for k in numbers], total, components)]
     if not blocks:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
     if compare:  # with equal widths they stand below each other
@@ -142,10 +142,10 @@ def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
 
 def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps]) -> None:
     """Raise a ValueError if none of these maps has as many classes as there are names."""
-    known = sorted({len(labels) for group in groups.values() if (labels := labels_of(group.output)) is not None})
-    if classes is not None and known and len(classes) not in known:
+    counts = sorted({len(labels) for group in groups.values() if (labels := labels_of(group.output)) is not None})
+    if classes is not None and counts and len(classes) not in counts:
         raise ValueError(
-            f"{len(classes)} names for {' or '.join(map(str, known))} classes: give one for each, in the order of "
+            f"{len(classes)} names for {' or '.join(map(str, counts))} classes: give one for each, in the order of "
             "classes_ (of a classifier: of its outputs)"
         )
 
@@ -155,9 +155,9 @@ def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
     is_count = isinstance(components, int | np.integer) and not isinstance(components, bool)
     if components is None or (is_count and components >= 0):
         return
-    known = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
-    if isinstance(components, bool | int | np.integer | str) or not known.issuperset(components):
-        of_these = f"these maps have components {sorted(known)}" if known else "these maps are of no components"
+    available = {t.component for group in groups.values() for t in group.targets if isinstance(t, PCATarget)}
+    if isinstance(components, bool | int | np.integer | str) or not available.issuperset(components):
+        of_these = f"these maps have components {sorted(available)}" if available else "these maps are of no components"
         raise ValueError(
             f"components must be a count, or numbers from 0 as in components=[0, 2], got {components!r}: {of_these}"
         )
@@ -166,21 +166,21 @@ def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
 def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
     """Return which targets are drawn, components in the requested order, and how many components there are."""
     component = {k: target.component for k, target in enumerate(targets) if isinstance(target, PCATarget)}
-    known = list(dict.fromkeys(component.values()))
+    available = list(dict.fromkeys(component.values()))
     if components is None or isinstance(components, int | np.integer):
-        wanted = known[: MOST_COMPONENTS if components is None else components]
+        wanted = available[: MOST_COMPONENTS if components is None else components]
     else:
         wanted = list(components)
     drawn = iter(sorted((k for k in component if component[k] in wanted), key=lambda k: wanted.index(component[k])))
-    kept = [k for k in range(len(targets)) if k not in component or component[k] in wanted]
-    return [next(drawn) if k in component else k for k in kept], len(known)
+    positions = [k for k in range(len(targets)) if k not in component or component[k] in wanted]
+    return [next(drawn) if k in component else k for k in positions], len(available)
 
 
-def left_out(drawn: Sequence[Any], known: int, components: Any) -> list[str]:
+def left_out(drawn: Sequence[Any], total: int, components: Any) -> list[str]:
     """Return a note that says how many components are drawn, unless all are."""
     shown = len({target.component for target in drawn if isinstance(target, PCATarget)})
-    how = f" components={known} draws all, components=[0, {known - 1}] the first and the last."
-    return [f"{shown} of {known} components are drawn.{how if components is None else ''}"] if shown < known else []
+    how = f" components={total} draws all, components=[0, {total - 1}] the first and the last."
+    return [f"{shown} of {total} components are drawn.{how if components is None else ''}"] if shown < total else []
 
 
 def _how_to_read(groups: Mapping[str, SignedMaps], signed: bool) -> str:

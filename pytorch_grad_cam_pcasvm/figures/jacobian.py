@@ -55,15 +55,15 @@ def plot_jacobian(
     x = checked_images(image.unsqueeze(0) if image.dim() == (4 if of_volumes else 3) else image).to(device_of(net))
     if len(x) != 1:
         raise ValueError(f"one image is drawn, got {len(x)} in shape {tuple(image.shape)}: give images[:1]")
-    levels = _dense_levels(net, target_layer, x)
+    stages = _dense_stages(net, target_layer, x)
     of_components = [
-        torch.stack(grads).double()  # d components / d level, for every level but the last
-        for grads in zip(*(_gradients(p, levels[:-1]) for p in levels[-1][0]), strict=True)
+        torch.stack(grads).double()  # d components / d stage, for every stage but the last
+        for grads in zip(*(_gradients(p, stages[:-1]) for p in stages[-1][0]), strict=True)
     ]
-    maps = levels[0][0].detach()
+    maps = stages[0][0].detach()
     if maps.dim() not in (3, 4):
         raise ValueError(
-            f"the target layer's output has shape {tuple(levels[0].shape)}, but feature maps (1, T, H, W) or "
+            f"the target layer's output has shape {tuple(stages[0].shape)}, but feature maps (1, T, H, W) or "
             "(1, T, D, H, W) are needed: choose a convolutional layer"
         )
     pixels = maps[0].numel()
@@ -71,32 +71,34 @@ def plot_jacobian(
     channel = int(weights.abs().sum(0).argmax()) if channel is None else channel
     if not 0 <= channel < len(maps):
         raise ValueError(f"channel {channel}: the target layer has {len(maps)} feature maps, numbered from 0")
-    kept = [torch.arange(channel * pixels, (channel + 1) * pixels)]
-    kept += [
+    chosen = [torch.arange(channel * pixels, (channel + 1) * pixels)]
+    chosen += [
         step.abs().amax(0).topk(min(units, step.shape[1])).indices.sort().values.cpu() for step in of_components[1:]
     ]
-    kept.append(torch.arange(levels[-1].shape[1]))
+    chosen.append(torch.arange(stages[-1].shape[1]))
     edges = [
         torch.stack([_gradients(after[0, unit], [before])[0].cpu()[inputs] for unit in outputs.tolist()]).double()
-        for (before, after), (inputs, outputs) in zip(itertools.pairwise(levels), itertools.pairwise(kept), strict=True)
+        for (before, after), (inputs, outputs) in zip(
+            itertools.pairwise(stages), itertools.pairwise(chosen), strict=True
+        )
     ]
     return _draw_paths(as_array(maps[channel]), [edge.numpy() for edge in edges], channel, size)
 
 
-def _dense_levels(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Tensor]:
+def _dense_stages(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the activations, the input of every later dense layer, the features and the components, with a graph."""
     name = layer_name(net.backbone, target_layer)
     if name is None:
         raise ValueError("the target layer is the network itself: choose one of its layers")
-    levels: list[Tensor] = []
+    stages: list[Tensor] = []
 
     def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        levels.append(output.detach().clone().requires_grad_())
-        return levels[0].clone()
+        stages.append(output.detach().clone().requires_grad_())
+        return stages[0].clone()
 
     def unit(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if levels:
-            levels.append(args[0])
+        if stages:
+            stages.append(args[0])
 
     with evaluating(net), torch.no_grad():
         net(x)  # a first pass may go on behind the features
@@ -110,16 +112,16 @@ def _dense_levels(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Te
             handle.remove()
     if output.components is None:
         raise ValueError("the head has no components: plot_jacobian needs one with a PCA")
-    if not levels:
+    if not stages:
         raise ValueError(f"{name} is not run on the way to the features: choose a layer before {net.layer}")
-    if len(levels) > 1:
-        del levels[1]  # the input of the first dense layer is the activations themselves
-    return [*levels, output.features, output.components]
+    if len(stages) > 1:
+        del stages[1]  # the input of the first dense layer is the activations themselves
+    return [*stages, output.features, output.components]
 
 
-def _gradients(value: Tensor, levels: Sequence[Tensor]) -> list[Tensor]:
-    """Return the derivative of one number by each level of one image, flat."""
-    return [grad.flatten() for grad in torch.autograd.grad(value, levels, retain_graph=True)]
+def _gradients(value: Tensor, stages: Sequence[Tensor]) -> list[Tensor]:
+    """Return the derivative of one number by each stage of one image, flat."""
+    return [grad.flatten() for grad in torch.autograd.grad(value, stages, retain_graph=True)]
 
 
 def _strongest_slice(inset: Axes, picture: np.ndarray, edge: np.ndarray) -> np.ndarray:

@@ -93,7 +93,7 @@ class Layout:
 
     def _is_headed(self, row: int, line: Sequence[Block]) -> bool:
         """Return whether there are headings above a line: once, unless another line has others."""
-        groups = {block.title for each in self.lines for block in each}
+        groups = {block.title for blocks in self.lines for block in blocks}
         if self.compared and len(self.lines) == len(groups):
             return row == 0 and line is self.lines[0]
         return row == 0 or self.wrapped

@@ -85,21 +85,22 @@ def plot_mistake(
         >>> truth = "dog" if net.predict(images)[0] == "cat" else "cat"  # as if it were one
         >>> figure = plot_mistake(net, images[0], truth, training_images, labels, target_layer="layer2")
     """
-    known = _classes(net.head)
-    truth = known[net.head.class_index(truth)]
+    head_classes = _classes(net.head)
+    truth = head_classes[net.head.class_index(truth)]
     cam = method_of(net, target_layer, cam)
     one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images)
-    given, source = as_array(labels), as_array(x if pictures is None else pictures)
+    image_labels, source = as_array(labels), as_array(x if pictures is None else pictures)
     if one.shape != x[:1].shape or count < 1 or neighbours < 1 or batch_size < 1:
         raise ValueError(
             f"an image of shape {tuple(image.shape)} for training images of shape {tuple(x.shape)}, count {count}, "
             f"neighbours {neighbours}: give one image of their shape, and at least 1 of each"
         )
-    if given.shape != (len(x),) or len(source) != len(x):
+    if image_labels.shape != (len(x),) or len(source) != len(x):
         raise ValueError(
-            f"labels of shape {given.shape} and {len(source)} pictures for {len(x)} training images: give one for each"
+            f"labels of shape {image_labels.shape} and {len(source)} pictures for {len(x)} training images: give "
+            "one for each"
         )
-    names = _names(known, classes)
+    names = _names(head_classes, classes)
     drawn = as_array(one if picture is None else picture)
     drawn = as_pictures(drawn if drawn.ndim == 4 else drawn[None])[0]
 
@@ -114,17 +115,17 @@ def plot_mistake(
         warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
         components = cam.explain(one.to(device_of(net)), [PCATarget(b) for b in range(p.shape[1])]).cpu()
     target, in_order = SVMTarget(predicted, versus=truth), None if classes is None else list(names.values())
-    steps, every = (Steps.of(components, net.head, target, most, in_order) for most in (count, p.shape[1]))
+    steps, all_steps = (Steps.of(components, net.head, target, most, in_order) for most in (count, p.shape[1]))
     margins = [(names[label], float(SVMTarget(label)(output))) for label in (predicted, truth)]
 
     distances = (values_of(net, x, batch_size)[0] - p).norm(dim=1).numpy()
     distances[(x == one).flatten(1).all(1).cpu().numpy()] = np.inf  # no image is its own neighbour
-    nearest = [_nearest(distances, given, label)[:neighbours] for label in (predicted, truth)]
+    nearest = [_nearest(distances, image_labels, label)[:neighbours] for label in (predicted, truth)]
     near = [
         (literal(names[label]), as_pictures(source[rows]), distances[rows])
         for label, rows in zip((predicted, truth), nearest, strict=True)
     ]
-    return _drawn(drawn, steps, _sentence(every, margins), near, size)
+    return _drawn(drawn, steps, _sentence(all_steps, margins), near, size)
 
 
 def _classes(head: Head) -> list[Any]:
@@ -137,10 +138,10 @@ def _classes(head: Head) -> list[Any]:
     if head.decision_position is None:
         raise ValueError("the head has no classifier, so nothing was predicted: put one behind the PCA")
     if head.classes_ is None:
-        kind = "one-class SVM" if isinstance(head.voting, OneClass) else "regressor"
+        estimator = "one-class SVM" if isinstance(head.voting, OneClass) else "regressor"
         raise ValueError(
-            f"the head is a {kind}, which predicts no class that could be wrong: plot_decision draws its value, part "
-            "by part"
+            f"the head is a {estimator}, which predicts no class that could be wrong: plot_decision draws its value, "
+            "part by part"
         )
     return head.classes_.tolist()
 
@@ -165,20 +166,20 @@ def _nearest(distances: np.ndarray, labels: np.ndarray, label: Any) -> np.ndarra
 def _sentence(steps: Steps, margins: Sequence[tuple[str, float]]) -> str:
     """Return what was predicted, what it is, and why."""
     (predicted, of_predicted), (truth, of_truth) = margins
-    what = f'predicted "{predicted}" ({number(of_predicted)}), but it is "{truth}" ({number(of_truth)})'
+    outcome = f'predicted "{predicted}" ({number(of_predicted)}), but it is "{truth}" ({number(of_truth)})'
     if steps.value <= 0:  # of three or more classes, where the others' votes decide
-        return f'{what}: between these two alone, "{truth}" would win'
+        return f'{outcome}: between these two alone, "{truth}" would win'
     tipped, left, least = [], steps.value, _ROUNDING * steps.value
     for part in sorted(steps.parts, key=lambda part: -part.rise):
         if left > least and part.rise > 0:
             tipped.append(str(part.components[0] + 1))
             left -= part.rise
     if left > least:
-        return f'{what}: no component tipped it; "{predicted}" already wins at the baseline'
+        return f'{outcome}: no component tipped it; "{predicted}" already wins at the baseline'
     if len(tipped) > _MOST_NAMED + 1:
         tipped[_MOST_NAMED:] = [f"{len(tipped) - _MOST_NAMED} others"]
     *most, last = tipped
-    return f"{what}: component{'s' * bool(most)} {', '.join(most)}{' and ' * bool(most)}{last} tipped it"
+    return f"{outcome}: component{'s' * bool(most)} {', '.join(most)}{' and ' * bool(most)}{last} tipped it"
 
 
 def _drawn(

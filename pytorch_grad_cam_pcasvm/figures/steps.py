@@ -110,8 +110,8 @@ class Steps:
         name, words = heading(target, whole.output), subject(target, whole.output, 0, classes)
         title = f"{name}, {words}" if words else name
         label = filled(title, COLUMN, "medium", break_long_words=False)
-        every, tokens = [b for part in parts for b in part.components], sum(part.tokens for part in parts)
-        last = Step(name, label, every, whole.maps[0, 0], value - start, tokens)
+        numbers, tokens = [b for part in parts for b in part.components], sum(part.tokens for part in parts)
+        last = Step(name, label, numbers, whole.maps[0, 0], value - start, tokens)
         return cls(parts, last, start, float(whole.log_scale), title)
 
     @property
@@ -180,19 +180,19 @@ class Steps:
         unit, power = self._unit
         start, end = self.start / unit, self.value / unit
         rises = [step.rise / unit for step in self.parts]
-        levels = np.cumsum([start, *rises])
-        bottoms, heights = [0.0, *levels[:-1], 0.0], [start, *rises, end]
+        totals = np.cumsum([start, *rises])
+        bottoms, heights = [0.0, *totals[:-1], 0.0], [start, *rises, end]
         colours = [GREY, *(RED if rise > 0 else BLUE for rise in rises), GREY]
         axis.bar(range(len(heights)), heights, 0.6, bottoms, color=colours, zorder=2)
         axis.axhline(0, color="0.6", linewidth=1, zorder=1)
-        for column, level in enumerate(levels):
+        for column, level in enumerate(totals):
             axis.plot([column - 0.3, column + 1.3], [level, level], color="0.5", linewidth=1, zorder=3)
         for column, (bottom, height) in enumerate(zip(bottoms, heights, strict=True)):
             up, is_step = height >= 0, 0 < column < len(heights) - 1
             style: dict[str, Any] = {"ha": "center", "va": "bottom" if up else "top", "color": colours[column]}
             style |= {"xytext": (0, 3 if up else -3), "textcoords": "offset points", "path_effects": _HALO, "zorder": 4}
             axis.annotate(self._written(height, is_step), (column, bottom + height), weight="bold", **style)
-        low, high = min(0.0, *levels), max(0.0, *levels)
+        low, high = min(0.0, *totals), max(0.0, *totals)
         room = 0.18 * (high - low or 1.0)
         axis.set(ylim=(low - (room if low < 0 else 0), high + room))
         labels = ["baseline", *(self._label(step) for step in (*self.parts, self.whole))]
@@ -231,8 +231,8 @@ def stand_below(above: Sequence[Axes], bars: Axes) -> None:
 
 def _parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, count: int) -> list[Step]:
     """Return the strongest components of one image, and the others as one step."""
-    known = takewhile(lambda pair: pair[1] == PCATarget(pair[0]), enumerate(components.targets))
-    of_components = components[:, [b for b, _ in known]]
+    leading = takewhile(lambda pair: pair[1] == PCATarget(pair[0]), enumerate(components.targets))
+    of_components = components[:, [b for b, _ in leading]]
     g, p0, log_scale = steps_of(of_components, head, target)
     g = g * (of_components.log_scale + (log_scale - whole.log_scale[:, 0]).unsqueeze(1)).exp()
     maps = g.unsqueeze(-1).unsqueeze(-1) * of_components.maps.to(g.dtype)

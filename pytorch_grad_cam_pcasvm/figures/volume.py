@@ -79,7 +79,7 @@ def plot_volume(
         raise ValueError(f"axis must be 0, 1 or 2, for slices along D, H or W, got {axis!r}")
     if len(spacing) != 3 or not all(0 < size < np.inf for size in spacing):
         raise ValueError(f"spacing must be three positive numbers, the size of a voxel along D, H, W, got {spacing!r}")
-    shown, known = selected(maps.targets, components)
+    shown, total = selected(maps.targets, components)
     if not shown:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
 
@@ -90,7 +90,7 @@ def plot_volume(
 
     rows, columns = len(shown) + 1, len(chosen)
     needed = (_TITLE + columns * (width + GAP) + 1.1, rows * (height + GAP) + 0.6)
-    note = "\n".join(_notes(maps, image, how, shown, known, components))
+    note = "\n".join(_notes(maps, image, how, shown, total, components))
     with laid_out(needed, None, note, layout="compressed", w_pad=GAP / 2, h_pad=GAP / 2) as figure:
         axes = figure.subplots(rows, columns, squeeze=False)
         for row, k in zip(axes, [None, *shown], strict=True):
@@ -123,17 +123,17 @@ def _voxels(volume: Any, maps: Any, image: Any) -> np.ndarray:
         raise ValueError(
             f"maps of volumes have the shape (N, K, D, H, W), but these have {shape}: plot_maps draws maps of images"
         )
-    given = tuple(np.shape(volume))
-    if len(given) not in (4, 5) or given[0] != shape[0]:
+    volume_shape = tuple(np.shape(volume))
+    if len(volume_shape) not in (4, 5) or volume_shape[0] != shape[0]:
         raise ValueError(
-            f"a volume of shape {given} for maps of shape {shape}: give the {shape[0]} that were explained, (N, C, D, "
-            "H, W) or (N, D, H, W); a single one needs volume[None]"
+            f"a volume of shape {volume_shape} for maps of shape {shape}: give the {shape[0]} that were explained, "
+            "(N, C, D, H, W) or (N, D, H, W); a single one needs volume[None]"
         )
     if isinstance(image, bool) or not isinstance(image, int | np.integer) or not 0 <= image < shape[0]:
         raise ValueError(f"image must be one of the {shape[0]} volumes, from 0 to {shape[0] - 1}, got {image!r}")
     # One alone: the others may be large, and on another device.
     voxels = as_array(volume[image]).astype(np.float32)
-    voxels = voxels[0] if len(given) == 5 else voxels
+    voxels = voxels[0] if len(volume_shape) == 5 else voxels
     if not np.isfinite(voxels).all():
         raise ValueError("the volume has NaN or infinite values")
     return voxels
@@ -198,9 +198,11 @@ def _grey(voxels: np.ndarray, window: Any) -> np.ndarray:
 
 def _outlined(outline: Any, maps: SignedMaps, image: int, shape: Sequence[int]) -> np.ndarray:
     """Return what is outlined, 0 or 1, (D, H, W)."""
-    given = tuple(np.shape(outline))
-    if given not in ((len(maps), *shape), (len(maps), 1, *shape)):
-        raise ValueError(f"an outline of shape {given} for volumes of shape {(len(maps), *shape)}: give one for each")
+    outline_shape = tuple(np.shape(outline))
+    if outline_shape not in ((len(maps), *shape), (len(maps), 1, *shape)):
+        raise ValueError(
+            f"an outline of shape {outline_shape} for volumes of shape {(len(maps), *shape)}: give one for each"
+        )
     return (as_array(outline[image]).reshape(shape) != 0).astype(np.float32)
 
 
@@ -220,11 +222,11 @@ def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) 
     return "\n".join(captioned(text, _TITLE, "medium") for text in words)
 
 
-def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], known: int, components: Any) -> list[str]:
+def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], total: int, components: Any) -> list[str]:
     """Return how the figure is read, and what it leaves out."""
     notes = [how, "Red raises the value on the left, blue lowers it; each scale ends at the number beside it."]
     if maps.baseline_values is not None:
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
         more = " + remainder (class tokens, other inputs)" if tokens else ""
         notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value on the left.")
-    return notes + left_out([maps.targets[k] for k in shown], known, components)
+    return notes + left_out([maps.targets[k] for k in shown], total, components)

@@ -61,12 +61,12 @@ class PerClass:
         """Return probabilities, shape (..., C)."""
         # Of the pairwise scores of a one-vs-one classifier scikit-learn takes the first C.
         columns = scores.unbind(-1)[: len(self.curves)]
-        each = torch.stack([curve(score) for curve, score in zip(self.curves, columns, strict=True)], -1)
+        raw = torch.stack([curve(score) for curve, score in zip(self.curves, columns, strict=True)], -1)
         if len(self.curves) == 1:
-            return torch.cat([1 - each, each], -1)
-        total = each.sum(-1, keepdim=True)
+            return torch.cat([1 - raw, raw], -1)
+        total = raw.sum(-1, keepdim=True)
         # Where every curve gives 0, scikit-learn takes the uniform distribution.
-        return torch.where(total > 0, each / torch.where(total > 0, total, 1.0), 1 / len(self.curves))
+        return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), 1 / len(self.curves))
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
         with _other_versions_named():
             stage = stage_for(estimator) if last else transformer_for(estimator)
         if not isinstance(stage, Stage):
-            kind = type(estimator).__name__
-            raise TypeError(f"what is registered for {kind} returns a {type(stage).__name__}, not a Stage")
+            name = type(estimator).__name__
+            raise TypeError(f"what is registered for {name} returns a {type(stage).__name__}, not a Stage")
         stages = Chain([stage]).flat()
         if type(estimator).__module__.startswith(_ACCELERATED):
             _compare(estimator, stages)
@@ -125,16 +125,16 @@ def _other_versions_named() -> Iterator[None]:
 def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
     """Raise an error for a subclass that computes something else than the supported estimator."""
     own = []
-    for kind in type(estimator).__mro__:
-        if kind in stage_for.registry or kind.__module__.startswith("sklearn."):
+    for base in type(estimator).__mro__:
+        if base in stage_for.registry or base.__module__.startswith("sklearn."):
             break
-        if kind.__module__.startswith((*_ACCELERATED, _RESAMPLED)):
+        if base.__module__.startswith((*_ACCELERATED, _RESAMPLED)):
             continue
-        own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(kind)]
-    if own and kind is not BaseEstimator:
+        own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(base)]
+    if own and base is not BaseEstimator:
         name = type(estimator).__name__
         raise NoClosedFormError(
-            f"{name} is a {kind.__name__} with a {own[0]} of its own, which would not be explained",
+            f"{name} is a {base.__name__} with a {own[0]} of its own, which would not be explained",
             f"add it with stage_for.register({name})",
             *ways_out,
         )
@@ -145,7 +145,7 @@ def _estimators(fitted: Any) -> Iterator[Any]:
     if isinstance(fitted, list | tuple):
         for part in fitted:
             yield from _estimators(part)
-    elif any(kind.__module__.partition(".")[0] == "cuml" for kind in type(fitted).__mro__):
+    elif any(base.__module__.partition(".")[0] == "cuml" for base in type(fitted).__mro__):
         yield from _estimators(_from_gpu(fitted))
     elif fitted is None or (isinstance(fitted, str) and fitted == "passthrough"):
         return
@@ -211,8 +211,8 @@ def _register() -> bool:
     tables = [(table, dict(table.registry)) for table in (stage_for, transformer_for)]
     importlib.import_module("pytorch_grad_cam_pcasvm.head.estimators")
     for table, own in tables:  # what people have registered before stays theirs
-        for kind in own.keys() - {object}:
-            table.register(kind, own[kind])
+        for estimator_type in own.keys() - {object}:
+            table.register(estimator_type, own[estimator_type])
     return True
 
 
@@ -260,8 +260,12 @@ def _by_name(table: Mapping[str, str], name: str) -> str | None:
 def _usual(estimator: BaseEstimator) -> str:
     """Return what to fit in place of an estimator of this role."""
     # FunctionTransformer is near to many names, and to none in what it does.
-    known = [kind.__name__ for kind in stage_for.registry if kind not in (object, preprocessing.FunctionTransformer)]
-    nearest = get_close_matches(type(estimator).__name__, known, n=1, cutoff=0.8)
+    names = [
+        estimator_type.__name__
+        for estimator_type in stage_for.registry
+        if estimator_type not in (object, preprocessing.FunctionTransformer)
+    ]
+    nearest = get_close_matches(type(estimator).__name__, names, n=1, cutoff=0.8)
     if nearest:
         return f"fit {nearest[0]}"
     if isinstance(estimator, OutlierMixin):

@@ -145,7 +145,7 @@ class KernelSVM(WithConstants, Decision):
         self._rows = self._takes_part = None
         if len(dual_coef) > 1 and len(first) * len(support_vectors) <= _DENSE:
             of_class = torch.arange(len(self.n_support)).repeat_interleave(torch.tensor(self.n_support))
-            of_first, of_second = (of_class == each.unsqueeze(1) for each in (first, second))
+            of_first, of_second = (of_class == side.unsqueeze(1) for side in (first, second))
             self._takes_part = of_first | of_second
             self._rows = torch.where(of_first, second.unsqueeze(1) - 1, first.unsqueeze(1))
 
@@ -160,7 +160,7 @@ class KernelSVM(WithConstants, Decision):
         values = self.kernel.value(self.kernel.argument(x, self.support_vectors))
         seeds = torch.eye(len(self.intercept), dtype=x.dtype, device=x.device) if seeds is None else seeds
         of_seeds = self._coefficients(seeds.unsqueeze(0))
-        signed, decision = (of_seeds * each.unsqueeze(1) for each in (norm, values))
+        signed, decision = (of_seeds * factor.unsqueeze(1) for factor in (norm, values))
         return SupportVectorEffect(norm, signed, self.support, decision)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, At]:

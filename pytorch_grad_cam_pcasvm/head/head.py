@@ -326,25 +326,25 @@ class Head(Hookable):
             ValueError: the trace has only values, or was resumed after a seed's position.
         """
         traces = [trace] if baseline is None else [trace, baseline]
-        if any(len(each.saved) != len(self.stages) for each in traces):
+        if any(len(recorded.saved) != len(self.stages) for recorded in traces):
             raise ValueError("the trace has nothing saved for a pullback: compute it again, head(trace.values[0])")
         # A resumed trace is pulled back to where it was resumed.
-        start = max(until, *(sum(value is None for value in each.values) for each in traces))
+        start = max(until, *(sum(value is None for value in recorded.values) for recorded in traces))
         if any(position < start for position in seeds):
             raise ValueError(f"the trace was resumed at position {start}: it has no values before that to explain")
         scaled: Scaled | None = None
         for position in range(len(self.stages), start - 1, -1):
             y, seed = trace.values[position], seeds.get(position)
             stage = self.stages[position - 1] if position > start else None
-            every = position in seeds and seed is None
-            short = every and scaled is None and stage is not None and (baseline is None or stage.linear)
-            if every and not short:
+            is_identity = position in seeds and seed is None
+            short = is_identity and scaled is None and stage is not None and (baseline is None or stage.linear)
+            if is_identity and not short:
                 seed = identity(y)
             if seed is not None:
                 scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
             if stage is None:
                 break
-            saved = [each.saved[position - 1] for each in traces]
+            saved = [recorded.saved[position - 1] for recorded in traces]
             with known_to(trace.eps, partial(self.errors, trace, position - 1)):
                 if short:
                     scaled = stage.jacobian(intact(saved[0]), y)

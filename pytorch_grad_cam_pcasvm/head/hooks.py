@@ -45,10 +45,10 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
             raise TypeError(f"evaluate of {type(module).__name__} must return (output, saved), not only the output")
         return result
     # A copy: what a hook writes into it is no other module's output.
-    given, made = x.clone(), list[Any]()
-    output = nn.Module.__call__(module, given, made=made)
-    seen, y, copies, saved = made
-    looked = seen is given and output is y and _same([given, *_tensors(y)], [x, *copies])
+    copied, results = x.clone(), list[Any]()
+    output = nn.Module.__call__(module, copied, made=results)
+    received, y, copies, saved = results
+    looked = received is copied and output is y and _same([copied, *_tensors(y)], [x, *copies])
     return output, saved if looked and not backward else Changed(module)
 
 

@@ -26,35 +26,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
-
 At = tuple[Tensor, Tensor]  # x, shape (N, B), and the kernel's argument there, (N, I)
 
 # exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
 _REPRESENTABLE = -30.0
 
 # How exactly numbers are known: in general, relative to each; and of an SVM's input, if that is known, (N, B).
-Known = tuple[float, Callable[[], Tensor | None]]
-known: ContextVar[Known] = ContextVar("known", default=(torch.finfo(torch.float32).eps, lambda: None))
+Accuracy = tuple[float, Callable[[], Tensor | None]]
+accuracy: ContextVar[Accuracy] = ContextVar("accuracy", default=(torch.finfo(torch.float32).eps, lambda: None))
 
 
 @contextmanager
 def known_to(eps: float, errors: Callable[[], Tensor | None]) -> Iterator[None]:
     """Take numbers as known up to rounding errors of a relative size eps, and an SVM's input up to those errors."""
-    with Rollback() as rollback:
-        rollback.set_variable(known, (eps, errors))
+    before, own = accuracy.get(), (eps, errors)
+    accuracy.set(own)
+    try:
         yield
+    finally:
+        if accuracy.get() is own:  # after an interrupt this may come late, in another call
+            accuracy.set(before)
 
 
 def rounding_errors(x: Tensor) -> Tensor:
     """Return the rounding errors of an SVM's input x, shape (N, B)."""
-    eps, errors = known.get()
-    found = errors()
-    return 16 * eps * x.abs() if found is None else found
+    eps, errors = accuracy.get()
+    bounds = errors()
+    return 16 * eps * x.abs() if bounds is None else bounds
 
 
 # Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
-_NODES, _WEIGHTS = (torch.from_numpy(each) / 2 for each in np.polynomial.legendre.leggauss(12))
+_NODES, _WEIGHTS = (torch.from_numpy(array) / 2 for array in np.polynomial.legendre.leggauss(12))
 _NODES += 0.5
 # The nodes, their squares, and the weights for the integral of a function, and of t times it.
 _QUADRATURE = _NODES, _NODES.square(), torch.stack([_WEIGHTS, _WEIGHTS * _NODES], 1)

@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 
 # A line is integrated over in so many intervals, of which as many as _HALVED are halved in each of _ROUNDS.
 _INTERVALS, _HALVED, _ROUNDS = 8, 8, 10
-_NODES, _WEIGHTS = (torch.from_numpy(each) / 2 for each in np.polynomial.legendre.leggauss(8))
+_NODES, _WEIGHTS = (torch.from_numpy(array) / 2 for array in np.polynomial.legendre.leggauss(8))
 _NODES += 0.5
 _AT_ONCE = 1 << 20  # terms at nodes of a line, beyond which they are taken in blocks
 
@@ -165,7 +165,7 @@ class Evidence:
         signed, moment = shares[0] - shares[1], moments[0] - moments[1]
         secant = self._around(signed, x0) - 2 * self.gamma * moment.unsqueeze(-1) * step
         # What the integral misses is given to the direction of the line, unless it is rounding.
-        here, there = (self._terms(each).logsumexp(-1) for each in (x, x0))
+        here, there = (self._terms(point).logsumexp(-1) for point in (x, x0))
         gap = (here - there)[0] - (here - there)[1] - (secant * step).sum(-1)
         rounding = 64 * torch.finfo(x.dtype).eps * (here.abs() + there.abs()).sum(0)
         gap = torch.where(gap.abs() > rounding, gap, 0.0).unsqueeze(-1)
@@ -214,18 +214,18 @@ class Line:
         errors = self._errors(lows, widths)
         for _ in range(_ROUNDS):
             order = errors.argsort(-1, descending=True)
-            lows, widths, errors = (each.gather(-1, order) for each in (lows, widths, errors))
+            lows, widths, errors = (tensor.gather(-1, order) for tensor in (lows, widths, errors))
             half = widths[..., :_HALVED] / 2
             new = torch.cat([lows[..., :_HALVED], lows[..., :_HALVED] + half], -1), torch.cat([half, half], -1)
-            made = (*new, self._errors(*new))
+            halves = (*new, self._errors(*new))
             lows, widths, errors = (
-                torch.cat([each[..., _HALVED:], more], -1)
-                for each, more in zip((lows, widths, errors), made, strict=True)
+                torch.cat([tensor[..., _HALVED:], more], -1)
+                for tensor, more in zip((lows, widths, errors), halves, strict=True)
             )
         t = (lows.unsqueeze(-1) + widths.unsqueeze(-1) * _NODES.to(like)).flatten(2)
         weights = (widths.unsqueeze(-1) * _WEIGHTS.to(like)).flatten(2)
         shares, moments = torch.zeros_like(self.start), torch.zeros_like(like)
-        for part, weight in zip(*(each.split(self._at_once(), -1) for each in (t, weights)), strict=True):
+        for part, weight in zip(*(tensor.split(self._at_once(), -1) for tensor in (t, weights)), strict=True):
             terms, _, total, _ = self._terms_at(part)
             weight = weight / total
             shares = shares + (weight.unsqueeze(-2) @ terms).squeeze(-2)
@@ -243,7 +243,7 @@ class Line:
             rising = (terms @ self.slope.unsqueeze(-1)).squeeze(-1) + of_intercept * 2 * self.bend * part
             values.append(value)
             slopes.append(rising / total)
-        value, slope = (torch.cat(each, -1).unflatten(-1, (-1, len(places))) for each in (values, slopes))
+        value, slope = (torch.cat(blocks, -1).unflatten(-1, (-1, len(places))) for blocks in (values, slopes))
         return (widths * (slope[..., :-2] @ _WEIGHTS.to(like)) - (value[..., -1] - value[..., -2])).abs()
 
     def _terms_at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

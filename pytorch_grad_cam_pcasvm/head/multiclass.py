@@ -294,14 +294,14 @@ class Calibrated(Voting):
         scores_are_means: bool = False,
     ) -> None:
         shares = [1 / len(votings)] * len(votings) if weights is None else weights
-        super().__init__(torch.cat([share * each.matrix for share, each in zip(shares, votings, strict=True)], 1))
+        super().__init__(torch.cat([share * voting.matrix for share, voting in zip(shares, votings, strict=True)], 1))
         self.votings: Any = nn.ModuleList(votings)
         self.sizes, self.calibrations, self.weights, self.shares = list(sizes), list(calibrations), weights, shares
         self.scores_are_means = scores_are_means
 
     def duel(self, row: Tensor, other: Tensor) -> Tensor:
         """Return the members' duels, times their shares."""
-        parts = zip(self.votings, self.shares, *(each.split(self.sizes, -1) for each in (row, other)), strict=True)
+        parts = zip(self.votings, self.shares, *(x.split(self.sizes, -1) for x in (row, other)), strict=True)
         return torch.cat([share * voting.duel(one / share, two / share) for voting, share, one, two in parts], -1)
 
     def probabilities(self, decision: Tensor) -> Tensor:

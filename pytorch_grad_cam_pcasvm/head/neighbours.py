@@ -80,11 +80,11 @@ class Neighbours(WithConstants, Stage):
 
     def _nearest(self, x: Tensor) -> Tensor:
         """Return which points have the distances D of the classes from x, (..., D): shape (..., C)."""
-        found, start = [], 0
+        positions, start = [], 0
         for of_class, rank in zip(self._distances(x).split(self.counts, -1), self.ranks, strict=True):
-            found.append(start + of_class.topk(rank, -1, largest=False).indices[..., -1])
+            positions.append(start + of_class.topk(rank, -1, largest=False).indices[..., -1])
             start += of_class.shape[-1]
-        return torch.stack(found, -1)
+        return torch.stack(positions, -1)
 
     def _distances(self, x: Tensor) -> Tensor:
         """Return the squared distances of x, (..., D), to all points, less a number that all of them share."""
@@ -96,5 +96,5 @@ class Neighbours(WithConstants, Stage):
     def _rivals(distances: Tensor) -> Tensor:
         """Return the nearest other class of each, by their distances, (..., C): the second of the nearest itself."""
         first, second = distances.topk(2, -1, largest=False).indices.split(1, -1)
-        each = torch.arange(distances.shape[-1], device=distances.device)
-        return torch.where(each == first, second, first)
+        numbers = torch.arange(distances.shape[-1], device=distances.device)
+        return torch.where(numbers == first, second, first)

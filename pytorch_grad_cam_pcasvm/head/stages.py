@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.hooks import run
-from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, known, known_to
+from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, accuracy, known_to
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, ends, errors_after, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
@@ -112,9 +112,9 @@ class Projection(Stage):
     def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
         """Take the state's inverse and variances, or that it knows none, as that of an earlier version."""
         for name in self.beside:
-            found = state_dict.get(prefix + name)
-            if found is None or getattr(self, name) is None:
-                setattr(self, name, None if found is None else self.mean.new_empty(found.shape))
+            saved = state_dict.get(prefix + name)
+            if saved is None or getattr(self, name) is None:
+                setattr(self, name, None if saved is None else self.mean.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.centres = bool(self.mean.any())
 
@@ -261,7 +261,7 @@ class Normalise(Stage):
             return (x + x0) / torch.where(norm + norm0 > 0, norm + norm0, 1.0)
         # As max pooling in DeepLIFT: all of it at the larger of the two maxima, which moved by as much at least.
         x, x0 = torch.broadcast_tensors(x, x0)
-        at, at0 = (each.abs().argmax(1, keepdim=True) for each in (x, x0))
+        at, at0 = (point.abs().argmax(1, keepdim=True) for point in (x, x0))
         at = torch.where(norm >= norm0, at, at0)
         here, here0 = x.gather(1, at), x0.gather(1, at)
         return torch.zeros_like(x).scatter(1, at, quotient(here, norm, here0, norm0, here.sign()))
@@ -368,7 +368,7 @@ class Chain(Stage):
     def pullback(self, saved: list[Any], grad: Tensor, saved0: list[Any] | None = None) -> Scaled:
         """Return the pullback, or secant, through all stages, and the logarithm of the product of their factors."""
         scaled: Scaled = (grad, None)
-        eps, errors = known.get()
+        eps, errors = accuracy.get()
 
         def before(place: int) -> Callable[[], Tensor | None]:
             return lambda: errors_after(self.stages[:place], errors())
@@ -423,5 +423,5 @@ class Union(Stage):
 
     def errors(self, errors: Tensor) -> Tensor | None:
         """Return the errors of all members' outputs."""
-        found = [member.errors(errors) for member in self.members]
-        return None if any(each is None for each in found) else torch.cat(found, -1)
+        parts = [member.errors(errors) for member in self.members]
+        return None if any(part is None for part in parts) else torch.cat(parts, -1)

@@ -100,19 +100,19 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
                 for name in file.keys()  # noqa: SIM118
             }
     except SafetensorError as error:
-        what = f"{path} is not a safetensors file, or is truncated or damaged ({error})"
-        raise ValueError(f"{what}: make one with {writer}") from error
-    found = metadata.get("format", "")
-    if found not in formats:
-        if found.startswith(formats[-1][:-1]):
+        problem = f"{path} is not a safetensors file, or is truncated or damaged ({error})"
+        raise ValueError(f"{problem}: make one with {writer}") from error
+    file_format = metadata.get("format", "")
+    if file_format not in formats:
+        if file_format.startswith(formats[-1][:-1]):
             raise ValueError(f"{path} was written by a newer version, or is damaged: update pytorch_grad_cam_pcasvm")
         raise ValueError(f"{path} is not a file that {writer} wrote, or is damaged: write it again")
-    if found == _UNCHECKED:
-        what = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
-        warn(f"{what}: write it again with {writer}", UserWarning)
+    if file_format == _UNCHECKED:
+        problem = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
+        warn(f"{problem}: write it again with {writer}", UserWarning)
     elif metadata.get("sha256") != _digest(metadata, tensors):
-        what = f"{path} was changed since it was written: its checksum does not match"
-        raise ValueError(f"{what}; write it again with {writer}")
+        problem = f"{path} was changed since it was written: its checksum does not match"
+        raise ValueError(f"{problem}; write it again with {writer}")
     return metadata, tensors
 
 
@@ -144,9 +144,9 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -
     if training.preparation is not None:
         tensors[_PREPARATION] = _as_tensor(training.preparation)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
-    seen = [dict(stage.seen) for stage in _every(parts)]
-    if any(seen):
-        tensors[_SEEN] = _as_tensor(seen)
+    statistics = [dict(stage.seen) for stage in _every(parts)]
+    if any(statistics):
+        tensors[_SEEN] = _as_tensor(statistics)
     write(path, tensors, {"format": FORMAT if training.preparation is None else _PREPARED, "head": head})
 
 
@@ -250,11 +250,11 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             return value
         case list() | tuple() | nn.ModuleList():
             return [_encode(item, tensors) for item in value]
-    kind = type(value)
-    if _PARTS.get(kind.__name__) is not kind:
-        raise TypeError(f"a head with a {kind.__name__} cannot be saved: only the package's own parts can")
-    names = inspect.signature(kind).parameters
-    return {"part": kind.__name__, "arguments": {name: _encode(getattr(value, name), tensors) for name in names}}
+    part_type = type(value)
+    if _PARTS.get(part_type.__name__) is not part_type:
+        raise TypeError(f"a head with a {part_type.__name__} cannot be saved: only the package's own parts can")
+    names = inspect.signature(part_type).parameters
+    return {"part": part_type.__name__, "arguments": {name: _encode(getattr(value, name), tensors) for name in names}}
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -209,9 +209,9 @@ class SignedMaps:
             numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
             output = tensors.get("output.scores", numbered)
             named: Any = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
-            kind: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
+            flags: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
             layers = tuple(json.loads(metadata.get("layers", "[]")))
-            return SignedMaps(**named, targets=targets, output=output, layers=layers, **kind)
+            return SignedMaps(**named, targets=targets, output=output, layers=layers, **flags)
         except Exception as error:  # whatever a damaged file without a checksum leads to
             raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
 
@@ -283,8 +283,8 @@ class SignedMaps:
         values = upsampled(self._on_scale(signed, scale).float(), drawn.shape[1:3]).cpu().numpy()
         colours = np.empty((*values.shape, 3), np.uint8)
         for of_image, picture, maps in zip(colours, drawn, values, strict=True):
-            for k, each in enumerate(maps):
-                of_image[k] = (255 * overlaid(picture, each)).round()
+            for k, image_map in enumerate(maps):
+                of_image[k] = (255 * overlaid(picture, image_map)).round()
         return colours
 
     def numpy(self) -> np.ndarray:
@@ -325,7 +325,7 @@ _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
 _OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors", "heads")
 
 
-def _positions(index: Any, count: int, what: str) -> slice | list[int]:
+def _positions(index: Any, count: int, noun: str) -> slice | list[int]:
     """Return an index along a dimension, an integer, a slice, integers or a mask, as one that keeps the dimension."""
     if isinstance(index, slice):
         return index
@@ -333,13 +333,13 @@ def _positions(index: Any, count: int, what: str) -> slice | list[int]:
     positions = array.reshape(-1).tolist()
     if array.dtype == bool and array.ndim == 1:
         if len(array) != count:
-            raise IndexError(f"a mask of {len(array)} {what} for {count}: give one value for each")
+            raise IndexError(f"a mask of {len(array)} {noun} for {count}: give one value for each")
         return [position for position, chosen in enumerate(positions) if chosen]
     if positions and (array.dtype.kind not in "iu" or array.ndim > 1):
-        raise TypeError(f"{what} are chosen by an integer, a slice, a list of integers or a mask, got {index!r:.80}")
+        raise TypeError(f"{noun} are chosen by an integer, a slice, a list of integers or a mask, got {index!r:.80}")
     for position in positions:
         if not -count <= position < count:
-            raise IndexError(f"there are {count} {what}, numbered from 0: {position} is out of range")
+            raise IndexError(f"there are {count} {noun}, numbered from 0: {position} is out of range")
     positions = [position % count for position in positions]
     return positions if array.ndim else slice(positions[0], positions[0] + 1)
 
@@ -471,13 +471,13 @@ def warn_of_blanks(
         return
     dead = nu == 0
     reasons, hidden = [], False
-    for kind, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
-        for image, k in kind.nonzero().tolist():
+    for mask, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
+        for image, k in mask.nonzero().tolist():
             target = target_of(image, k)
             knows = isinstance(output, HeadOutput) and hasattr(target, "why_blank")
             more = target.why_blank(output[image]) if knows else None
             reasons.append(f"image {image}, {part}{target}: {more or reason}")
-            hidden = hidden or (more is None and kind is not dead)
+            hidden = hidden or (more is None and mask is not dead)
     shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
     both = f". {'See .maps' if part else 'Use explain()'}, which keeps both signs" if hidden else ""
     warn(f"blank map: {shortened}{both}", BlankMapWarning)

@@ -53,14 +53,14 @@ def _alive(process: int) -> bool:
     return True
 
 
-def check_folder(folder: Path, marked: str, mark: str, what: str) -> None:
+def check_folder(folder: Path, marked: str, mark: str, contents: str) -> None:
     """Refuse to write into a folder that is neither new nor empty, unless what is there is marked as an earlier one.
 
     Args:
         folder: where to write.
         marked: the file whose beginning has the mark.
         mark: the mark.
-        what: what is written there.
+        contents: what is written there.
 
     Raises:
         FileExistsError: there is something else.
@@ -70,7 +70,7 @@ def check_folder(folder: Path, marked: str, mark: str, what: str) -> None:
     # What a file manager left there is nobody's.
     others = folder.is_dir() and any(path.name not in (".DS_Store", "Thumbs.db") for path in folder.iterdir())
     if others and not has_mark(folder / marked, mark):
-        raise FileExistsError(f"{folder} is not empty and holds no earlier {what}: give a new or empty folder")
+        raise FileExistsError(f"{folder} is not empty and holds no earlier {contents}: give a new or empty folder")
 
 
 def has_mark(path: Path, mark: str) -> bool:

@@ -21,9 +21,9 @@ def function_around(frame: FrameType | None) -> type[Function]:
     """Return the ``autograd.Function`` whose forward a frame is in, or was, or ``Function`` itself."""
     functions: dict[Any, type[Function]] = {}
     kinds = [Function]
-    for kind in kinds:  # which grows
-        kinds += kind.__subclasses__()
-        functions.setdefault(getattr(inspect.unwrap(kind.forward), "__code__", None), kind)
+    for function_class in kinds:  # which grows
+        kinds += function_class.__subclasses__()
+        functions.setdefault(getattr(inspect.unwrap(function_class.forward), "__code__", None), function_class)
     inner = frame
     while frame is not None and frame.f_code not in functions:
         frame = frame.f_back

@@ -47,8 +47,8 @@ class Hooks:
         def run(*args: Any) -> Any:
             return hook(*args) if threading.get_ident() == self._thread else None
 
-        kept = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
-        self._rollback.note(_remove, run, module._forward_hooks, *kept)
+        others = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+        self._rollback.note(_remove, run, module._forward_hooks, *others)
         module.register_forward_hook(run, with_kwargs=True, prepend=prepend, always_call=always)
 
     def after_call(self, backbone: nn.Module, name: str, hook: Callable[[str, Any], Any]) -> None:
@@ -104,8 +104,8 @@ def calls_of(path: str, count: int) -> str:
     """Return the names of a layer's calls as in a sentence; of many, the first three and the last."""
     if count == 1:
         return repr(path)
-    known = [repr(f"{path}#{call}") for call in range(1, count + 1)]
-    return f"{', '.join(known[:-1])} or {known[-1]}" if count < 5 else f"{', '.join(known[:3])}, ... {known[-1]}"
+    names = [repr(f"{path}#{call}") for call in range(1, count + 1)]
+    return f"{', '.join(names[:-1])} or {names[-1]}" if count < 5 else f"{', '.join(names[:3])}, ... {names[-1]}"
 
 
 def runs_instead(name: str, count: int) -> str:
@@ -117,5 +117,5 @@ def runs_instead(name: str, count: int) -> str:
 def _remove(run: Any, hooks: dict[int, Any], *others: dict[int, Any]) -> None:
     """Remove a hook from where torch keeps it; by itself, as an interrupt may come before its handle does."""
     for number in [number for number, hook in hooks.copy().items() if hook is run]:
-        for kept in (*others, hooks):
-            kept.pop(number, None)
+        for registry in (*others, hooks):
+            registry.pop(number, None)

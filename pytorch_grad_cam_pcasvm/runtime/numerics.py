@@ -26,5 +26,5 @@ def precision(device: torch.device) -> torch.dtype:
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast."""
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    device_type = device.type
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()

@@ -58,7 +58,10 @@ class Rollback:
 
     def note_torch(self) -> None:
         """Note what torch keeps for this thread: gradients on or off, autocast, torch function modes."""
-        casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+        casts = [
+            (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+            for device_type in ("cpu", "cuda")
+        ]
         self.note(_put_back_autocast, casts, late=False)
         self.note(_put_back_flags, self._owner, torch.is_grad_enabled(), torch.is_autocast_cache_enabled())
         self.note_modes()
@@ -132,7 +135,9 @@ class Mode(TorchFunctionMode):
 
     def __enter__(self) -> "Mode":
         """Begin, inside a :class:`Rollback`."""
-        self._within = next(each for each in reversed(_open.copy()) if each._owner is threading.current_thread())
+        self._within = next(
+            rollback for rollback in reversed(_open.copy()) if rollback._owner is threading.current_thread()
+        )
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -202,10 +207,10 @@ def _put_back_flags(thread: threading.Thread, grad: bool, cached: bool) -> None:
 
 
 def _put_back_autocast(casts: list[tuple[str, bool, torch.dtype]]) -> None:
-    for kind, enabled, dtype in casts:
-        if torch.is_autocast_enabled(kind) != enabled or torch.get_autocast_dtype(kind) != dtype:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
+    for device_type, enabled, dtype in casts:
+        if torch.is_autocast_enabled(device_type) != enabled or torch.get_autocast_dtype(device_type) != dtype:
+            torch.set_autocast_enabled(device_type, enabled)
+            torch.set_autocast_dtype(device_type, dtype)
 
 
 def _leave_modes(count: int) -> None:

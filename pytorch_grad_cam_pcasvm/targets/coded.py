@@ -10,8 +10,8 @@ from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
 
 _TARGETS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
+    target_class.__name__: target_class
+    for target_class in (
         PCATarget,
         SVMTarget,
         LogRatioTarget,
@@ -26,28 +26,28 @@ _TARGETS: dict[str, Any] = {
 
 def encoded(target: Any) -> Any:
     """Return a target as JSON: its class and fields, or only the name of one from outside this package."""
-    kind = type(target)
-    if kind not in _TARGETS.values():
-        return target if isinstance(target, str) else getattr(target, "__name__", kind.__name__)
+    target_class = type(target)
+    if target_class not in _TARGETS.values():
+        return target if isinstance(target, str) else getattr(target, "__name__", target_class.__name__)
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
             return list(map(plain, value))
-        found = value.item() if isinstance(value, np.generic | Tensor) else value
-        if not isinstance(found, None | bool | int | float | str):
-            what = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
-            raise TypeError(f"{target} cannot be saved: {what}")
-        return {"dtype": value.dtype.str, "value": found} if isinstance(value, np.generic) else found
+        native = value.item() if isinstance(value, np.generic | Tensor) else value
+        if not isinstance(native, None | bool | int | float | str):
+            reason = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
+            raise TypeError(f"{target} cannot be saved: {reason}")
+        return {"dtype": value.dtype.str, "value": native} if isinstance(value, np.generic) else native
 
-    return {"target": kind.__name__, "fields": {name: plain(value) for name, value in vars(target).items()}}
+    return {"target": target_class.__name__, "fields": {name: plain(value) for name, value in vars(target).items()}}
 
 
 def decoded(target: Any) -> Any:
     """Return the target that :func:`encoded` wrote, or the name of one from outside this package."""
     if isinstance(target, str):
         return target
-    kind = _TARGETS.get(target["target"])
-    if kind is None:
+    target_class = _TARGETS.get(target["target"])
+    if target_class is None:
         raise ValueError(f"unknown target {target['target']!r}: the file is from a later version, update the package")
 
     def read(value: Any) -> Any:
@@ -55,4 +55,4 @@ def decoded(target: Any) -> Any:
             return tuple(map(read, value))
         return np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
 
-    return kind(**{name: read(value) for name, value in target["fields"].items()})
+    return target_class(**{name: read(value) for name, value in target["fields"].items()})

@@ -209,7 +209,7 @@ class LogRatioTarget(ClosedFormTarget):
     def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position: rows over the input of the SVM, shape (N, B)."""
         stage, position = self._stage(output)
-        traces = [each.head_trace for each in (output, baseline) if each is not None]
+        traces = [head_output.head_trace for head_output in (output, baseline) if head_output is not None]
         saved = [stage.evaluate(trace.values[position])[1] for trace in traces]
         with known_to(traces[0].eps, partial(output.head.errors, traces[0], position)):
             grad, log_scale = pulled_through(stage, (self._margin.seed(output).unsqueeze(1), None), *saved)

@@ -15,12 +15,12 @@ class ShortRepr:
     """A dataclass (with ``repr=False``) whose repr is what one would type: defaults are left out."""
 
     def __repr__(self) -> str:
-        given = []
+        arguments = []
         for place, field in enumerate(fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if value != field.default:
-                given.append(("" if place == 0 else f"{field.name}=") + _typed(value))
-        return f"{type(self).__name__}({', '.join(given)})"
+                arguments.append(("" if place == 0 else f"{field.name}=") + _typed(value))
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 class ClosedFormTarget(ShortRepr, ABC):

@@ -55,7 +55,7 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vectors,
 )
 from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid
-from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_levels, _gradients
+from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_stages, _gradients
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, number
 
 RNG = np.random.default_rng(0)
@@ -406,7 +406,7 @@ def test_support_vectors_are_shown_strongest_first(problem):
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
 def test_the_layers_of_the_path_diagram_multiply_to_the_closed_form(activation):
     problem = Problem(activation, n=1, components=2)
-    levels = _dense_levels(problem.net, problem.target_layer, problem.x)
+    levels = _dense_stages(problem.net, problem.target_layer, problem.x)
     assert [level.shape[1] for level in levels[1:]] == [12, 9, problem.components]
     product = torch.eye(problem.components, dtype=torch.float64)
     for before, after in reversed(list(itertools.pairwise(levels))):
@@ -418,7 +418,7 @@ def test_the_layers_of_the_path_diagram_multiply_to_the_closed_form(activation):
 def test_paths_are_red_where_they_raise_and_wide_where_they_are_strong(problem):
     figure = plot_jacobian(problem.net, problem.target_layer, problem.x[0], channel=2)
     axis = figure.axes[0]
-    levels = _dense_levels(problem.net, problem.target_layer, problem.x[:1])
+    levels = _dense_stages(problem.net, problem.target_layer, problem.x[:1])
     last = torch.stack([_gradients(value, [levels[-2]])[0] for value in levels[-1][0]]).numpy()
     lines = [line for line in axis.lines if line.get_xdata()[0] == 2]
     assert len(lines) == last.size

@@ -54,8 +54,8 @@ class Contents:
         self.groupings: dict[str, list[str]] = {}
         if self.label_names is not None and len(self.label_names) <= _MOST_GROUPS:
             self.groupings["label"] = [self.label_names[i] for i in self.labels]
-        known = store.predictions is not None and store.head.classes_ is not None
-        if known and len(store.head.classes_) <= _MOST_GROUPS:
+        has_classes = store.predictions is not None and store.head.classes_ is not None
+        if has_classes and len(store.head.classes_) <= _MOST_GROUPS:
             self.groupings["prediction"] = store.names(store.predictions)
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -106,13 +106,13 @@ class Contents:
     def means(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the mean maps of all components by label, and by prediction."""
         for by, names in self.groupings.items():
-            found = self.store.mean_maps(by=np.array(names))
+            means = self.store.mean_maps(by=np.array(names))
             yield (
                 f"means-{by}",
                 {
-                    "groups": [str(group) for group in found[0].groups],
-                    "counts": [int(count) for count in found[0].counts],
-                    "maps": packed(np.stack([np.asarray(mean.maps, np.float32) for mean in found])),
+                    "groups": [str(group) for group in means[0].groups],
+                    "counts": [int(count) for count in means[0].counts],
+                    "maps": packed(np.stack([np.asarray(mean.maps, np.float32) for mean in means])),
                 },
             )
 
@@ -124,22 +124,22 @@ class Contents:
 
     def _maps(self, rows: np.ndarray) -> dict[str, Any]:
         maps = self.store.maps(rows)
-        size, found = self.rows_per_chunk, {}
+        size, chunks = self.rows_per_chunk, {}
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             chunk = {"maps": _of_nu(maps.maps[part], maps.nu[part]), "nu": packed(maps.nu[part].float().numpy())}
             if self.opposite:
                 chunk["opposite"] = _of_nu(maps.opposite[part], maps.nu[part])
-            found[f"maps-{(int(rows[0]) + start) // size:05d}"] = chunk
-        return found
+            chunks[f"maps-{(int(rows[0]) + start) // size:05d}"] = chunk
+        return chunks
 
     def _pictures(self, rows: np.ndarray) -> dict[str, Any]:
-        found = {}
+        chunks = {}
         for start in range(0, len(rows), _PICTURES):
             thumbnails = self.store.thumbnails(rows[start : start + _PICTURES])
             texts = [base64.b64encode(data).decode("ascii") for data in thumbnails]
-            found[f"pictures-{(int(rows[0]) + start) // _PICTURES:05d}"] = texts
-        return found
+            chunks[f"pictures-{(int(rows[0]) + start) // _PICTURES:05d}"] = texts
+        return chunks
 
     def _labels(self) -> tuple[list[str] | None, Any]:
         """Return the names of all labels, classes of the head first, and each row's position among them.
@@ -150,8 +150,8 @@ class Contents:
         self.numbers = None
         if labels is None:
             return None, None
-        kind = np.asarray(labels).dtype.kind
-        if kind == "f" or (kind in "iu" and len(np.unique(labels)) > _MOST_NUMBERED):
+        dtype_kind = np.asarray(labels).dtype.kind
+        if dtype_kind == "f" or (dtype_kind in "iu" and len(np.unique(labels)) > _MOST_NUMBERED):
             self.numbers = np.asarray(labels, np.float64)
             return None, None
         shown = self.store.names(labels)
@@ -162,9 +162,9 @@ class Contents:
 
     def _heads(self, heads: Mapping[str, Any] | None) -> list[tuple[Head, Head, dict[str, Any], dict[str, Any]]]:
         """Return what lies behind the components in every head with a machine, the head, what it is and says."""
-        given = {SAVED: None} | {str(name): head for name, head in (heads or {}).items()}
-        found = []
-        for name, head in given.items():
+        named = {SAVED: None} | {str(name): head for name, head in (heads or {}).items()}
+        entries = []
+        for name, head in named.items():
             fitted = self.store.head if head is None else Head.of(head)
             try:
                 tail = tail_of(fitted, self.count, self.store.head, self.store.head.n_features)
@@ -174,13 +174,13 @@ class Contents:
                 if head is not None:
                     raise ValueError(f"head {name!r} has no SVM after its components: there is nothing to decide")
                 continue
-            found.append((tail, fitted, *self._of_head(name, tail)))
-        return found
+            entries.append((tail, fitted, *self._of_head(name, tail)))
+        return entries
 
     def _of_head(self, name: str, tail: Head) -> tuple[dict[str, Any], dict[str, Any]]:
         classes = None if tail.classes_ is None else self.store.names(tail.classes_)
         voting = tail.voting
-        kind = (
+        task = (
             "one-class"
             if isinstance(voting, OneClass)
             else "regression"
@@ -194,7 +194,7 @@ class Contents:
             if set(shown) & set(classes):
                 pairs = zip(shown, values["predictions"].tolist(), strict=True)
                 correct = np.array([label == classes[index] for label, index in pairs], np.uint8)
-        about = {"name": name, "kind": kind, "classes": classes, "judged": correct is not None}
+        about = {"name": name, "kind": task, "classes": classes, "judged": correct is not None}
         return about, {
             **{key: None if array is None else packed(array) for key, array in values.items()},
             "correct": None if correct is None else packed(correct),

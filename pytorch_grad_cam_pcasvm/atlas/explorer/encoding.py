@@ -22,11 +22,11 @@ def packed(array: Any) -> dict[str, Any]:
         TypeError: it has another type.
     """
     array = np.ascontiguousarray(array)
-    kind = array.dtype.name
-    if kind not in _TYPES:
-        raise TypeError(f"the page reads arrays of {', '.join(_TYPES)}, got {kind}")
+    dtype = array.dtype.name
+    if dtype not in _TYPES:
+        raise TypeError(f"the page reads arrays of {', '.join(_TYPES)}, got {dtype}")
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return {"type": kind, "shape": list(array.shape), "base64": base64.b64encode(little.tobytes()).decode("ascii")}
+    return {"type": dtype, "shape": list(array.shape), "base64": base64.b64encode(little.tobytes()).decode("ascii")}
 
 
 def json_text(value: Any) -> str:

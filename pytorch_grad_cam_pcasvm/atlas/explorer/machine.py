@@ -92,15 +92,15 @@ def machine_data(tail: Head, components: np.ndarray, start: np.ndarray | None = 
 def _starts(boundary: Boundary) -> dict[str, Any]:
     head = boundary.head
     labels = [None] if head.classes_ is None else head.classes_.tolist()
-    every = [SVMTarget(label) for label in labels]
+    margins = [SVMTarget(label) for label in labels]
     first, second = pairs(len(labels)).tolist()
     duels = [SVMTarget(labels[i], versus=labels[j]) for i, j in zip(first, second, strict=True)]
 
     def points(targets: Sequence[SVMTarget]) -> Any:
-        known = [boundary.point(each if each.boundaries(head) else None, needed=False) for each in targets]
-        return packed(torch.stack(known).numpy())
+        starts = [boundary.point(target if target.boundaries(head) else None, needed=False) for target in targets]
+        return packed(torch.stack(starts).numpy())
 
-    return {"margins": points(every), "pairs": points(duels) if 0 < len(duels) <= _MOST_DUELS else None}
+    return {"margins": points(margins), "pairs": points(duels) if 0 < len(duels) <= _MOST_DUELS else None}
 
 
 def _seeds(voting: Voting) -> dict[str, Any]:
@@ -127,11 +127,11 @@ def _machines(
             return _machines([*Chain(before).flat(), decision], affine, sign, first, components)
         affine = _through(stage, affine)
     if isinstance(decision, Ensemble):
-        found = []
+        machines = []
         for member, size in zip(decision.members, decision.sizes, strict=True):
-            found += _machines([member], affine, sign * decision.sign, first, components)
+            machines += _machines([member], affine, sign * decision.sign, first, components)
             first += size
-        return found
+        return machines
     if isinstance(decision, KernelSVM):
         return [_kernel_machine(decision, affine, sign, first, components)]
     affine = _through(decision, affine)
@@ -189,9 +189,9 @@ def rows_of_points(points: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         points: support vectors, shape (I, D).
         inputs: the machine's input for the rows, shape (R, D).
     """
-    found = np.full(len(points), -1, np.int32)
+    rows = np.full(len(points), -1, np.int32)
     if not len(points) or not len(inputs):
-        return found
+        return rows
     spread = np.sqrt(inputs.var(0).sum())
     tolerance = _SAME * (spread if spread > 0 else 1.0)
     # Along the widest coordinate only few rows are near; of these the nearest is taken.
@@ -205,5 +205,5 @@ def rows_of_points(points: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         if len(near):
             distances = np.linalg.norm(inputs[near] - points[i], axis=1)
             if distances.min() <= tolerance:
-                found[i] = near[distances.argmin()]
-    return found
+                rows[i] = near[distances.argmin()]
+    return rows

@@ -23,19 +23,19 @@ def kernel_of(estimator: Any, gamma: float | None, n_features: int) -> kernels.K
     gamma = 1.0 / n_features if gamma is None else float(gamma)
     coef0 = 1.0 if getattr(estimator, "coef0", None) is None else float(estimator.coef0)
     degree = 3 if getattr(estimator, "degree", None) is None else estimator.degree
-    known: dict[Any, kernels.Kernel] = {
+    supported: dict[Any, kernels.Kernel] = {
         "linear": kernels.Linear(),
         "rbf": kernels.RBF(gamma),
         "poly": kernels.Polynomial(gamma, degree, coef0),
         "polynomial": kernels.Polynomial(gamma, degree, coef0),
         "sigmoid": kernels.Sigmoid(gamma, coef0),
     }
-    if estimator.kernel not in known:
+    if estimator.kernel not in supported:
         raise NoClosedFormError(
             f"{type(estimator).__name__} has the kernel {estimator.kernel!r}, whose gradient is unknown here",
             "fit it with kernel='linear', 'rbf', 'poly' or 'sigmoid'",
         )
-    return known[estimator.kernel]
+    return supported[estimator.kernel]
 
 
 def process(kernel: Any, points: Any, weights: Any) -> Chain:
@@ -43,13 +43,13 @@ def process(kernel: Any, points: Any, weights: Any) -> Chain:
     points, weights = tensor(points), tensor(weights).reshape(len(points), -1)
     zeros, none = points.new_zeros(points.shape[1]), points.new_zeros(weights.shape[1])
     constant, members = none, list[Chain]()
-    for factor, length, each in _terms(kernel):
-        if each is None:
+    for factor, length, part in _terms(kernel):
+        if part is None:
             constant = constant + factor * weights.sum(0)
             continue
         scale = points.new_ones(points.shape[1]) * torch.as_tensor(length).double()
         stages: list[Stage] = [] if bool((scale == 1).all()) else [Scale(zeros, scale, zeros)]
-        members.append(Chain([*stages, KernelMap(each, points / scale, factor * weights, none, reduces=False)]))
+        members.append(Chain([*stages, KernelMap(part, points / scale, factor * weights, none, reduces=False)]))
     if not members:
         raise NoClosedFormError(
             f"the kernel {kernel} is constant, so there is nothing to explain", "fit it with a kernel such as RBF()"

@@ -47,7 +47,7 @@ def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
         return Ensemble(members, 1.0, multiclass.Outputs(len(members), labels=True), estimator.classes_)
     # Each member's own probability, divided by their sum, if that is a sigmoid (no curve that ends in 0 everywhere).
     own = [decision.voting.calibration for decision in decisions]
-    curves = [curve for each in own if isinstance(each, PerClass) for curve in each.curves]
+    curves = [curve for calibration in own if isinstance(calibration, PerClass) for curve in calibration.curves]
     sigmoids = len(curves) == len(members) and all(isinstance(curve, Platt) for curve in curves)
     votes = plain_voting(len(estimator.classes_), PerClass(curves) if sigmoids else None)
     return Ensemble(members, 1.0, votes, estimator.classes_)
@@ -86,7 +86,7 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
             raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes", "fit it with fewer folds")
     members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
     votings = [decision.voting for decision in decisions]
-    if folds[0].method == "temperature" and any(isinstance(each, multiclass.Calibrated) for each in votings):
+    if folds[0].method == "temperature" and any(isinstance(voting, multiclass.Calibrated) for voting in votings):
         raise NoClosedFormError(
             "temperature scaling of these probabilities is not supported", "fit it with method='sigmoid'"
         )
@@ -97,18 +97,18 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
 
 def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple[list[Chain], list[Any]]:
     """Return the members of a meta-estimator, each a decision between two classes if binary, and their decisions."""
-    members = [Chain(stages_of(each)) for each in fitted]
+    members = [Chain(stages_of(base)) for base in fitted]
     decisions = [member.stages[-1] for member in members]
-    for each, decision in zip(fitted, decisions, strict=True):
+    for base, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
         plain = isinstance(decision, Decision) and (not binary or type(decision.voting) is multiclass.Binary)
-        if plain and not hasattr(each, "decision_function") and not isinstance(estimator, MultiOutputClassifier):
+        if plain and not hasattr(base, "decision_function") and not isinstance(estimator, MultiOutputClassifier):
             # It decides by probabilities: these must rank as the values do, or be what is taken.
             sigmoid = isinstance(estimator, OneVsRestClassifier) and decision.voting.calibration == softmax(2)
             plain = sigmoid or isinstance(decision.voting, multiclass.Calibrated)
         of_sklearn = isinstance(estimator, MultiOutputClassifier) or getattr(decision, "voting", None) is None
         if not plain or not (of_sklearn or decision.voting.of_sklearn):
-            raise _not_of(estimator, each, "a classifier that has one decision value for two classes, e.g. SVC")
+            raise _not_of(estimator, base, "a classifier that has one decision value for two classes, e.g. SVC")
     return members, decisions
 
 
@@ -126,7 +126,7 @@ def _soft_vote(estimator: VotingClassifier) -> Stage:
     if estimator.voting != "soft":
         raise NoClosedFormError("VotingClassifier(voting='hard') counts votes, a step", "use voting='soft'")
     weights = np.ones(len(estimator.estimators_)) if estimator.weights is None else estimator._weights_not_none
-    return _mean_probability(estimator, [Chain(stages_of(each)) for each in estimator.estimators_], weights)
+    return _mean_probability(estimator, [Chain(stages_of(base)) for base in estimator.estimators_], weights)
 
 
 @stage_for.register(BaggingClassifier)
@@ -140,7 +140,7 @@ def _bag(estimator: BaggingClassifier) -> Stage:
 def _bagged(estimator: Any) -> list[Chain]:
     """Return the members of a bag, each with the features that it was given."""
     bag = zip(estimator.estimators_, estimator.estimators_features_, strict=True)
-    return [of_columns(list(stages_of(each)), columns.tolist(), estimator.n_features_in_) for each, columns in bag]
+    return [of_columns(list(stages_of(base)), columns.tolist(), estimator.n_features_in_) for base, columns in bag]
 
 
 def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, scores: bool = False) -> Stage:
@@ -158,7 +158,10 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
             )
     shares = np.asarray(weights, dtype=float) / np.sum(weights)
     members = [member for member, share in zip(members, shares, strict=True) if share]
-    votings, sizes = [each.stages[-1].voting for each in members], [int(each.n_outputs or 0) for each in members]
+    votings, sizes = (
+        [member.stages[-1].voting for member in members],
+        [int(member.n_outputs or 0) for member in members],
+    )
     votes = multiclass.Calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), scores)
     votes.of_sklearn = not scores or all(voting.of_sklearn for voting in votings)
     return Ensemble(members, 1.0, votes, estimator.classes_)
@@ -168,7 +171,7 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
 @stage_for.register(BaggingRegressor)
 def _mean(estimator: Any) -> Stage:
     bag = isinstance(estimator, BaggingRegressor)
-    members = _bagged(estimator) if bag else [Chain(stages_of(each)) for each in estimator.estimators_]
+    members = _bagged(estimator) if bag else [Chain(stages_of(base)) for base in estimator.estimators_]
     weights = np.ones(len(members)) if bag or estimator.weights is None else estimator._weights_not_none
     shares = tensor(weights / np.sum(weights))
     width = _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
@@ -178,10 +181,10 @@ def _mean(estimator: Any) -> Stage:
 
 def _plain_width(estimator: Any, fitted: Sequence[Any], decisions: Sequence[Any]) -> int:
     """Return how many values each of some regressors has, whose predictions these are."""
-    for each, decision in zip(fitted, decisions, strict=True):
+    for base, decision in zip(fitted, decisions, strict=True):
         voting = getattr(decision, "voting", None)
         if getattr(voting, "inverse", None) or not isinstance(voting, multiclass.Regression | multiclass.Outputs):
-            raise _not_of(estimator, each, "regressors that predict their decision value, e.g. SVR")
+            raise _not_of(estimator, base, "regressors that predict their decision value, e.g. SVR")
     return int(decisions[0].n_outputs)
 
 
@@ -199,7 +202,7 @@ def _several_outputs(estimator: Any) -> Stage:
                 )
         members, _ = _members(estimator, estimator.estimators_)
     else:
-        members = [Chain(stages_of(each)) for each in estimator.estimators_]
+        members = [Chain(stages_of(base)) for base in estimator.estimators_]
         _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
     votes = multiclass.Outputs(len(members), labels)
     return Ensemble(members, 1.0, votes, range(len(members)))
@@ -242,10 +245,10 @@ def _stackable(fitted: Any, method: str, voting: Any) -> str:
     if voting is not None and not is_classifier(fitted):
         return "regressors that predict their decision value, e.g. SVR"
     if isinstance(voting, multiclass.OneVsOne):  # its decision_function counts votes, which are steps
-        now = "" if method == "decision_function" else f" and stack_method='decision_function' (now {method!r})"
+        hint = "" if method == "decision_function" else f" and stack_method='decision_function' (now {method!r})"
         return (
             "LinearSVC(), OneVsRestClassifier(SVC()) or SVC(decision_function_shape='ovo') as members, since those of "
-            f"one-vs-one are votes{now}"
+            f"one-vs-one are votes{hint}"
         )
     plain = isinstance(voting, multiclass.Binary | multiclass.OneVsRest) and voting.of_sklearn
     plain = plain and not isinstance(voting, multiclass.BinaryVote) and hasattr(fitted, "decision_function")

@@ -172,9 +172,9 @@ def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | No
     return Chain([*stages, LinearDecision(weight, torch.zeros(len(weight)).double(), votes, classes)])
 
 
-def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **seen: float) -> Chain:
+def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **statistics: float) -> Chain:
     stage = Quadratic(tensor(centres), tensor(roots), tensor(offsets))
-    stage.seen = seen
+    stage.seen = statistics
     return best_of([stage], classes, softmax(len(classes)))
 
 
@@ -191,8 +191,8 @@ def _quadratic(estimator: Any) -> Stage:
 @stage_for.register(GaussianNB)
 def _naive_bayes(estimator: GaussianNB) -> Stage:
     offsets = np.log(estimator.class_prior_) - 0.5 * np.log(2 * np.pi * estimator.var_).sum(1)
-    seen = {"spread": float(estimator.var_.sum(1).max()), "count": float(estimator.class_count_.sum())}
-    return _likeliest(estimator.theta_, np.sqrt(0.5 / estimator.var_), offsets, estimator.classes_, **seen)
+    statistics = {"spread": float(estimator.var_.sum(1).max()), "count": float(estimator.class_count_.sum())}
+    return _likeliest(estimator.theta_, np.sqrt(0.5 / estimator.var_), offsets, estimator.classes_, **statistics)
 
 
 @stage_for.register(BaseMixture)
@@ -228,8 +228,8 @@ def _nearest_centroid(estimator: NearestCentroid) -> Stage:
     # With equal priors scikit-learn predicts by the plain distances, which its decision_function does not show.
     plain = priors is None or bool(np.isclose(priors, 1 / len(centres)).all())
     if priors is not None and not plain:
-        found = tensor(estimator.within_class_std_dev_)
-        spread, offsets = torch.where(found == 0, 1.0, found), 2 * tensor(np.log(priors))
+        deviations = tensor(estimator.within_class_std_dev_)
+        spread, offsets = torch.where(deviations == 0, 1.0, deviations), 2 * tensor(np.log(priors))
     stage = best_of([Quadratic(centres, (1 / spread).expand_as(centres), offsets)], estimator.classes_)
     stage.stages[-1].voting.of_sklearn = not plain
     return stage
@@ -288,8 +288,8 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
     )
     twice = int((lowest != highest)[same].sum())
     if twice:
-        what = f"{twice} training images of {name} have the features of one of another class"
-        warn(f"{what}: near them its votes are ties, decided by the order of the images", UserWarning)
+        problem = f"{twice} training images of {name} have the features of one of another class"
+        warn(f"{problem}: near them its votes are ties, decided by the order of the images", UserWarning)
     stage = Neighbours(points[order], counts, ranks, k)
     eye, votes = torch.eye(int(stage.n_outputs or 0)).double(), multiclass.Plurality(len(counts), k)
     weight, voting = (eye[1:], multiclass.Binary()) if len(counts) == 2 else (eye, votes)
@@ -313,8 +313,8 @@ def _kernel_ridge(estimator: KernelRidge) -> Stage:
 def _process(estimator: GaussianProcessRegressor) -> Stage:
     sums = process(estimator.kernel_, estimator.X_train_, estimator.alpha_)
     scale, mean = (
-        tensor(each).reshape(-1).expand(int(sums.n_outputs or 0))
-        for each in (estimator._y_train_std, estimator._y_train_mean)
+        tensor(value).reshape(-1).expand(int(sums.n_outputs or 0))
+        for value in (estimator._y_train_std, estimator._y_train_mean)
     )
     return Chain([*sums.stages, regression(scale.diag(), mean.clone())])
 

@@ -93,11 +93,11 @@ def _power(estimator: Any) -> Stage:
 # --- reductions: most are V^T (x - u) with a matrix of their own ----------------------------------------------------
 
 
-def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, **known: Any) -> Projection:
+def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, **extras: Any) -> Projection:
     components = tensor(components)
     mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
     divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
-    return Projection(components, mean, divisor, **known)
+    return Projection(components, mean, divisor, **extras)
 
 
 @stage_for.register(decomposition.PCA)
@@ -230,8 +230,8 @@ def beside(parts: Iterable[tuple[Any, Sequence[int], float]], n_features: int) -
 
 def of_columns(stages: Sequence[Stage], columns: Sequence[int], n_features: int) -> Chain:
     """Return a chain of stages that begins with some columns of the features."""
-    every = list(columns) == list(range(n_features))
-    if every and stages and Chain(stages).n_outputs is not None:
+    all_columns = list(columns) == list(range(n_features))
+    if all_columns and stages and Chain(stages).n_outputs is not None:
         return Chain(stages)
     return Chain([Select(torch.as_tensor(list(columns), dtype=torch.long), n_features), *stages])
 
@@ -255,5 +255,5 @@ _IN_ONE: dict[type, Callable[[Any], Stage]] = {
         tensor(e.random_weights_), tensor(e.random_offset_), math.sqrt(2 / e.random_weights_.shape[1])
     ),
 }
-for _kind, _stage in _IN_ONE.items():
-    stage_for.register(_kind, _stage)
+for _estimator_type, _stage in _IN_ONE.items():
+    stage_for.register(_estimator_type, _stage)
