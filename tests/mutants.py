@@ -35,7 +35,7 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 # File: the tests that belong to it, the quickest first.
 TESTS = {
     "path/closed_form.py": "facts branches secants_path recorder relevance baselines boundary",
-    "tape/recorder.py": "ways refused",
+    "tape/values.py": "ways refused",
     "tape/aliases.py": "ways refused",
     "tape/operations.py": "refused ways",
     "calculus/relevance.py": "facts relevance baselines",
@@ -63,7 +63,8 @@ TESTS = {
     "rules/writes.py": "rules secants_path recorder",
     "head/calibration.py": "estimators head",
     "head/decisions.py": "secants_head head estimators",
-    "head/head.py": "secants_head output_gradients targets head",
+    "head/head.py": "head",
+    "head/stack.py": "secants_head output_gradients targets head",
     "head/log_ratio.py": "log_ratio",
     "head/kernels.py": "secants_head kernels head",
     "head/stage.py": "secants_head output_gradients head estimators",
@@ -93,11 +94,11 @@ TESTS = {
 }
 # Of some files only these functions are mathematics.
 ONLY = {
-    "tape/recorder.py": {"_current", "_is_smooth"},
+    "tape/values.py": {"_current", "_is_smooth"},
     "tape/aliases.py": {"written_back", "_inverse"},
     "tape/operations.py": {"_is_random"},
     "rules/registry.py": {"unbroadcast", "elementwise"},
-    "head/head.py": {"pullback"},
+    "head/stack.py": {"pullback"},
     "methods/method.py": {"_jacobian"},
     "methods/explanation.py": {"gradients", "sums", "products", "contributions", "relevance", "_in_shape", "_by_image"},
     "maps/signed_maps.py": {

@@ -1,6 +1,5 @@
 """The store: a finished atlas, and the questions that it answers without the network."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,20 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.atlas import manifest
+from pytorch_grad_cam_pcasvm.atlas.columns import Columns
 from pytorch_grad_cam_pcasvm.atlas.explainer import OF_TARGETS
 from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps, means_of
-from pytorch_grad_cam_pcasvm.atlas.table import Table
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import recombined
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.net import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target, decoded
 
-HEAD = "head.safetensors"
+_OF_MAPS = ("maps", "opposite", "scale", "nu", "log_scale", "baseline_values", "remainder")
 
 
 class Extremes(NamedTuple):
@@ -64,7 +61,7 @@ def load(folder: str | Path) -> "Atlas":
     return Atlas(folder)
 
 
-class Atlas:
+class Atlas(Columns):
     """An explained data set: R rows of B components each. Opened by :func:`load`.
 
     Rows are counted from 0 in the order of the data set, without images that could not be read. Maps are read from the
@@ -83,119 +80,12 @@ class Atlas:
         >>> page = store.to_html("page")
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.manifest: dict[str, Any] = manifest.read(self.folder)
-        if not self.manifest["complete"]:
-            count = len(list(self.folder.glob("part-*.parquet")))
-            total = -(-self.manifest["images"] // self.manifest["shard_size"])
-            raise ValueError(
-                f"the atlas in {folder} is not finished, {count} of {total} shards are there: run the same build "
-                "again to resume it"
-            )
-        if not (self.folder / HEAD).exists():
-            raise ValueError(f"{self.folder / HEAD} is missing: run the same build again to write it")
-        self.head = Head.load(self.folder / HEAD)
-        if self.head.digest() != self.manifest["head"]:
-            raise ValueError(
-                f"{self.folder / HEAD} is not the head of this atlas: delete it, and run the same build again"
-            )
-        self.table = Table(self.folder, self.manifest)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
     def __repr__(self) -> str:
         columns = self.manifest["columns"]
         return (
             f"Atlas({str(self.folder)!r}: {len(self)} images, {columns['components'][1]} components, "
             f"{self.manifest['method']} at {self.manifest['target_layer']!r}, maps {tuple(columns['maps'][2:])})"
         )
-
-    @cached_property
-    def components(self) -> np.ndarray:
-        """The components p, shape (R, B), float64."""
-        return self.table.column("components")
-
-    @cached_property
-    def scores(self) -> np.ndarray:
-        """The head's scores, shape (R, C), float64: scikit-learn's decision values."""
-        return self.table.column("scores")
-
-    @cached_property
-    def labels(self) -> np.ndarray | None:
-        """The labels, shape (R,), or None if the data set has none.
-
-        Class numbers become names if the head was fitted on names.
-        """
-        if "label" not in self.manifest["kinds"]:
-            return None
-        labels = self.table.column("label")
-        names, classes = self.manifest["names"], self.manifest["classes"] or []
-        # Also where they are other names: as numbers they would be neither classes nor what the user called them.
-        named = labels.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
-        return np.array(self.names(labels)) if named else labels
-
-    @cached_property
-    def predictions(self) -> np.ndarray | None:
-        """The head's predictions, shape (R,), or None without a classifier or regressor."""
-        return self.table.column("prediction") if "prediction" in self.manifest["kinds"] else None
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """The number of each row in the data set, shape (R,)."""
-        return self.table.column("row")
-
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """The path of each image in its folder, or its number in the data set, shape (R,), strings."""
-        return self.table.column("id")
-
-    @cached_property
-    def nu(self) -> np.ndarray:
-        """The largest value of each component map, shape (R, B); 0 where it is blank."""
-        return self.table.column("nu")
-
-    @cached_property
-    def log_scale(self) -> np.ndarray:
-        """The natural logarithm of the factor taken out of each component map, shape (R, B); usually 0."""
-        return self.table.column("log_scale")
-
-    @cached_property
-    def baseline_values(self) -> np.ndarray | None:
-        """The components at the baseline, shape (R, B), for maps that add up; else None."""
-        return self.table.column("baseline_values") if "baseline_values" in self.manifest["columns"] else None
-
-    @cached_property
-    def remainder(self) -> np.ndarray | None:
-        """The contribution of activations not on the maps, shape (R, B), for maps that add up; else None."""
-        return self.table.column("remainder") if "remainder" in self.manifest["columns"] else None
-
-    def names(self, values: Any) -> list[str]:
-        """Return labels or predictions as text to display, as class names if the data set has any."""
-        names = self.manifest["names"]
-
-        def name(value: Any) -> str:
-            numbered = names is not None and isinstance(value, int | np.integer) and 0 <= value < len(names)
-            return str(names[int(value)]) if numbered else str(value)
-
-        return [name(value) for value in values]
-
-    def thumbnails(self, rows: Any) -> list[bytes]:
-        """Return small pictures of some rows, as WebP files; empty for rows without one."""
-        return self.table.of_rows(self._positions(rows), ["thumbnail"])["thumbnail"].tolist()
-
-    def pictures(self, rows: Any) -> Tensor:
-        """Return the thumbnails of some rows in the form that the figures expect, shape (n, 3, h, w), in [0, 1].
-
-        Raises:
-            ValueError: the atlas was built without thumbnails.
-        """
-        written = self.thumbnails(rows)
-        if not all(written):
-            raise ValueError("the atlas was built with thumbnails=False: give figures the images themselves")
-        arrays = [np.array(Image.open(io.BytesIO(thumbnail)).convert("RGB")) for thumbnail in written]
-        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) / 255
 
     def maps(self, rows: Any) -> SignedMaps:
         """Return the signed maps of all components for some rows, as ``cam.explain`` does, in float32.
@@ -324,22 +214,6 @@ class Atlas:
             parts.append(SVMTarget()(self._output(torch.tensor(block["components"]))).numpy())
         return np.concatenate(parts)
 
-    @property
-    def correct(self) -> np.ndarray:
-        """Whether the prediction equals the label, shape (R,); always False for a label that is not a class."""
-        if self.labels is None or self.predictions is None:
-            raise ValueError("nothing to compare: the data set has no labels, or the head no predictions")
-        present, classes = set(self.labels.tolist()), self.manifest["classes"]
-        if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or present & set(classes)):
-            shown = sorted(present)[:5]
-            numbered = self.manifest["names"] and self.labels.dtype.kind in "iu"
-            named = f", named {self.names(shown)}," if numbered else ""
-            raise ValueError(
-                f"the labels {shown}{named} of the data are not classes of the head, which are {classes}: rename them, "
-                "or fit the head on them"
-            )
-        return self.labels == self.predictions
-
     def to_pandas(self) -> Any:
         """Return a DataFrame with a row for each image: id, label, prediction, scores, and components p1, p2, ...
 
@@ -437,50 +311,6 @@ class Atlas:
         names = [name for name in (*_OF_MAPS, "weights", "values") if getattr(columns[0], name, None) is not None]
         joined: Any = {name: torch.cat([getattr(column, name) for column in columns], 1) for name in names}
         return replace(columns[0], **joined, targets=targets)
-
-    def _grouping(self, by: Any) -> np.ndarray:
-        if by is None:
-            return np.zeros(len(self), np.int64)
-        if isinstance(by, str):
-            column = {"label": self.labels, "prediction": self.predictions}.get(by)
-            if column is None:
-                raise ValueError(f"by={by!r}: must be 'label' or 'prediction', if there are any, or one value per row")
-            return column
-        values = np.asarray(by)
-        if values.shape != (len(self),):
-            raise ValueError(f"by must have one value for each of the {len(self)} rows, got the shape {values.shape}")
-        return values
-
-    def _check_component(self, component: int) -> None:
-        count = self.manifest["columns"]["components"][1]
-        if isinstance(component, bool) or not isinstance(component, int | np.integer) or not 0 <= component < count:
-            raise ValueError(f"there are {count} components, numbered from 0: {component!r} is out of range")
-
-    def _positions(self, rows: Any) -> np.ndarray:
-        """Return rows that are given by an integer, a slice, a list or a mask, as positions."""
-        index = rows if isinstance(rows, slice) else np.asarray(rows)
-        if not isinstance(index, slice) and index.dtype.kind == "U":
-            index = np.array([self._by_name(str(name)) for name in index.reshape(-1)])
-        if not isinstance(index, slice) and (index.ndim > 1 or (index.ndim == 0 and index.dtype == bool)):
-            raise IndexError(f"rows must be an integer, a slice, a list or a mask, got {rows!r:.80}")
-        if not isinstance(index, slice) and index.size == 0:
-            index = index.astype(np.int64)
-        try:
-            positions = np.atleast_1d(np.arange(len(self))[index])
-        except IndexError as error:
-            raise IndexError(f"there are {len(self)} rows, numbered from 0; got {rows!r:.80}") from error
-        if not len(positions):
-            raise ValueError("no rows were given")
-        return positions
-
-    def _by_name(self, name: str) -> int:
-        (matches,) = np.nonzero(self.ids == name)
-        if not len(matches):
-            raise KeyError(f"no image is named {name!r}: store.ids has the names, such as {self.ids[0]!r}")
-        return int(matches[0])
-
-
-_OF_MAPS = ("maps", "opposite", "scale", "nu", "log_scale", "baseline_values", "remainder")
 
 
 def _positive(number: Any, name: str) -> None:

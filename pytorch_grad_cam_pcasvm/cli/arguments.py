@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.cli.networks import RUN
 # What the commands need is imported when they run: help is asked for more often.
 _METHODS = sorted(package._NAMES["methods"].split())
 
+_AT = "--images photos/{} --backbone mobilenet_v2 --layer features"
 _EXAMPLE = f"""example:
   {RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
   {RUN} atlas --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out atlas
@@ -30,83 +31,110 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     places = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_fit, _add_atlas, _add_evaluate, _add_explore, _add_export, _add_explain):
+        add(places)
+    return parser
 
-    def command(name: str, run: Callable[[Any], None], text: str, example: str) -> argparse.ArgumentParser:
-        added = places.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example:\n  {RUN} {name} {example}\n",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        added.set_defaults(run=run)
-        return added
 
-    at = "--images photos/{} --backbone mobilenet_v2 --layer features"
-    fitted = command("fit", fit, "fit a scaler, a PCA and an SVM on the features of images, in one folder per class",
-                  at.format("train") + " --out head.safetensors")  # fmt: skip
-    of_network(fitted, fits=True)
-    _of_reading(fitted)
-    fitted.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
-    fitted.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
-    fitted.add_argument("--C", type=float, help="SVM: cost of a mistake (default: 1)")
-    fitted.add_argument("--gamma", type=_gamma, help="SVM: width of the kernel (default: scale)")
-    fitted.add_argument(
+def _command(places: Any, name: str, run: Callable[[Any], None], text: str, example: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = places.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"example:\n  {RUN} {name} {example}\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_fit(places: Any) -> None:
+    text = "fit a scaler, a PCA and an SVM on the features of images, in one folder per class"
+    command = _command(places, "fit", fit, text, _AT.format("train") + " --out head.safetensors")
+    of_network(command, fits=True)
+    _of_reading(command)
+    command.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
+    command.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
+    command.add_argument("--C", type=float, help="SVM: cost of a mistake (default: 1)")
+    command.add_argument("--gamma", type=_gamma, help="SVM: width of the kernel (default: scale)")
+    command.add_argument(
         "--search", action="store_true", help="choose C and gamma among twelve pairs, by cross-validation"
     )
-    fitted.add_argument("--class-weight", choices=["balanced"],
-                     help="balanced: every class counts the same, however few images it has")  # fmt: skip
-    fitted.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
-    fitted.add_argument("--no-pictures", action="store_true",
+    command.add_argument(
+        "--class-weight", choices=["balanced"], help="balanced: every class counts the same, however few images it has"
+    )
+    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
+    command.add_argument("--no-pictures", action="store_true",
                         help="do not store names and small pictures of the support vectors with the head")  # fmt: skip
-    _of_bad_images(fitted)
-    build = command("atlas", commands.atlas, "explain every image in a folder once, and store the maps",
-                    at.format("test") + " --head head.safetensors --out atlas")  # fmt: skip
-    of_network(build)
-    _of_reading(build)
-    of_maps(build)
-    build.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the atlas")
-    of_method(build)
-    build.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
-    build.add_argument("--processes", type=int, help="number of processes, each with its share of the threads or a GPU")
-    _of_bad_images(build)
-    build.add_argument("--verify", action="store_true", help="compare all images with existing shards, not a sample")
-    evaluate = command("evaluate", commands.evaluate,
-                       "measure whether the maps can be trusted, and write a report page",
-                       at.format("test") + " --head head.safetensors --out evaluation")  # fmt: skip
-    of_network(evaluate)
-    of_maps(evaluate)
-    evaluate.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the page and its JSON")
-    evaluate.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
+    _of_bad_images(command)
+
+
+def _add_atlas(places: Any) -> None:
+    text = "explain every image in a folder once, and store the maps"
+    example = _AT.format("test") + " --head head.safetensors --out atlas"
+    command = _command(places, "atlas", commands.atlas, text, example)
+    of_network(command)
+    _of_reading(command)
+    of_maps(command)
+    command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the atlas")
+    of_method(command)
+    command.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
+    command.add_argument(
+        "--processes", type=int, help="number of processes, each with its share of the threads or a GPU"
+    )
+    _of_bad_images(command)
+    command.add_argument("--verify", action="store_true", help="compare all images with existing shards, not a sample")
+
+
+def _add_evaluate(places: Any) -> None:
+    text = "measure whether the maps can be trusted, and write a report page"
+    example = _AT.format("test") + " --head head.safetensors --out evaluation"
+    command = _command(places, "evaluate", commands.evaluate, text, example)
+    of_network(command)
+    of_maps(command)
+    command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the page and its JSON")
+    command.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
                           help="method; may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
-    evaluate.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
-    evaluate.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
-    evaluate.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    explore = command("explore", commands.explore, "write a page for browsing an atlas", "atlas --out explorer")
-    explore.add_argument("atlas", type=Path, help="folder of the atlas")
-    explore.add_argument("--out", type=Path, default=Path("explorer"), help="folder or file (default: explorer)")
-    explore.add_argument(
+    command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
+    command.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
+    command.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+
+
+def _add_explore(places: Any) -> None:
+    command = _command(
+        places, "explore", commands.explore, "write a page for browsing an atlas", "atlas --out explorer"
+    )
+    command.add_argument("atlas", type=Path, help="folder of the atlas")
+    command.add_argument("--out", type=Path, default=Path("explorer"), help="folder or file (default: explorer)")
+    command.add_argument(
         "--head", action="append", default=[], metavar="NAME=FILE", help="another head for the page; may be repeated"
     )
-    explore.add_argument("--single-file", action="store_true", help="write a single file, which is easy to send")
-    written = command("export", exporting.export, "write a single file that computes scores and maps without PyTorch",
-                      at.format("test") + " --head head.safetensors --out explainer.onnx")  # fmt: skip
-    of_network(written, needs_images=False)
-    of_maps(written)
-    of_method(written)
-    written.set_defaults(batch_size=16)
-    written.add_argument("--components", type=int, help="number of components to map, from the first on (default: all)")
-    written.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
-    written.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
-    written.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
+    command.add_argument("--single-file", action="store_true", help="write a single file, which is easy to send")
+
+
+def _add_export(places: Any) -> None:
+    text = "write a single file that computes scores and maps without PyTorch"
+    example = _AT.format("test") + " --head head.safetensors --out explainer.onnx"
+    command = _command(places, "export", exporting.export, text, example)
+    of_network(command, needs_images=False)
+    of_maps(command)
+    of_method(command)
+    command.set_defaults(batch_size=16)
+    command.add_argument("--components", type=int, help="number of components to map, from the first on (default: all)")
+    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
+    command.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
+    command.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
                          help="for --page: from npm install (default: node_modules/onnxruntime-web)")  # fmt: skip
-    explain = command("explain", exporting.explain, "draw maps with a file from 'export', without PyTorch",
-                      "--model explainer.onnx --images photos/test --out maps")  # fmt: skip
-    explain.add_argument("--model", required=True, type=Path, metavar="FILE", help="file from 'export' (.onnx)")
-    explain.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, in any subfolders")
-    explain.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
-    _of_bad_images(explain)
-    return parser
+
+
+def _add_explain(places: Any) -> None:
+    text = "draw maps with a file from 'export', without PyTorch"
+    example = "--model explainer.onnx --images photos/test --out maps"
+    command = _command(places, "explain", exporting.explain, text, example)
+    command.add_argument("--model", required=True, type=Path, metavar="FILE", help="file from 'export' (.onnx)")
+    command.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, in any subfolders")
+    command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
+    _of_bad_images(command)
 
 
 def _gamma(text: str) -> Any:

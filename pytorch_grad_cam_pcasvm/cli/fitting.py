@@ -20,11 +20,6 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 def fit(options: Any) -> None:
     """Fit scaler, PCA and SVM on a folder of images."""
     import numpy as np
-    from sklearn.decomposition import PCA
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-    from sklearn.svm import SVC
 
     _check(options)
     names = two_classes(options.images, classes_in(options.images, ("train", "training")))
@@ -48,30 +43,11 @@ def fit(options: Any) -> None:
             f"{len(features)} images with {features.shape[1]} features have fewer components: add images, or lower "
             f"--components, to {min(features.shape) - 1} or fewer"
         )
-    reduction = StandardScaler(), PCA(options.components, random_state=0)
-    svm = SVC(
-        kernel=options.kernel, class_weight=options.class_weight, C=options.C or 1.0, gamma=options.gamma or "scale"
-    )
     folds = _folds(counts, features, labels, options.components)
-    if options.search:
-        smallest = min(counts.values())
-        # Within a fold's training set.
-        inner = 0 if folds is None else min(5, smallest - math.ceil(smallest / folds.n_splits))
-        if inner < 2:
-            raise ValueError("--search compares by cross-validation, for which a class has too few images")
-        # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
-        grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
-        svm = GridSearchCV(svm, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
-    with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
-        pipeline = make_pipeline(*reduction, svm).fit(features, labels)
+    pipeline = _fitted(options, features, labels, counts, folds)
     fitted = package.Head.of(pipeline)
     if options.search:
-        best = " ".join(f"--{name} {value:.3g}" for name, value in svm.best_params_.items())
-        usual = svm.cv_results_["mean_test_score"][svm.cv_results_["params"].index(_usual(grid))]
-        print(
-            f"search: {best} is the best of {len(svm.cv_results_['params'])}, with a balanced accuracy of "
-            f"{svm.best_score_:.0%}; that of C=1 and gamma=scale is {usual:.0%}"
-        )
+        _tell_search(pipeline[-1])
     if folds is not None:
         _tell_validation(pipeline, features, labels, folds, options, preparation)
     share = pipeline.score(features, labels)
@@ -84,12 +60,49 @@ def fit(options: Any) -> None:
         )
     fitted.training_set.preparation, fitted.training_set.means = preparation.recorded, training.means
     if not options.no_pictures:
-        svm = svm.best_estimator_ if options.search else svm
+        svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
     fitted.save(options.out)
     note = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
     print(f"wrote {options.out}: {options.components} components" + (f", {note}" if fitted.examples else ""))
+
+
+def _fitted(options: Any, features: Any, labels: Any, counts: Counter[str], folds: Any) -> Any:
+    """Return the fitted pipeline: a scaler, a PCA, and an SVM or the search for one."""
+    import numpy as np
+    from sklearn.decomposition import PCA
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVC
+
+    reduction = StandardScaler(), PCA(options.components, random_state=0)
+    svm = SVC(
+        kernel=options.kernel, class_weight=options.class_weight, C=options.C or 1.0, gamma=options.gamma or "scale"
+    )
+    if options.search:
+        smallest = min(counts.values())
+        # Within a fold's training set.
+        inner = 0 if folds is None else min(5, smallest - math.ceil(smallest / folds.n_splits))
+        if inner < 2:
+            raise ValueError("--search compares by cross-validation, for which a class has too few images")
+        # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
+        grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
+        svm = GridSearchCV(svm, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
+    with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
+        return make_pipeline(*reduction, svm).fit(features, labels)
+
+
+def _tell_search(search: Any) -> None:
+    """Say what was best, and how much better it is than scikit-learn's own choice."""
+    best = " ".join(f"--{name} {value:.3g}" for name, value in search.best_params_.items())
+    candidates = search.cv_results_["params"]
+    usual = search.cv_results_["mean_test_score"][candidates.index(_usual(search.param_grid))]
+    print(
+        f"search: {best} is the best of {len(candidates)}, with a balanced accuracy of {search.best_score_:.0%}; that "
+        f"of C=1 and gamma=scale is {usual:.0%}"
+    )
 
 
 def _check(options: Any) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,12 +66,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         >>> result["ContributionCAM", "deletion", "random maps"].n
         6
     """
-    if fill not in FILLS:
-        raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
-    if patches is not None and (not isinstance(patches, int) or patches < 2):
-        raise ValueError(f"patches must be an integer from 2, or None, got {patches!r}")
-    if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
-        raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
+    _check(fill, patches, fractions)
     subject = study.fresh()
     against = Rivals(subject, rivals)
     change, of_host = (defaultdict[Any, list[np.ndarray]](list) for _ in range(2))
@@ -107,17 +102,12 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
     rows = []
     for method in subject.named:
-        own = {measure: mean[(method, ""), measure].mean(1) for measure in KINDS}
         others: dict[str, Any] = {rival: rival if rival in ranked else (method, rival) for rival in against.names}
         others |= {rival: (rival, "") for rival in against.methods if rival != method}
-        for measure in KINDS:
-            sign = -1 if measure == "deletion" else 1
-            for rival, source in others.items():
-                theirs = mean[source, measure].mean(1)
-                rows.append(Row(method, measure, rival, Estimate.of(sign * (own[measure] - theirs)), 0.0))
+        rows += _compared(method, mean, others)
         if arcc:
-            measured = np.where(np.isnan(own["deletion"]), np.nan, np.concatenate(of_host[method]))
-            rows.append(Row(method, "ARCC", "", Estimate.of(measured)))
+            blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
+            rows.append(Row(method, "ARCC", "", Estimate.of(np.where(blank, np.nan, np.concatenate(of_host[method])))))
     sources = [*((method, (method, "")) for method in subject.named), *((r, r) for r in (RANDOM, BLIND) if r in ranked)]
     curves = {
         measure: {name: [Estimate.of(column).mean for column in mean[source, measure].T] for name, source in sources}
@@ -133,6 +123,26 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         fractions=list(fractions),
         patches=patches,
     )
+
+
+def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:
+    if fill not in FILLS:
+        raise ValueError(f"fill must be one of {sorted(FILLS)}, got {fill!r}")
+    if patches is not None and (not isinstance(patches, int) or patches < 2):
+        raise ValueError(f"patches must be an integer from 2, or None, got {patches!r}")
+    if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
+        raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
+
+
+def _compared(method: str, mean: Mapping[Any, np.ndarray], others: Mapping[str, Any]) -> list[Row]:
+    """Return how much more a method's maps change the value than others do, by the name of these."""
+    rows = []
+    for measure in KINDS:
+        sign = -1 if measure == "deletion" else 1
+        own = mean[(method, ""), measure].mean(1)
+        for rival, source in others.items():
+            rows.append(Row(method, measure, rival, Estimate.of(sign * (own - mean[source, measure].mean(1))), 0.0))
+    return rows
 
 
 def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> np.ndarray:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
@@ -76,20 +76,13 @@ def layers(
             blocks = last_blocks(backbone, source, x)[-_AMONG:]
         candidates = [*blocks, *([blocks[-2:]] if len(blocks) > 1 else [])]
     named = _named(backbone, candidates)
-    means = {}
-    of_training = net.head.training_set.means  # where the head has them, the start does not depend on these images
-    elsewhere = [layers for layers in named.values() if not of_training.keys() >= set(layers)]
-    batches: Any = None
-    if elsewhere and len(subject.rows) * x[0].numel() < 1 << 27:
-        parts = subject.parts(subject.rows.tolist(), "mean activations", "image")
-        batches = [subject.read(rows)[0] for rows in parts]
-    for name in dict.fromkeys(layer for layers in elsewhere for layer in layers):
-        of_layer = batches or (subject.read(rows)[0] for rows in subject.parts(subject.rows.tolist(), name, "image"))
-        means[name] = mean_activations(net, of_layer, name, progress=False)
+    means = _means(net, subject, named, x[0].numel())
     methods: dict[str, Any] = {}
     for title, names in named.items():
         options: dict[str, Any] = {"target_layers": names, "reshape_transform": reshape_transform}
-        options["mean"] = [means[name] for name in names] if names in elsewhere else None
+        options["mean"] = (
+            [means[name] for name in names] if names[0] in means and all(n in means for n in names) else None
+        )
         methods[title] = ContributionCAM, options
         if len(names) > 1:
             methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
@@ -99,21 +92,10 @@ def layers(
         name: max(n for n, inner in enumerate(places) if f"{inner}.".startswith(f"{name}."))
         for name in dict.fromkeys(layer for layers in named.values() for layer in layers)
     }
-    firsts: dict[Any, Any] = {}  # an image of each target
-    for rows in subject.parts(subject.rows.tolist(), "targets", "image"):
-        x = subject.read(rows)[0]
-        for n, target in enumerate(subject.targets(x)):
-            firsts.setdefault(target, x[n : n + 1])
-    unfit = {}
-    for title, (cam_class, options) in list(methods.items()):
-        try:
-            cam = cam_class(net, **options)
-            for target, image in firsts.items():
-                cam.explain(image, [target])
-        except ValueError as error:
-            unfit[f"not {title}"] = str(error)
-            del methods[title]
-            named.pop(title, None)
+    unfit = _unfit(net, subject, methods)
+    for title in unfit:
+        del methods[title]
+        named.pop(title, None)
     if not named:
         raise ValueError(f"no candidate can be explained: {next(iter(unfit.values()))}")
     last = max(named, key=lambda title: (len(named[title]) == 1, ends[named[title][-1]]))
@@ -131,6 +113,56 @@ def layers(
             result.rows += [
                 replace(row, measure=f"{layout}: {row.measure}") for row in more.rows if row.method == title
             ]
+    chosen, why = _recommended(result, methods, last)
+    result.check, result.question = "layers", f"Recommended: {chosen}. On {len(study.rows)} images, {why}."
+    options = methods[chosen][1]
+    result.settings |= {f"not {title}": reason for title, reason in unfit.items()}
+    result.settings |= {"recommended": options["target_layers"], "combine": options.get("combine", "shared")}
+    return result
+
+
+def _means(net: PCASVMNet, subject: Subject, named: dict[str, list[str]], numbers: int) -> dict[str, Tensor]:
+    """Return the means of the layers of all candidates for which the head does not have them all.
+
+    Where it has them, the start does not depend on these images.
+    """
+    lacking = [names for names in named.values() if _lacks(net, names)]
+    batches: Any = None
+    if lacking and len(subject.rows) * numbers < 1 << 27:
+        parts = subject.parts(subject.rows.tolist(), "mean activations", "image")
+        batches = [subject.read(rows)[0] for rows in parts]
+    means = {}
+    for name in dict.fromkeys(name for names in lacking for name in names):
+        of_layer = batches or (subject.read(rows)[0] for rows in subject.parts(subject.rows.tolist(), name, "image"))
+        means[name] = mean_activations(net, of_layer, name, progress=False)
+    return means
+
+
+def _lacks(net: PCASVMNet, layers: Sequence[str]) -> bool:
+    """Return whether the head does not have the means of all these layers."""
+    return not net.head.training_set.means.keys() >= set(layers)
+
+
+def _unfit(net: PCASVMNet, subject: Subject, methods: dict[str, Any]) -> dict[str, str]:
+    """Return which methods cannot explain an image of each target, and why."""
+    firsts: dict[Any, Any] = {}
+    for rows in subject.parts(subject.rows.tolist(), "targets", "image"):
+        x = subject.read(rows)[0]
+        for n, target in enumerate(subject.targets(x)):
+            firsts.setdefault(target, x[n : n + 1])
+    unfit = {}
+    for title, (method, options) in methods.items():
+        try:
+            cam = method(net, **options)
+            for target, image in firsts.items():
+                cam.explain(image, [target])
+        except ValueError as error:
+            unfit[title] = str(error)
+    return unfit
+
+
+def _recommended(result: Result, methods: dict[str, Any], last: str) -> tuple[str, str]:
+    """Return the title of the best candidate, and the reason."""
     ahead = {title: [result[title, measure, last] for measure in KINDS] for title in methods if title != last}
     gains = {title: sum(gain.mean for gain in both) for title, both in ahead.items()}
     spread = {title: math.hypot(*(gain.standard_error for gain in both)) for title, both in ahead.items()}
@@ -144,10 +176,7 @@ def layers(
         why = f"no other gains a standard error over {last} in deletion and insertion together without a loss in either"
     else:
         why = f"it gains {gains[chosen]:.2f} ± {spread[chosen]:.2f} sd over {last} in deletion and insertion together"
-    result.check, result.question = "layers", f"Recommended: {chosen}. On {len(study.rows)} images, {why}."
-    options = methods[chosen][1]
-    result.settings |= unfit | {"recommended": options["target_layers"], "combine": options.get("combine", "shared")}
-    return result
+    return chosen, why
 
 
 def _named(backbone: nn.Module, candidates: Any) -> dict[str, list[str]]:

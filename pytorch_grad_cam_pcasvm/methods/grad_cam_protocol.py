@@ -12,7 +12,8 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.maps.signed_maps import check_finite, divided, largest, upsampled, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.docstrings import completed
-from pytorch_grad_cam_pcasvm.methods.method import Method, listed
+from pytorch_grad_cam_pcasvm.methods.method import Method, images_for, listed
+from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import one_input
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -97,7 +98,7 @@ class ClosedFormCAM(Method):
             (2, 32, 32)
         """
         if aug_smooth:
-            one_input(self._checked_images(input_tensor), "aug_smooth")
+            one_input(images_for(self.model, input_tensor), "aug_smooth")
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
     def forward(
@@ -113,7 +114,7 @@ class ClosedFormCAM(Method):
         Returns:
             Maps, float32, shape (N, H, W), in [0, 1].
         """
-        x = self._checked_images(input_tensor)
+        x = images_for(self.model, input_tensor)
         targets = self._targets_per_image(x, targets)
         layers = self._layer_maps(x, targets, eigen_smooth)
         by_nu = np.array([isinstance(target, PCATarget) for target in targets])
@@ -136,7 +137,7 @@ class ClosedFormCAM(Method):
         Returns:
             One float32 array per target layer.
         """
-        x = self._checked_images(input_tensor)
+        x = images_for(self.model, input_tensor)
         return self._layer_maps(x, self._targets_per_image(x, targets), eigen_smooth)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
@@ -173,7 +174,7 @@ class ClosedFormCAM(Method):
                 result = self._of_layer(run, layer, [shared])
                 self._warnings.of_layer(name, result.maps.shape[2:])
                 maps, nu = result.maps, largest(result.maps, result.opposite)
-                if self._warn_of_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
+                if warn_of_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
                     layers.append(np.zeros((len(x), 1, *shape), np.float32))
                     continue
                 if eigen_smooth:

@@ -15,14 +15,11 @@ from pytorch_grad_cam_pcasvm.maps.result import MethodResult, joined
 from pytorch_grad_cam_pcasvm.maps.signed_maps import (
     Jacobians,
     SignedMaps,
-    check_finite,
     largest,
-    warn_of_blanks,
 )
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions, of_gradient
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
-from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.modules import (
@@ -36,13 +33,12 @@ from pytorch_grad_cam_pcasvm.network.modules import (
 from pytorch_grad_cam_pcasvm.network.net import HeadRun, PCASVMNet
 from pytorch_grad_cam_pcasvm.network.reshape import transform_of
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, refuse_repeated
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, BlankMapWarning, NoClosedFormError, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.tape.recorder import explaining
 from pytorch_grad_cam_pcasvm.targets import (
@@ -154,7 +150,7 @@ class Method(Named, BaseCAM):
             >>> maps.maps.shape, maps.values.shape
             (torch.Size([2, 2, 8, 8]), torch.Size([2, 2]))
         """
-        x = self._checked_images(input_tensor)
+        x = images_for(self.model, input_tensor)
         branches = isinstance(x, Inputs) and len(self._target_layers) > 1
         if heads or not branches:
             self._refuse_layers(joined=not heads)
@@ -162,7 +158,7 @@ class Method(Named, BaseCAM):
             if branches:
                 refuse_repeated(self._target_layers.of(self.model, x))
             run = self._run(x, modules)
-            targets = self._default_targets(run.output) if targets is None else listed(targets)
+            targets = default_targets(run.output) if targets is None else listed(targets)
             results = self._of_branches(run, targets) if branches else [self._of_layers(run, targets)]
             if heads:
                 results[0].heads = self._of_heads(run, targets)
@@ -171,7 +167,7 @@ class Method(Named, BaseCAM):
                 sizes = [torch.stack(sizes).amax(0)] * len(results)
             names = [tuple(run.layers[n : n + 1] if branches else run.layers) for n in range(len(results))]
             signed = [self._signed(run, *of_layer, targets) for of_layer in zip(results, sizes, names, strict=True)]
-            self._warn_of(signed, blind=self._warn_of_blind_tokens(run, 0, sizes[0]))
+            self._warnings.of_results(signed, blind=warn_of_blind_tokens(run, 0, sizes[0]))
         if isinstance(run.output, HeadRun):
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return signed if branches else signed[0]
@@ -199,14 +195,14 @@ class Method(Named, BaseCAM):
             >>> cam.check(images).agrees
             True
         """
-        x = self._checked_images(input_tensor)
+        x = images_for(self.model, input_tensor)
         with self._running(x) as modules:
             site = self._target_layers.of(self.model, x)
             path = Path(*site.parts, modules)
             passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
             run = Explanation(self.model, x, passed, passed.output, site.layers, [None] * len(site.layers), path.run)
             run.output = run.output_of(passed.output)
-            targets = self._default_targets(run.output) if targets is None else listed(targets)
+            targets = default_targets(run.output) if targets is None else listed(targets)
             seeds = run.cotangents(run.output_gradients(targets))
             comparisons = []
             for target, name in enumerate(site.layers):
@@ -232,7 +228,7 @@ class Method(Named, BaseCAM):
         Example:
             >>> jacobians = cam.jacobians(images)
         """
-        x = self._checked_images(input_tensor)
+        x = images_for(self.model, input_tensor)
         self._refuse_layers()
         with self._running(x) as modules:
             run = self._run(x, modules)
@@ -348,33 +344,6 @@ class Method(Named, BaseCAM):
             _warnings=None if may_look(nu) else self._warnings,
         )
 
-    def _warn_of(self, signed: Sequence[SignedMaps], *, blind: bool) -> None:
-        """Say how maps, one for each branch, may be misread; ``blind``: it was said already why there is nothing."""
-        for branch, maps in enumerate(signed):
-            self._warnings.of_layer(" + ".join(maps.layers), maps.maps.shape[2:])
-            if not may_look(maps.nu):
-                continue
-            check_finite(maps.nu)
-            if branch == 0:  # what the others have is the same
-                self._warnings.of_maps(maps)
-            if not blind and not bool(maps.nu.all()):
-                warn_of_blanks(maps.maps, maps.nu, lambda image, k: signed[0].targets[k], maps.output)
-
-    def _warn_of_blind_tokens(self, run: Explanation, layer: int, nu: Tensor) -> bool:
-        """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
-        layout = run.transforms[layer]
-        others = isinstance(layout, Layout) and layout.before + layout.after > 0
-        if not others or not may_look(nu) or bool(nu.any()):
-            return False
-        norm = next(reversed(norms_before_attention(self._target_layers.of(self.model).backbone)), None)
-        fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
-        warn(
-            f"no map of {run.layers[layer]!r} has a gradient: after it the features look at other tokens only, such as "
-            f"the class token; {fix}the last layer before an attention",
-            BlankMapWarning,
-        )
-        return True
-
     def _jacobian(self, run: Explanation, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
         if not targets:
             return None, None
@@ -394,14 +363,6 @@ class Method(Named, BaseCAM):
             size = max(1, self.max_bytes // needed)
         return (targets[start : start + size] for start in range(0, len(targets), size))
 
-    def _default_targets(self, output: Any) -> list[Target]:
-        """Return every component, then the predicted class, or all outputs of several."""
-        if not isinstance(output, HeadRun):
-            return [ScoreTarget()]
-        if output.decision is not None and isinstance(output.head.voting, Outputs):
-            return [*every_component(output), *every_class(output)]
-        return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
-
     def _refuse_layers(self, *, joined: bool = False) -> None:
         """Refuse several target layers; ``joined``: unless the method makes one map of theirs."""
         if len(self._target_layers) > 1:
@@ -410,10 +371,6 @@ class Method(Named, BaseCAM):
                 f"{name} takes one target layer in explain and jacobians: make one {name} for each layer, or use "
                 "ContributionCAM, whose maps of several layers are one"
             )
-
-    def _checked_images(self, x: Any) -> Any:
-        x = checked_images(x, self.model)
-        return x.to(device_of(self.model))
 
     @contextmanager
     def _running(self, x: Tensor) -> Iterator[Sequence[nn.Module]]:
@@ -453,3 +410,18 @@ def listed(targets: Sequence[Target] | Target) -> list[Target]:
     if not several:
         raise ValueError("targets is empty: pass None for the default, or at least one target")
     return several  # type: ignore[return-value]
+
+
+def default_targets(output: Any) -> list[Target]:
+    """Return every component, then the predicted class, or all outputs of several."""
+    if not isinstance(output, HeadRun):
+        return [ScoreTarget()]
+    if output.decision is not None and isinstance(output.head.voting, Outputs):
+        return [*every_component(output), *every_class(output)]
+    return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
+
+
+def images_for(model: nn.Module, x: Any) -> Any:
+    """Return images that were checked, on the model's device."""
+    x = checked_images(x, model)
+    return x.to(device_of(model))

@@ -7,9 +7,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.maps.signed_maps import check_finite, warn_of_blanks
+from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.outside_training import measures
+from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
+from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.network.net import OfHead
-from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, CoarseMapWarning, OutsideTrainingWarning, warn
+from pytorch_grad_cam_pcasvm.network.token_layout import Layout
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import (
+    BaselineWarning,
+    BlankMapWarning,
+    CoarseMapWarning,
+    OutsideTrainingWarning,
+    warn,
+)
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
 TOLD_ONCE = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
@@ -30,6 +42,18 @@ class WarnOnce:
         self._told: set[type[Warning]] = set()
         self._asked: set[Any] = set()
         self._distances: dict[str, list[float]] = {}  # of the latest images, by measure
+
+    def of_results(self, signed: Sequence[Any], *, blind: bool) -> None:
+        """Say how maps, one for each branch, may be misread; ``blind``: it was said already why there is nothing."""
+        for branch, maps in enumerate(signed):
+            self.of_layer(" + ".join(maps.layers), maps.maps.shape[2:])
+            if not may_look(maps.nu):
+                continue
+            check_finite(maps.nu)
+            if branch == 0:  # what the others have is the same
+                self.of_maps(maps)
+            if not blind and not bool(maps.nu.all()):
+                warn_of_blanks(maps.maps, maps.nu, lambda image, k: signed[0].targets[k], maps.output)
 
     def of_layer(self, layer: str, positions: Sequence[int]) -> None:
         """Warn if the maps of a layer have few positions, (H, W) or (D, H, W); looks at no values."""
@@ -110,3 +134,19 @@ def _is_decision(target: Any, output: Any) -> bool:
 def _array(tensor: Tensor) -> np.ndarray:
     """Return a tensor as an array, for which torch need not dispatch anything."""
     return tensor.detach().cpu().numpy()
+
+
+def warn_of_blind_tokens(run: Explanation, layer: int, nu: Tensor) -> bool:
+    """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
+    layout = run.transforms[layer]
+    others = isinstance(layout, Layout) and layout.before + layout.after > 0
+    if not others or not may_look(nu) or bool(nu.any()):
+        return False
+    norm = next(reversed(norms_before_attention(backbone_of(run.model))), None)
+    fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
+    warn(
+        f"no map of {run.layers[layer]!r} has a gradient: after it the features look at other tokens only, such as "
+        f"the class token; {fix}the last layer before an attention",
+        BlankMapWarning,
+    )
+    return True

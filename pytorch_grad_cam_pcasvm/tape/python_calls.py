@@ -14,7 +14,8 @@ from pytorch_grad_cam_pcasvm.rules.registry import layer_kind, whole_of, with_ru
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
-from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, unseen_write
+from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
+from pytorch_grad_cam_pcasvm.tape.values import unseen_write
 
 _READING = {
     *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),

@@ -1,0 +1,247 @@
+"""The stack of fitted stages behind the features, as one differentiable module with a closed-form pullback."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from pytorch_grad_cam_pcasvm.head.alike import refuse_one_class
+from pytorch_grad_cam_pcasvm.head.decisions import Decision
+from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
+from pytorch_grad_cam_pcasvm.head.kernels import known_to
+from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
+from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
+from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
+
+
+@dataclass(eq=False)
+class HeadTrace:
+    """The values that a head computed for N images.
+
+    Attributes:
+        values: the features, shape (N, D), and the output of every stage, (N, ...), in the head's precision. In a trace
+            from ``resume``, values that were not computed are None.
+        saved: what each stage's pullback needs; the first dimension of its tensors is the batch.
+        eps: the relative accuracy of the backbone's features.
+
+    Example:
+        >>> trace = net.head(tensor(features))
+        >>> [tuple(value.shape) for value in trace.values]  # features, scaled, components, decision values
+        [(12, 8), (12, 8), (12, 3), (12, 3)]
+    """
+
+    values: list[Tensor]
+    saved: list[Any]
+    eps: float = torch.finfo(torch.float32).eps
+
+    def rows(self, index: Any) -> "HeadTrace":
+        """Return the trace of some images; for an integer, without a batch dimension and without a pullback."""
+        values, saved = tree_map_only(Tensor, lambda tensor: tensor[index], (self.values, self.saved))
+        return HeadTrace(values, saved, self.eps)
+
+
+class Stack(Hookable):
+    """The stages after a backbone, in float64 (float32 if the device has no float64).
+
+    Args:
+        stages: the stages in order.
+
+    Attributes:
+        component_position: position of the components among the values; None: there is no reduction.
+        decision_position: position of the decision values; None: there is no decision.
+
+    Raises:
+        ValueError: there are no stages, nothing to explain, stages after a decision, or a decision on only one class.
+    """
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        super().__init__()
+        stages = list(stages)
+        reductions = [position for position, stage in enumerate(stages, 1) if stage.reduces]
+        decisions = [position for position, stage in enumerate(stages, 1) if isinstance(stage, Decision)]
+        if not stages:
+            raise ValueError("the head is empty: pass a fitted estimator, e.g. a Pipeline with a PCA and an SVC")
+        if not reductions and not decisions:
+            names = ", ".join(type(stage).__name__ for stage in stages)
+            raise ValueError(f"the head has neither a reduction (PCA) nor a classifier (SVC), only: {names}")
+        if decisions and decisions != [len(stages)]:
+            raise ValueError("the head must end with its only classifier: nothing can follow its decision")
+        last = stages[-1]
+        if isinstance(last, Decision) and last.classes is not None and not isinstance(last.voting, Outputs):
+            refuse_one_class(last.classes)
+        width = None
+        for stage in stages:
+            if None not in (width, stage.n_inputs) and width != stage.n_inputs:
+                raise ValueError(
+                    f"the parts of the head do not fit: {type(stage).__name__} was fitted on {stage.n_inputs} values, "
+                    f"but what comes before it returns {width}"
+                )
+            width = stage.n_outputs if stage.n_outputs is not None else width
+        self.stages: Any = nn.ModuleList(stages)
+        self.component_position = reductions[-1] if reductions else None
+        self.decision_position = decisions[-1] if decisions else None
+
+    @property
+    def n_features(self) -> int | None:
+        """Length of a feature vector, or None if any length will do."""
+        # A stage that takes any length, as Normalizer's, gives as many values as it got.
+        return next((stage.n_inputs for stage in self.stages if stage.n_inputs is not None), None)
+
+    @property
+    def linear_until(self) -> int:
+        """The last position in ``values`` up to which all stages are affine and nothing is explained.
+
+        This is the number of linear stages at the start, or the position of the components if they come earlier.
+        """
+        curved = next((number for number, stage in enumerate(self.stages) if not stage.linear), len(self.stages))
+        return curved if self.component_position is None else min(curved, self.component_position)
+
+    @property
+    def feature_mean(self) -> Tensor | None:
+        """The mean of the training set's features, shape (D,), if the first stage has it; otherwise None."""
+        first = self.stages[0]
+        if isinstance(first, Scale):
+            return first.shift if first.shift_is_mean else None
+        # A reduction that does not centre, such as TruncatedSVD, has zeros for a mean.
+        return first.mean if isinstance(first, Projection) and not first.weighted and first.centres else None
+
+    def __call__(self, features: Tensor) -> HeadTrace:
+        """Return the trace of features, shape (N, D). Hooks on the head run."""
+        trace, changed = run(self, features)
+        if changed is not None:
+            trace.saved = [changed] * len(self.stages)
+        return trace
+
+    def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
+        """Return the trace of features (N, D), of any floating-point dtype, in the head's precision; and None."""
+        if self.n_features not in (None, features.shape[-1]):
+            several, rest = divmod(features.shape[-1], self.n_features)
+            crops = f"(N, {several}, {self.n_features}), pass pool=lambda t: t.mean(1)"
+            crops = f"if it gives {several} crops or patches of each image, {crops}"
+            refuse(
+                ValueError,
+                f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}",
+                Way(
+                    "name the layer that the features came from, and their pool: PCASVMNet(backbone, head, layer=..., "
+                    "pool=...)",
+                    "layer",
+                ),
+                *([] if rest or several < 2 else [crops]),
+            )
+        trace = self.resume(0, features)
+        if features.dtype == torch.float64:
+            trace.eps = torch.finfo(torch.float64).eps
+        return trace, None
+
+    def resume(self, position: int, value: Tensor) -> HeadTrace:
+        """Return the trace of the head run from ``values[position]``, shape (M, .), onwards.
+
+        Earlier values are None. Its pullback returns the derivative with respect to that value.
+
+        Raises:
+            ValueError: there is no such position.
+        """
+        if not 0 <= position <= len(self.stages):
+            raise ValueError(f"the head has the positions 0 to {len(self.stages)}, not {position}")
+        before: list[Any] = [None] * position
+        # A head is small and exact: autocast would put it in half precision.
+        with full_precision(value.device):
+            trace = HeadTrace([*before, value.to(precision(value.device))], [*before])
+            for stage in self.stages[position:]:
+                y, saved = run(stage, trace.values[-1])
+                trace.values.append(y)
+                trace.saved.append(saved)
+        return trace
+
+    def check(self, features: Tensor) -> None:
+        """Compare the pullback through user-defined stages with autograd; raise a NoClosedFormError if they differ."""
+        package = __name__.partition(".")[0]
+        own = [type(m).__name__ for m in self.modules() if isinstance(m, Stage) and package not in type(m).__module__]
+        if not own:
+            return
+        with without_inference(), torch.enable_grad():
+            leaf = features.detach().clone().requires_grad_()
+            last = self(leaf).values[-1]
+            seed = torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(last)
+            try:
+                (expected,) = torch.autograd.grad(last, leaf, seed)
+            except RuntimeError:
+                return  # a stage that autograd cannot differentiate: its own pullback is all there is
+        with torch.no_grad():
+            trace = self(features)
+            grad, log_scale = self.pullback(trace, {len(trace.values) - 1: seed.unsqueeze(1)})
+            difference = (grad * log_scale.exp().unsqueeze(-1)).squeeze(1) - expected
+        if not bool(difference.norm() <= 1e-5 * expected.norm()):
+            raise NoClosedFormError(f"the pullback of {' or '.join(own)} differs from autograd's through its evaluate")
+
+    def pullback(
+        self,
+        trace: HeadTrace,
+        seeds: Mapping[int, Tensor | None],
+        baseline: HeadTrace | None = None,
+        until: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the derivative of K targets with respect to the features, in closed form.
+
+        With a baseline, return the secant instead: its product with ``values[0] - baseline.values[0]`` equals the
+        product of the seeds with the differences of their values.
+
+        Args:
+            trace: a trace of N rows.
+            seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
+                or, if they are the same for every image, (1, K, .); None: one target for each number of that value.
+            baseline: a trace of N rows, or one row for all; None: the derivative.
+            until: differentiate with respect to the value at this position instead; no seed may come before it.
+
+        Returns:
+            The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
+            (1, K).
+
+        Raises:
+            NoClosedFormError: a hook has changed one of the stages, or a stage has no secant.
+            ValueError: the trace has only values, or was resumed after a seed's position.
+        """
+        traces = [trace] if baseline is None else [trace, baseline]
+        if any(len(recorded.saved) != len(self.stages) for recorded in traces):
+            raise ValueError("the trace has nothing saved for a pullback: compute it again, head(trace.values[0])")
+        # A resumed trace is pulled back to where it was resumed.
+        start = max(until, *(sum(value is None for value in recorded.values) for recorded in traces))
+        if any(position < start for position in seeds):
+            raise ValueError(f"the trace was resumed at position {start}: it has no values before that to explain")
+        scaled: Scaled | None = None
+        for position in range(len(self.stages), start - 1, -1):
+            y, seed = trace.values[position], seeds.get(position)
+            stage = self.stages[position - 1] if position > start else None
+            is_identity = position in seeds and seed is None
+            short = is_identity and scaled is None and stage is not None and (baseline is None or stage.linear)
+            if is_identity and not short:
+                seed = identity(y)
+            if seed is not None:
+                scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
+            if stage is None:
+                break
+            saved = [recorded.saved[position - 1] for recorded in traces]
+            with known_to(trace.eps, partial(self.errors, trace, position - 1)):
+                if short:
+                    scaled = stage.jacobian(intact(saved[0]), y)
+                elif scaled is not None:
+                    scaled = pulled_through(stage, scaled, *saved)
+        assert scaled is not None, "no seeds were given"
+        grad, log_scale = scaled
+        return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale
+
+    def errors(self, trace: HeadTrace, position: int) -> Tensor | None:
+        """Return the rounding errors of a value, (N, .), that come from the features; None if they are unknown."""
+        start = sum(value is None for value in trace.values)
+        return errors_after(self.stages[start:position], 8 * trace.eps * trace.values[start].abs())
+
+    def bytes_per_target(self, n: int) -> int:
+        """Return roughly how much memory one target takes in the head for n images: a few rows of its widest stage."""
+        return 5 * 8 * n * max(buffer.shape[-1] for buffer in self.buffers() if buffer.dim())
