@@ -187,7 +187,7 @@ def all_subsets(p: Any, target: Any, n: int, start: torch.Tensor) -> torch.Tenso
     [
         ("relu", "rbf", 3, "plane"),
         ("pooled", "rbf", 2, "plane"),
-        ("pooled", "whitened", 3, "volume"),
+        pytest.param("pooled", "whitened", 3, "volume", marks=pytest.mark.slow),
         *((path, "poly", 3, "small") for path in ("gelu", "skip", "squeeze-excite", "batch norm", "layer norm")),
     ],
 )
@@ -236,6 +236,7 @@ def test_sampled_values_are_within_four_standard_errors(path: str, head: str, mo
 
 
 @pytest.mark.usefixtures("few_exact")
+@pytest.mark.slow
 def test_standard_errors_are_those_of_many_seeds() -> None:
     p = explained("pooled", "rbf", n=1)
     runs = [sampled(p, [SVMTarget("bee")], samples=12, seed=seed) for seed in range(30)]
