@@ -61,7 +61,7 @@ def sums(maps):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("classes", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("head", KNOWN)
 def test_maps_add_up_to_the_value_itself(head, classes, dtype):
     p = explained("pooled", head, classes, dtype)

@@ -110,6 +110,7 @@ def test_a_head_is_fitted_on_what_is_said(fitted, weights, long_photos, options,
     assert (seen in printed) == (prepared is crop)
 
 
+@pytest.mark.slow
 def test_the_network_sees_a_defect_at_the_rim(fitted):
     for resized, share in (("stretch", 100), ("pad", 100), ("crop", None)):
         found = re.search(r"balanced accuracy (\d+)%", fitted("--resize", resized)[1])
@@ -367,11 +368,12 @@ def test_a_second_head_does_not_run_the_network(fitted, long_photos, tmp_path, m
 
 
 OTHERS = [
-    pytest.param(change, marks=pytest.mark.slow) for change in ("--no-cache", "--resize", "a file", "another", "damage")
+    pytest.param(change, marks=pytest.mark.slow)
+    for change in ("--no-cache", "--resize", "a file", "another", "damage", "weights")
 ]
 
 
-@pytest.mark.parametrize("change", ["--pool", "weights", *OTHERS])
+@pytest.mark.parametrize("change", ["--pool", *OTHERS])
 def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos, tmp_path, change, weights):
     photos = shutil.copytree(long_photos, tmp_path / "photos")
     fitted(photos=photos)
@@ -521,7 +523,7 @@ def test_a_search_is_scikit_learns(fitted, weights, long_photos):
     assert Head.load(head).stages[-1].kernel.gamma == pytest.approx(search.best_params_["gamma"], rel=1e-3)
 
 
-@pytest.mark.parametrize(("count", "code"), [(10, 0), (6, 0), (4, 2)])
+@pytest.mark.parametrize(("count", "code"), [pytest.param(10, 0, marks=pytest.mark.slow), (6, 0), (4, 2)])
 def test_a_search_among_few(run, tmp_path, count, code):
     for number in range(count):
         save(tmp_path / "p" / "ab"[number % 2] / f"{number}.png", noise(number))

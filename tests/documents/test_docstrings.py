@@ -89,7 +89,7 @@ def test_everything_public_has_an_example(name):
     assert "\nExample:\n    >>> " in inspect.cleandoc(DOCUMENTED[name].__doc__)
 
 
-MARKS = dict.fromkeys(("layers", "Study"), pytest.mark.slow) | dict.fromkeys(
+MARKS = dict.fromkeys(("layers", "Study", "report", "sensitivity", "program"), pytest.mark.slow) | dict.fromkeys(
     ("onnx", "Explainer"), pytest.mark.optional
 )
 
