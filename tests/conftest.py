@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from browser import CHROMIUM, Browser
+from browser import Page, launched, sync_playwright
 
 # Networks this small are slower on several threads, and ten times slower on a busy machine.
 torch.set_num_threads(1)
@@ -100,11 +100,17 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Headless Chromium, one for each worker."""
-    if CHROMIUM is None:
-        pytest.skip("needs chromium")
-    made = Browser(tmp_path_factory.mktemp("profile"))
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Headless Chromium; not for the whole session, in which asyncio could not be used any more."""
+    with sync_playwright() as playwright:
+        yield launched(playwright)
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Page]:
+    """A tab of its own."""
+    made = chromium.new_page(viewport={"width": 1400, "height": 900})
+    made.set_default_timeout(60_000)
     yield made
     made.close()

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from atlases import layer, problem
-from browser import Browser, needs_chromium
+from browser import Page, complaints, expect, launched, needs_chromium, sync_playwright, visit
 from PIL import Image
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
@@ -417,13 +418,14 @@ def test_the_sources_ask_nobody_and_evaluate_nothing() -> None:
 # --- in the browser ---------------------------------------------------------------------------------------------------
 
 
-def asked(browser: Browser, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def asked(page: Page, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what the page explains for several questions: {row, head, category, versus}."""
-    return browser.run(f"""Promise.all({json.dumps(questions)}.map(async (question) => {{
+    code = """(questions) => Promise.all(questions.map(async (question) => {
         const found = await atlas.explain(question.row, question);
-        return {{...found, map: found.map && Array.from(found.map), seed: null,
-                 gradient: null, factors: null, parts: found.parts && Array.from(found.parts)}};
-    }}))""")
+        return {...found, map: found.map && Array.from(found.map), seed: null,
+                gradient: null, factors: null, parts: found.parts && Array.from(found.parts)};
+    }))"""
+    return page.evaluate(code, questions)
 
 
 def compared(store: Any, head: Any, target: SVMTarget, row: int, found: dict[str, Any]) -> None:
@@ -448,9 +450,9 @@ def compared(store: Any, head: Any, target: SVMTarget, row: int, found: dict[str
 
 
 @needs_chromium
-def test_maps_and_values_equal_pythons(opened: Any, browser: Browser, classes: int) -> None:
-    store, heads, page = opened
-    browser.open(page.as_uri())
+def test_maps_and_values_equal_pythons(opened: Any, page: Page, classes: int) -> None:
+    store, heads, file = opened
+    visit(page, file.as_uri())
     questions, references = [], []
     for name, head in {SAVED: None, **heads}.items():
         labels = None if name in ("regressor", "one class") else list(range(classes))
@@ -461,20 +463,20 @@ def test_maps_and_values_equal_pythons(opened: Any, browser: Browser, classes: i
             for category, versus in pairs:
                 questions.append({"row": row, "head": name, "category": category, "versus": versus})
                 references.append((head, SVMTarget(category, "runner-up" if versus == "second" else versus), row))
-    answers = asked(browser, questions)
+    answers = asked(page, questions)
     for (head, target, row), found in zip(references, answers, strict=True):
         compared(store, head, target, row, found)
     blank = sum(found["nu"] == 0 for found in answers)
     assert blank < len(answers) / 20
-    assert not browser.complaints
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_an_rbf_machine_far_away_is_not_blank(opened: Any, browser: Browser) -> None:
-    store, heads, page = opened
-    browser.open(page.as_uri())
+def test_an_rbf_machine_far_away_is_not_blank(opened: Any, page: Page) -> None:
+    store, heads, file = opened
+    visit(page, file.as_uri())
     rows = [row for row in range(COUNT) if row % 10 not in (2, 3, 4, 5)]
-    found = asked(browser, [{"row": row, "head": "far", "category": 1} for row in rows])
+    found = asked(page, [{"row": row, "head": "far", "category": 1} for row in rows])
     assert all(each["nu"] > 0 for each in found)
     if not store.manifest["adds_up"]:
         assert any(each["logScale"] < -745 for each in found)  # where exp gives 0 in double precision, too
@@ -485,30 +487,31 @@ def test_an_rbf_machine_far_away_is_not_blank(opened: Any, browser: Browser) -> 
 @needs_chromium
 @pytest.mark.parametrize("single_file", [False, True], ids=["folder", "one file"])
 def test_hostile_names_stay_text_and_nothing_is_asked_for(
-    single_file: bool, browser: Browser, tmp_path_factory: pytest.TempPathFactory
+    single_file: bool, page: Page, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hostile")
     store = built(folder / "atlas", 3, ContributionCAM, HOSTILE)
     heads = {HOSTILE[1]: SVC(kernel="linear").fit(store.components, store.labels)}
     out = folder / ("page.html" if single_file else "page")
-    page = write_page(store, out, heads=heads, single_file=single_file)
-    browser.open(page.as_uri() + "#colour=prediction&head=1&style=split")
-    browser.wait("['#lowest canvas', '#means canvas'].every((each) => document.querySelector(each))")
-    options = browser.run("[...document.querySelectorAll('#category option')].map((option) => option.textContent)")
-    assert options[1:] == HOSTILE
-    assert browser.run("document.querySelector('#head').selectedOptions[0].textContent") == HOSTILE[1]
-    assert browser.run("document.querySelectorAll('body img').length") == 0
-    assert browser.run("[...document.scripts].filter((script) => script.text.startsWith('alert')).length") == 0
-    for url in browser.requests:
-        assert url.startswith(("file://", "data:image/webp")), url
-    assert single_file == (sum(url.startswith("file://") for url in browser.requests) == 1)
-    assert not browser.complaints
+    file = write_page(store, out, heads=heads, single_file=single_file)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    visit(page, file.as_uri() + "#colour=prediction&head=1&style=split")
+    for drawn in ("#lowest canvas", "#means canvas"):
+        page.locator(drawn).first.wait_for()
+    assert page.locator("#category option").all_text_contents()[1:] == HOSTILE
+    assert page.locator("#head option:checked").text_content() == HOSTILE[1]
+    expect(page.locator("body img")).to_have_count(0)
+    assert page.evaluate("[...document.scripts].filter((script) => script.text.startsWith('alert')).length") == 0
+    assert all(url.startswith("file://") for url in requests), requests  # Playwright leaves out "data:"
+    assert single_file == (len(requests) == 1)
+    assert not complaints(page)
     # The policy would not let it, either.
     refused = """new Promise((resolve) => {
         addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
         fetch("https://example.invalid/").catch(() => setTimeout(() => resolve("not by the policy"), 1000));
     })"""
-    assert browser.run(refused) == "connect-src"
+    assert page.evaluate(refused) == "connect-src"
     inline = """new Promise((resolve) => {
         addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
         const script = document.createElement("script");
@@ -516,62 +519,61 @@ def test_hostile_names_stay_text_and_nothing_is_asked_for(
         document.body.append(script);
         setTimeout(() => resolve("nothing"), 1000);
     })"""
-    assert browser.run(inline).startswith("script-src")
-    assert browser.run("window.hacked") is None
+    assert page.evaluate(inline).startswith("script-src")
+    assert page.evaluate("window.hacked") is None
 
 
 @needs_chromium
-def test_keys_and_links_move_the_view(opened: Any, browser: Browser) -> None:
-    store, _, page = opened
-    browser.open(page.as_uri() + "#row=5&x=2&y=3&opacity=80&class=1&judged=right&low=-100")
-    chosen = "atlas.view.current"
-    assert browser.run(f"[{chosen}.row, {chosen}.x, {chosen}.y, {chosen}.opacity, {chosen}.low]") == [5, 2, 3, 80, -100]
+def test_keys_and_links_move_the_view(opened: Any, page: Page) -> None:
+    store, _, file = opened
+    visit(page, file.as_uri() + "#row=5&x=2&y=3&opacity=80&class=1&judged=right&low=-100")
+    chosen = {"row": 5, "x": 2, "y": 3, "opacity": 80, "low": -100}
+    assert chosen.items() <= page.evaluate("({...atlas.view.current, headData: null})").items()
     right = np.flatnonzero((store.labels == 1) & (store.predictions == 1))
-    assert browser.run("atlas.view.selected().length") == len(right)
-    browser.run("document.getElementById('scatter').focus()")
-    browser.run(f"atlas.view.set({{row: {right[0]}}})")
+    assert page.evaluate("atlas.view.selected().length") == len(right)
+    page.evaluate(f"atlas.view.set({{row: {right[0]}}})")
     order = right[np.argsort(store.components[right, 2], kind="stable")]
     at = list(order).index(right[0])
     key, expected = ("ArrowRight", order[at + 1]) if at + 1 < len(order) else ("ArrowLeft", order[at - 1])
-    browser.press(key)
-    browser.wait(f"{chosen}.row === {expected}")
-    browser.wait(f"location.hash.includes('row={expected}')")
-    browser.wait(f"document.getElementById('image-id').textContent.includes('(row {expected})')")
-    assert f"Image {store.ids[expected]}." in browser.run("document.getElementById('live').textContent")
-    browser.run("location.hash = '#row=2&x=junk&component=99&class=400'")
-    browser.wait(f"{chosen}.row === 2 && {chosen}.x === 0 && {chosen}.component === 0 && {chosen}.class === null")
+    page.locator("#scatter").press(key)
+    expect(page).to_have_url(re.compile(f"row={expected}"))
+    expect(page.locator("#image-id")).to_contain_text(f"(row {expected})")
+    expect(page.locator("#live")).to_contain_text(f"Image {store.ids[expected]}.")
+    page.evaluate("location.hash = '#row=2&x=junk&component=99&class=400'")
+    expect(page).to_have_url(file.as_uri() + "#row=2&by=label")  # all others as they are by default
     # In a row of pictures, too: Enter chooses.
     second = int(np.argsort(-store.components[:, 0])[1])
-    button = "document.querySelectorAll('#highest button')[1]"
+    button = page.locator("#highest button").nth(1)
     # Not the row of before, whose filters were others.
-    browser.wait(f"({button}?.getAttribute('aria-label') ?? '').includes('{store.ids[second]}, component 1 ')")
-    browser.run("document.querySelector('#highest button').focus()")
-    browser.press("ArrowRight")
-    assert browser.run("[...document.querySelectorAll('#highest button')].indexOf(document.activeElement)") == 1
-    browser.run("document.activeElement.click()")
-    browser.wait(f"{chosen}.row === {second}")
-    assert not browser.complaints
+    expect(button).to_have_attribute("aria-label", re.compile(rf"\b{store.ids[second]}, component 1 "))
+    page.locator("#highest button").first.press("ArrowRight")
+    expect(button).to_be_focused()
+    button.press("Enter")
+    expect(page.locator("#image-id")).to_contain_text(f"(row {second})")
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_everything_has_a_name_for_screen_readers(opened: Any, browser: Browser) -> None:
-    browser.open(opened[2].as_uri(), width=400)
-    browser.wait("['#lowest canvas', '#bars tr'].every((each) => document.querySelector(each))")
-    nameless = browser.run("""[...document.querySelectorAll("button, select, input, canvas")].filter((each) =>
+def test_everything_has_a_name_for_screen_readers(opened: Any, page: Page) -> None:
+    page.set_viewport_size({"width": 400, "height": 900})
+    visit(page, opened[2].as_uri())
+    for drawn in ("#lowest canvas", "#bars tr"):
+        page.locator(drawn).first.wait_for()
+    nameless = page.evaluate("""[...document.querySelectorAll("button, select, input, canvas")].filter((each) =>
         !each.closest("[hidden]") && !each.getAttribute("aria-label") && !each.textContent.trim()
         && !each.closest("label") && each.getAttribute("aria-hidden") !== "true").map((each) => each.outerHTML)""")
     assert not nameless
-    assert browser.run("document.documentElement.lang") == "en"
+    expect(page.locator("html")).to_have_attribute("lang", "en")
     # Nothing is wider than a narrow window.
-    assert browser.run("document.documentElement.scrollWidth") <= 400
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 @needs_chromium
-def test_support_vectors_are_shown_with_their_parts(opened: Any, browser: Browser, classes: int) -> None:
-    store, heads, page = opened
-    browser.open(page.as_uri() + "#head=2&category=1")
-    browser.wait("document.querySelectorAll('#vectors .tile').length > 0")
-    found = browser.run("""(async () => {
+def test_support_vectors_are_shown_with_their_parts(opened: Any, page: Page, classes: int) -> None:
+    store, heads, file = opened
+    visit(page, file.as_uri() + "#head=2&category=1")
+    page.locator("#vectors .tile").first.wait_for()
+    found = page.evaluate("""(async () => {
         const head = await atlas.data.head(2), found = await atlas.explain(0, {head: 2, category: 1});
         return atlas.machine.vectorParts(head.machine, found.seed, atlas.data.pointOf(0).p);
     })()""")
@@ -589,11 +591,12 @@ def wrong(store: Any, head: Any) -> np.ndarray:
     return np.flatnonzero(said != store.labels)
 
 
-def explained_mistake(browser: Browser, number: int, row: int) -> dict[str, Any]:
+def explained_mistake(page: Page, number: int, row: int) -> dict[str, Any]:
     """Return what the page says of a row that a head gets wrong."""
-    browser.run(f"atlas.view.set({{head: {number}, row: {row}, why: true}})")
-    browser.wait(f"atlas.view.current.headData.number === {number}")
-    return browser.run(f"""(async () => {{
+    page.evaluate(f"atlas.view.set({{head: {number}, row: {row}, why: true}})")
+    return page.evaluate(f"""(async () => {{
+        for (let frame = 0; frame < 1000 && atlas.view.current.headData.number !== {number}; frame++)
+            await new Promise(requestAnimationFrame);
         const here = atlas.mistake.classes(), found = await atlas.mistake.explained(here);
         const maps = await atlas.data.mapsOf({row}), {{ labels }} = atlas.data.about;
         const part = (b) => [...atlas.explanation.partMap(found, {row}, maps, [b])];
@@ -643,97 +646,98 @@ def mistake_compared(store: Any, head: Any, row: int, found: dict[str, Any]) -> 
 
 
 @needs_chromium
-def test_the_view_of_a_mistake_equals_the_figure(opened: Any, browser: Browser) -> None:
-    store, heads, page = opened
-    browser.open(page.as_uri())
+def test_the_view_of_a_mistake_equals_the_figure(opened: Any, page: Page) -> None:
+    store, heads, file = opened
+    visit(page, file.as_uri())
     seen = 0
     for number, (name, head) in enumerate({SAVED: None, **heads}.items()):
         for row in [] if name in ("regressor", "one class") else wrong(store, head)[:4].tolist():
-            mistake_compared(store, head, row, explained_mistake(browser, number, row))
+            mistake_compared(store, head, row, explained_mistake(page, number, row))
             seen += 1
     assert seen > 6
-    assert not browser.complaints
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_the_parts_of_a_mistake_lead_from_where_both_classes_are_even(browser: Browser, tmp_path: Path) -> None:
+def test_the_parts_of_a_mistake_lead_from_where_both_classes_are_even(page: Page, tmp_path: Path) -> None:
     net, data = problem()  # features are means over positions
     store = atlas.build(net, data, [layer(net)], tmp_path / "atlas", progress=False)
     few = SVC().fit(store.components[:12], store.labels[:12])  # wrong quite often
-    browser.open(write_page(store, tmp_path / "page", heads={"few": few}).as_uri())
+    visit(page, write_page(store, tmp_path / "page", heads={"few": few}).as_uri())
     seen = 0
     for number, head in enumerate([None, few]):
         for row in wrong(store, head)[:6].tolist():
-            found = explained_mistake(browser, number, row)
+            found = explained_mistake(page, number, row)
             mistake_compared(store, head, row, found)
             seen += abs(found["baselineValue"]) < 1e-6 * abs(found["value"])
             assert np.abs(np.sum(found["maps"], axis=1) - found["parts"]).max() < 2e-2 * max(map(abs, found["parts"]))
     assert seen > 6
-    browser.wait("document.getElementById('mistake-key').textContent.includes('from 0, where the two are even, to ')")
-    assert not browser.complaints
+    expect(page.locator("#mistake-key")).to_contain_text("from 0, where the two are even, to ")
+    assert not complaints(page)
 
 
 @needs_chromium
 @pytest.mark.parametrize("single_file", [False, True], ids=["folder", "one file"])
 def test_the_view_of_a_mistake_is_offered_where_there_is_one(
-    single_file: bool, browser: Browser, tmp_path_factory: pytest.TempPathFactory
+    single_file: bool, page: Page, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("mistake")
     store = built(folder / "atlas", 3, ContributionCAM, names := ["ant", "second", "cat"])
     assert store.labels is not None
     few = SVC().fit(store.components[:9], store.labels[:9])  # wrong quite often
     out = folder / ("page.html" if single_file else "page")
-    page = write_page(store, out, heads={"few": few}, single_file=single_file)
+    file = write_page(store, out, heads={"few": few}, single_file=single_file)
     said = few.predict(store.components)
     row = next(row for row in wrong(store, few).tolist() if 1 in (said[row], store.labels[row]))
     right = int(np.flatnonzero(said == store.labels)[0])
     predicted, truth = (names[int(label)] for label in (said[row], store.labels[row]))
-    browser.open(page.as_uri() + f"#head=1&row={row}")
-    text = "document.getElementById('{}').textContent".format
-    hidden = "document.getElementById('{}').hidden".format
-    browser.wait(f"{text('why')} === 'Why not {truth}?' && !{hidden('why')}")
-    assert browser.run(hidden("mistake-panel"))
-    browser.run("document.getElementById('why').click()")
-    browser.wait("document.querySelectorAll('#mistake .tile, #near-truth .tile').length >= 11")
-    assert not browser.run(hidden("mistake-panel"))
-    browser.wait("location.hash.includes('why=true')")
-    assert browser.run(text("mistake-title")) == f"Why {predicted}, and not {truth}?"
-    assert browser.run(text("mistake-note")).startswith(f"Predicted: {predicted} (margin ")
-    assert f"Labelled: {truth} (margin " in browser.run(text("mistake-note"))
-    assert f"Red favours {predicted}, blue favours {truth}" in browser.run(text("mistake-key"))
+    visit(page, file.as_uri() + f"#head=1&row={row}")
+    why, panel = page.locator("#why"), page.locator("#mistake-panel")
+    expect(why).to_be_visible()
+    expect(why).to_have_text(f"Why not {truth}?")
+    expect(panel).to_be_hidden()
+    why.click()
+    page.locator("#mistake .tile, #near-truth .tile").nth(10).wait_for()
+    expect(panel).to_be_visible()
+    expect(page).to_have_url(re.compile("why=true"))
+    expect(page.locator("#mistake-title")).to_have_text(f"Why {predicted}, and not {truth}?")
+    note = page.locator("#mistake-note")
+    expect(note).to_have_text(re.compile(rf"^Predicted: {predicted} \(margin .*Labelled: {truth} \(margin "))
+    expect(page.locator("#mistake-key")).to_contain_text(f"Red favours {predicted}, blue favours {truth}")
     # The amounts below the maps, after the first, which is all of them, are the parts of all components.
-    lines = browser.run("[...document.querySelectorAll('#mistake .line:nth-child(3)')].map((each) => each.textContent)")
+    lines = page.locator("#mistake .line:nth-child(3)").all_text_contents()
     whole, *amounts = [float(line.split(",")[0].replace("\N{MINUS SIGN}", "-")) for line in lines]
     assert len(amounts) == COMPONENTS
     assert sum(amounts) == pytest.approx(whole, abs=0.01 * max(map(abs, amounts)))
     assert [abs(each) for each in amounts] == sorted(map(abs, amounts), reverse=True)
     assert all(line.endswith(predicted if float(line[0] + "1") > 0 else truth)
                for line in (each.replace("\N{MINUS SIGN}", "-") for each in lines))  # fmt: skip
-    assert "not necessarily training images" in browser.run(text("near-note"))
+    expect(page.locator("#near-note")).to_contain_text("not necessarily training images")
     # A neighbour can be gone to; where nothing is wrong, nothing is offered.
-    near = browser.run(f"atlas.mistake.nearest({row}, {int(store.labels[row])})[0][0]")
-    browser.run("document.querySelector('#near-truth button').click()")
-    browser.wait(f"atlas.view.current.row === {near}")
-    browser.run(f"atlas.view.set({{row: {right}}})")
-    browser.wait(f"{hidden('why')} && {hidden('mistake-panel')}")
-    assert not browser.complaints
+    near = page.evaluate(f"atlas.mistake.nearest({row}, {int(store.labels[row])})[0][0]")
+    page.locator("#near-truth button").first.click()
+    expect(page.locator("#image-id")).to_contain_text(f"(row {near})")
+    page.evaluate(f"atlas.view.set({{row: {right}}})")
+    expect(why).to_be_hidden()
+    expect(panel).to_be_hidden()
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_what_is_not_known_of_a_mistake_is_said(browser: Browser, tmp_path: Path) -> None:
+def test_what_is_not_known_of_a_mistake_is_said(page: Page, tmp_path: Path) -> None:
     store = FakeStore(60)
     some = store.labels < 2
     knows_two = SVC().fit(store.components[some], store.labels[some])
-    page = write_page(store, tmp_path / "page", heads={"two": knows_two})
+    file = write_page(store, tmp_path / "page", heads={"two": knows_two})
     row = int(np.flatnonzero(store.labels == 2)[0])
-    browser.open(page.as_uri() + f"#head=1&row={row}&why=true")
-    browser.wait("document.getElementById('mistake-note').textContent === 'This head has no class class 2.'")
-    browser.wait("document.querySelectorAll('#near-truth .tile').length === 5")
-    assert not browser.complaints
+    visit(page, file.as_uri() + f"#head=1&row={row}&why=true")
+    expect(page.locator("#mistake-note")).to_have_text("This head has no class class 2.")
+    expect(page.locator("#near-truth .tile")).to_have_count(5)
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_names_of_images_do_not_repeat_their_class(browser: Browser, tmp_path: Path) -> None:
+def test_names_of_images_do_not_repeat_their_class(page: Page, tmp_path: Path) -> None:
     store = FakeStore(20)
     names = [
         "{0}/{1}_0007.jpg",
@@ -747,17 +751,17 @@ def test_names_of_images_do_not_repeat_their_class(browser: Browser, tmp_path: P
     expected.append("{0} · …" + ("long" * 10 + ".png")[-31:])
     of = [f"class {label}" for label in store.labels]
     store.ids = [names[row % 6].format(of[row], of[row].upper()) for row in range(20)]
-    browser.open(write_page(store, tmp_path / "page").as_uri())
-    found = browser.run("atlas.data.ids.map((_, row) => atlas.panels.titleOf(row))")
+    visit(page, write_page(store, tmp_path / "page").as_uri())
+    found = page.evaluate("atlas.data.ids.map((_, row) => atlas.panels.titleOf(row))")
     assert found == [expected[row % 6].format(of[row], of[row].upper()) for row in range(20)]
-    browser.wait("document.querySelectorAll('#highest .line wbr').length > 0")
-    assert not browser.complaints
+    page.locator("#highest .line wbr").first.wait_for(state="attached")
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_gradients_and_secants_equal_those_of_the_kernels(browser: Browser, tmp_path: Path) -> None:
+def test_gradients_and_secants_equal_those_of_the_kernels(page: Page, tmp_path: Path) -> None:
     """Anywhere: on support vectors, far from all, with a baseline at the same place, near it and far away."""
-    browser.open(write_page(FakeStore(5), tmp_path / "page").as_uri())
+    visit(page, write_page(FakeStore(5), tmp_path / "page").as_uri())
     rng = np.random.default_rng(1)
     p, labels = clouds(2)
     points = [p[0], p[1], 5 * rng.normal(size=3), 40 * rng.normal(size=3), 1e-3 * rng.normal(size=3)]
@@ -768,7 +772,7 @@ def test_gradients_and_secants_equal_those_of_the_kernels(browser: Browser, tmp_
     blank = 0
     for fitted in machines:
         head = Head.of(fitted.fit(p, labels))
-        found = browser.run(f"""(() => {{
+        found = page.evaluate(f"""(() => {{
             const whole = atlas.machine.read({json.dumps(machine_data(head, p))}), seed = Float64Array.of(1);
             const numbers = ({{gradient, logScale}}) => ({{gradient: [...gradient], logScale}});
             return {json.dumps([point.tolist() for point in points])}.map((p) => [
@@ -792,59 +796,59 @@ def test_gradients_and_secants_equal_those_of_the_kernels(browser: Browser, tmp_
 
 
 @needs_chromium
-def test_heads_that_the_page_cannot_compute_are_said_to_be_so(browser: Browser, tmp_path: Path) -> None:
+def test_heads_that_the_page_cannot_compute_are_said_to_be_so(page: Page, tmp_path: Path) -> None:
     store = built(tmp_path / "atlas", 3, ClosedFormGradCAM)
     beyond = make_pipeline(Nystroem(n_components=8), LinearSVC()).fit(store.components, store.labels)
-    page = write_page(store, tmp_path / "page", heads={"beyond": beyond})
-    browser.open(page.as_uri() + "#head=1&colour=error")
-    browser.wait("document.getElementById('parts-note').textContent.includes('not affine')")
-    browser.wait("document.querySelectorAll('#components canvas').length > 0")
+    file = write_page(store, tmp_path / "page", heads={"beyond": beyond})
+    visit(page, file.as_uri() + "#head=1&colour=error")
+    expect(page.locator("#parts-note")).to_contain_text("not affine")
+    page.locator("#components canvas").first.wait_for()
     row = wrong(store, beyond)[0]
-    browser.run(f"atlas.view.set({{row: {row}, why: true}})")
-    browser.wait("document.getElementById('mistake-note').textContent.includes('not affine')")
-    browser.wait("document.querySelectorAll('#near-truth .tile').length === 5")
+    page.evaluate(f"atlas.view.set({{row: {row}, why: true}})")
+    expect(page.locator("#mistake-note")).to_contain_text("not affine")
+    expect(page.locator("#near-truth .tile")).to_have_count(5)
     right = int((beyond.predict(store.components) == store.labels).sum())
-    browser.run("atlas.view.set({judged: 'right'})")
-    browser.wait(f"document.getElementById('count').textContent.startsWith('{right} of')")
-    assert not browser.complaints
+    page.evaluate("atlas.view.set({judged: 'right'})")
+    expect(page.locator("#count")).to_have_text(re.compile(f"^{right} of"))
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_methods_that_are_not_linear_show_components_alone(browser: Browser, tmp_path: Path) -> None:
+def test_methods_that_are_not_linear_show_components_alone(page: Page, tmp_path: Path) -> None:
     store = built(tmp_path / "atlas", 3, ClosedFormLayerCAM)
-    page = write_page(store, tmp_path / "page")
-    browser.open(page.as_uri())
-    browser.wait("document.getElementById('parts-note').textContent.includes('not a sum of component maps')")
+    file = write_page(store, tmp_path / "page")
+    visit(page, file.as_uri())
+    expect(page.locator("#parts-note")).to_contain_text("not a sum of component maps")
     # Both signs have a map of their own.
-    browser.wait("document.querySelectorAll('#components canvas').length === 8")
-    assert browser.run("document.querySelectorAll('#large canvas').length") == 1
-    browser.run(f"atlas.view.set({{row: {wrong(store, None)[0]}, why: true}})")
-    browser.wait("document.getElementById('mistake-note').textContent.includes('do not add up to it')")
-    assert browser.run("document.querySelectorAll('#mistake .tile').length") == 1
-    assert not browser.complaints
+    expect(page.locator("#components canvas")).to_have_count(8)
+    expect(page.locator("#large canvas")).to_have_count(1)
+    page.evaluate(f"atlas.view.set({{row: {wrong(store, None)[0]}, why: true}})")
+    expect(page.locator("#mistake-note")).to_contain_text("do not add up to it")
+    expect(page.locator("#mistake .tile")).to_have_count(1)
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_a_head_without_a_machine_shows_components_alone(browser: Browser, tmp_path: Path) -> None:
+def test_a_head_without_a_machine_shows_components_alone(page: Page, tmp_path: Path) -> None:
     store = built(tmp_path / "atlas", 3, ContributionCAM, head=make_pipeline(StandardScaler(), PCA(1)))
-    page = write_page(store, tmp_path / "page")
-    browser.open(page.as_uri())
-    browser.wait("document.querySelectorAll('#components canvas').length > 0")
-    hidden = "['parts-panel', 'vectors-panel', 'decision-controls'].every((id) => document.getElementById(id).hidden)"
-    browser.wait(hidden)
-    assert not browser.complaints
+    file = write_page(store, tmp_path / "page")
+    visit(page, file.as_uri())
+    page.locator("#components canvas").first.wait_for()
+    for name in ("parts-panel", "vectors-panel", "decision-controls"):
+        expect(page.locator(f"#{name}")).to_be_hidden()
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_factors_of_components_and_what_is_not_on_the_maps_take_part(browser: Browser, tmp_path: Path) -> None:
+def test_factors_of_components_and_what_is_not_on_the_maps_take_part(page: Page, tmp_path: Path) -> None:
     store, rng = FakeStore(30), np.random.default_rng(3)
     store.log_scale[4:] = [0.0, -2.0, -900.0]  # as behind a KernelPCA, far from all points
     store.log_scale[8:] = [-900.0, -901.0, -950.0]
     store.remainder = rng.normal(size=(30, 3))  # type: ignore[assignment]
     store.baseline_values = rng.normal(size=(30, 3))  # another one for every image
-    browser.open(write_page(store, tmp_path / "page").as_uri())
+    visit(page, write_page(store, tmp_path / "page").as_uri())
     rows = [0, 4, 5, 8, 29]
-    answers = asked(browser, [{"row": row, "category": 1, "versus": 0} for row in rows])
+    answers = asked(page, [{"row": row, "category": 1, "versus": 0} for row in rows])
     whole = store.maps(np.arange(30))
     expected = recombined(whole, Head(list(store.head.stages)[1:]), SVMTarget(1, 0))
     for row, found in zip(rows, answers, strict=True):
@@ -855,60 +859,61 @@ def test_factors_of_components_and_what_is_not_on_the_maps_take_part(browser: Br
         remainder = float(expected.remainder[row, 0]) * np.exp(log_scale)  # type: ignore[index]
         assert found["remainder"] == pytest.approx(remainder, rel=1e-5)
         assert found["baselineValue"] == pytest.approx(float(expected.baseline_values[row, 0]))  # type: ignore[index]
-    assert not browser.complaints
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_without_labels_and_pictures_the_rest_works(browser: Browser, tmp_path: Path) -> None:
+def test_without_labels_and_pictures_the_rest_works(page: Page, tmp_path: Path) -> None:
     store = FakeStore(40)
     store.labels = None
     store.pictures = [b""]
-    browser.open(write_page(store, tmp_path / "page").as_uri() + "#colour=error&class=1")
-    browser.wait("document.querySelectorAll('#legend span').length === 3")  # the predicted classes
+    visit(page, write_page(store, tmp_path / "page").as_uri() + "#colour=error&class=1")
+    expect(page.locator("#legend span")).to_have_count(3)  # the predicted classes
     predicted = store.head.labels(Head(list(store.head.stages)[1:])(torch.from_numpy(store.components)))
-    assert browser.run("atlas.view.selected().length") == (predicted == 1).sum()
-    browser.wait("document.querySelectorAll('#highest canvas').length > 3")
-    assert browser.run("document.getElementById('judged').parentElement.hidden")
-    browser.run("atlas.view.set({why: true})")
-    browser.wait("location.hash.includes('why=true')")
-    assert browser.run("['why', 'mistake-panel'].every((id) => document.getElementById(id).hidden)")
-    assert not browser.complaints
+    assert page.evaluate("atlas.view.selected().length") == (predicted == 1).sum()
+    page.locator("#highest canvas").nth(3).wait_for()
+    expect(page.locator("#judged")).to_be_hidden()
+    page.evaluate("atlas.view.set({why: true})")
+    expect(page).to_have_url(re.compile("why=true"))
+    expect(page.locator("#why")).to_be_hidden()
+    expect(page.locator("#mistake-panel")).to_be_hidden()
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_labels_that_are_numbers_have_a_scale_and_no_classes(browser: Browser, tmp_path: Path) -> None:
+def test_labels_that_are_numbers_have_a_scale_and_no_classes(page: Page, tmp_path: Path) -> None:
     store = FakeStore(40)
     store.labels = store.components[:, 0] ** 2
     store.head = Head.of([PCA(3).fit(np.eye(4)), SVR().fit(store.components, store.labels)])
     store.predictions = store.labels
-    page = write_page(store, tmp_path / "page")
-    browser.open(page.as_uri())
-    browser.wait("document.querySelectorAll('#legend span').length === 5")
-    assert browser.run("document.getElementById('class').parentElement.hidden")
-    assert browser.run("document.getElementById('category').parentElement.hidden")
-    browser.wait("document.getElementById('facts').textContent.includes('Predicted value')")
-    browser.wait("document.querySelectorAll('#bars tr').length > 3")
-    assert not browser.complaints
+    file = write_page(store, tmp_path / "page")
+    visit(page, file.as_uri())
+    expect(page.locator("#legend span")).to_have_count(5)
+    expect(page.locator("#class")).to_be_hidden()
+    expect(page.locator("#category")).to_be_hidden()
+    expect(page.locator("#facts")).to_contain_text("Predicted value")
+    page.locator("#bars tr").nth(3).wait_for()
+    assert not complaints(page)
 
 
 @needs_chromium
-def test_a_missing_file_is_named(browser: Browser, tmp_path: Path) -> None:
-    page = write_page(FakeStore(20), tmp_path / "page")
-    (page.parent / "data" / "maps-00000.js").unlink()
-    browser.open(page.as_uri())
-    browser.wait("document.getElementById('problem').textContent.includes('data/maps-00000.js is missing')")
+def test_a_missing_file_is_named(page: Page, tmp_path: Path) -> None:
+    file = write_page(FakeStore(20), tmp_path / "page")
+    (file.parent / "data" / "maps-00000.js").unlink()
+    visit(page, file.as_uri())
+    expect(page.locator("#problem")).to_contain_text("data/maps-00000.js is missing")
 
 
 @needs_chromium
-def test_maps_are_read_from_the_right_chunk(browser: Browser, tmp_path: Path) -> None:
+def test_maps_are_read_from_the_right_chunk(page: Page, tmp_path: Path) -> None:
     store = FakeStore(530, components=5, shape=(33, 31))
-    page = write_page(store, tmp_path / "page")
-    assert len(list((page.parent / "data").glob("maps-*.js"))) > 8
-    browser.open(page.as_uri())
+    file = write_page(store, tmp_path / "page")
+    assert len(list((file.parent / "data").glob("maps-*.js"))) > 8
+    visit(page, file.as_uri())
     for row in (0, 31, 32, 255, 256, 400, 529):
         block = row // 256 * 256
         maps = store.maps(np.arange(block, min(block + 256, 530)))
-        found = browser.run(f"atlas.data.mapsOf({row}).then((found) => [...found.maps.slice(-3), ...found.nu])")
+        found = page.evaluate(f"atlas.data.mapsOf({row}).then((found) => [...found.maps.slice(-3), ...found.nu])")
         expected = maps.maps[row - block, -1].flatten()[-3:] / maps.nu[row - block, -1]
         np.testing.assert_allclose(found[:3], expected, atol=1e-3)
         np.testing.assert_allclose(found[3:], maps.nu[row - block], rtol=1e-6)
@@ -922,23 +927,23 @@ def measure_opening(rows: int = 10_000, single_file: bool = False) -> None:
 
     From the repository: ``PYTHONPATH=tests python tests/atlas/test_explorer.py``.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         start = time.perf_counter()
-        page = write_page(FakeStore(rows, components=16), Path(folder) / "page", single_file=single_file)
+        file = write_page(FakeStore(rows, components=16), Path(folder) / "page", single_file=single_file)
         written = time.perf_counter() - start
-        size = sum(path.stat().st_size for path in page.parent.rglob("*") if path.is_file())
-        browser = Browser(Path(folder) / "profile")
-        browser.call("Browser.getVersion")  # it has started
+        size = sum(path.stat().st_size for path in file.parent.rglob("*") if path.is_file())
+        browser = launched(playwright)
+        page = browser.new_page()
         start = time.perf_counter()
-        browser.open(page.as_uri())
-        browser.wait("document.querySelectorAll('#highest canvas').length > 0")
+        visit(page, file.as_uri())
+        page.locator("#highest canvas").first.wait_for()
         seconds = time.perf_counter() - start
-        opened = browser.run("performance.getEntriesByName('open')[0].startTime") / 1000
-        before = _memory(browser.process.pid)
+        opened = page.evaluate("performance.getEntriesByName('open')[0].startTime") / 1000
+        before = _memory()
         for k in range(40):  # far apart, so that other files are read
-            browser.run(f"atlas.view.set({{row: {k * (rows // 40)}, component: {k % 16}}})")
-            browser.run("new Promise((resolve) => setTimeout(resolve, 60))")
-        after = _memory(browser.process.pid)
+            page.evaluate(f"atlas.view.set({{row: {k * (rows // 40)}, component: {k % 16}}})")
+            page.evaluate("new Promise((resolve) => setTimeout(resolve, 60))")
+        after = _memory()
         browser.close()
     kind = "one file" if single_file else "folder"
     print(f"{kind}, {rows} rows: written in {written:.1f} s, {size / 2**20:.0f} MiB")
@@ -946,20 +951,10 @@ def measure_opening(rows: int = 10_000, single_file: bool = False) -> None:
     print(f"  after 40 images far apart {after:.0f} MiB")
 
 
-def _memory(pid: int) -> float:
-    """Return the resident memory of the largest process below another, the page's own, in MiB."""
-    parents: dict[int, int] = {}
-    sizes: dict[int, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        parents[int(folder.name)], sizes[int(folder.name)] = int(fields[1]), int(fields[21]) * 4096 / 2**20
-    below = {pid}
-    for _ in range(6):
-        below |= {child for child, parent in parents.items() if parent in below}
-    return max(sizes[each] for each in below)
+def _memory() -> float:
+    """Return the resident memory of the largest process of Chromium, the page's own, in MiB."""
+    found = subprocess.run(["ps", "-C", "chromium", "-o", "rss="], capture_output=True, text=True, check=True).stdout
+    return max(map(int, found.split())) / 1024
 
 
 if __name__ == "__main__":
@@ -968,26 +963,25 @@ if __name__ == "__main__":
 
 
 @needs_chromium
-def test_training_images_that_are_not_in_the_atlas_come_with_the_head(browser: Browser, tmp_path: Path) -> None:
+def test_training_images_that_are_not_in_the_atlas_come_with_the_head(page: Page, tmp_path: Path) -> None:
     store = FakeStore(30)
     rows = store.components[:30] + 1e-3  # none of them is a support vector
     store.components = rows
     support = store.head.stages[-1].support.tolist()
-    note = "document.getElementById('vectors-note').textContent"
-    tiles = "[...document.querySelectorAll('#vectors .tile')]"
+    tiles = page.locator("#vectors .tile")
     for known in (support, support[:1], []):
         hostile = "</script><img src=x onerror=alert(2)>.jpg"
         store.head.examples = {row: Example(f"cat/{row}{hostile}", store.pictures[row % 64]) for row in known}
-        browser.open(write_page(store, tmp_path / f"page{len(known)}", single_file=len(known) == 1).as_uri())
-        browser.wait(f"{tiles}.length > 0")
-        texts = browser.run(f"{tiles}.map((each) => each.textContent)")
-        shown = [re.search(rf"cat/(\d+){re.escape(hostile)}", text) for text in texts]
-        drawn = browser.run(f"{tiles}.map((each) => each.querySelectorAll('canvas').length)")
+        visit(page, write_page(store, tmp_path / f"page{len(known)}", single_file=len(known) == 1).as_uri())
+        tiles.first.wait_for()
+        shown = [re.search(rf"cat/(\d+){re.escape(hostile)}", text) for text in tiles.all_text_contents()]
+        drawn = [tile.locator("canvas").count() for tile in tiles.all()]
         assert [bool(each) for each in shown] == [count == 1 for count in drawn]
         assert {int(each[1]) for each in shown if each} <= set(known)
-        assert ("Some are not in this atlas" in browser.run(note)) == (not all(shown))
+        note = page.locator("#vectors-note").text_content()
+        assert ("Some are not in this atlas" in note) == (not all(shown))
         if known == support:
             assert all(shown)  # and drawn: of noise, not of one colour
-            painted = "(each) => each.querySelector('canvas').getContext('2d').getImageData(0, 0, 40, 40).data"
-            assert browser.run(f"{tiles}.map({painted}).every((data) => new Set(data).size > 20)")
-        assert not browser.complaints
+            painted = "(all) => all.map((each) => new Set(each.getContext('2d').getImageData(0, 0, 40, 40).data).size)"
+            assert min(tiles.locator("canvas").evaluate_all(painted)) > 20
+        assert not complaints(page)

@@ -56,6 +56,7 @@ def whole(picture):
     return normalize(tensor, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
+@pytest.mark.slow
 def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights):
     out = tmp_path / "atlas"
     assert main(["atlas", *network, "--head", str(head), "--out", str(out)]) == 0
@@ -80,6 +81,7 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
     assert capsys.readouterr().out.startswith("open file://")
 
 
+@pytest.mark.slow
 def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     # The other checks are tested on smaller networks.
     monkeypatch.setitem(evaluation.Study.report.__kwdefaults__, "checks", ("completeness",))
@@ -100,6 +102,7 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     assert row["verdict"] == "too few images to say"
 
 
+@pytest.mark.slow
 def test_photos_in_other_folders_than_those_of_the_head(network, head, photos, tmp_path, capsys):
     for name in ("cat", "dog"):
         shutil.copytree(photos / name, tmp_path / "photos" / f"{name}s")

@@ -110,12 +110,14 @@ def test_a_head_is_fitted_on_what_is_said(fitted, weights, long_photos, options,
     assert (seen in printed) == (prepared is crop)
 
 
+@pytest.mark.slow
 def test_the_network_sees_a_defect_at_the_rim(fitted):
     for resized, share in (("stretch", 100), ("pad", 100), ("crop", None)):
         found = re.search(r"balanced accuracy (\d+)%", fitted("--resize", resized)[1])
         assert (int(found[1]) == share) if share else int(found[1]) < 90
 
 
+@pytest.mark.slow
 def test_every_command_does_what_the_head_says(fitted, run, long_photos, tmp_path, weights):
     stretched, _ = fitted("--resize", "stretch")
     padded, _ = fitted("--resize", "pad", name="padded.safetensors")
@@ -137,6 +139,7 @@ def test_every_command_does_what_the_head_says(fitted, run, long_photos, tmp_pat
         )
 
 
+@pytest.mark.slow
 def test_a_head_that_says_nothing_means_the_crop(fitted, run, long_photos, tmp_path, weights):
     head = Head.load(fitted("--resize", "crop")[0])
     head.training_set.preparation = None
@@ -234,6 +237,7 @@ def test_8_and_16_bits_are_the_same_pictures(fitted, tmp_path):
     assert correct <= 50  # there is nothing to tell them apart by
 
 
+@pytest.mark.slow
 def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
     photos = deep(tmp_path / "p", lambda grey: (grey * 16.0).astype(np.uint16), lambda grey: grey)
     printed = fitted(photos=photos)[1]
@@ -252,7 +256,7 @@ def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
     assert dark in run("atlas", photos, "--head", head, "--out", tmp_path / "dark").out
 
 
-@pytest.mark.parametrize("white", [1.0, 255.0])
+@pytest.mark.parametrize("white", [pytest.param(1.0, marks=pytest.mark.slow), 255.0])
 def test_what_is_white_in_floats_is_decided_once(fitted, run, tmp_path, white):
     photos = deep(tmp_path / "p", lambda grey: (grey * (white / 255)).astype(np.float32), lambda grey: grey)
     head, printed = fitted(photos=photos)
@@ -279,6 +283,7 @@ def test_floats_of_two_kinds_and_others_are_refused(run, tmp_path):
     assert "only images of 'dog' can be read, but an SVM needs two classes" in done.err
 
 
+@pytest.mark.slow
 def test_bad_pictures_are_named_and_skipped_whatever_is_wrong_with_them(fitted, run, tmp_path):
     photos = deep(tmp_path / "p", lambda grey: grey, lambda grey: 255 - grey)
     Image.new("1", (20000, 10000)).save(photos / "cat" / "3.png")
@@ -300,6 +305,7 @@ def test_bad_pictures_are_named_and_skipped_whatever_is_wrong_with_them(fitted, 
 
 
 @pytest.mark.parametrize("inner", ["features.7", "features.10"])  # which a head has means of, or has not
+@pytest.mark.slow
 def test_contributions_at_inner_layers_do_not_depend_on_the_pictures_at_hand(
     fitted, run, long_photos, tmp_path, weights, inner
 ):
@@ -361,7 +367,13 @@ def test_a_second_head_does_not_run_the_network(fitted, long_photos, tmp_path, m
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("change", ["--no-cache", "--resize", "--pool", "a file", "another", "damage", "weights"])
+OTHERS = [
+    pytest.param(change, marks=pytest.mark.slow)
+    for change in ("--no-cache", "--resize", "a file", "another", "damage", "weights")
+]
+
+
+@pytest.mark.parametrize("change", ["--pool", *OTHERS])
 def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos, tmp_path, change, weights):
     photos = shutil.copytree(long_photos, tmp_path / "photos")
     fitted(photos=photos)
@@ -435,6 +447,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
     assert fitted()[1].endswith("(leave out with --no-pictures)\n")
 
 
+@pytest.mark.slow
 def test_workers_read_the_same(fitted):
     one, two = fitted("--no-cache")[0], fitted("--no-cache", "--workers", "2", name="two.safetensors")[0]
     assert one.read_bytes() == two.read_bytes()
@@ -443,6 +456,7 @@ def test_workers_read_the_same(fitted):
 # --- what is said of a head ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_after_a_poor_score_it_is_said_what_to_try(fitted, tmp_path):
     for number in range(12):
         save(tmp_path / "p" / "ab"[number % 2] / f"{number}.png", noise(number))
@@ -479,6 +493,7 @@ def test_cost_and_gamma(fitted, run, long_photos, tmp_path):
         run("fit", long_photos, "--gamma", "wide", "--out", tmp_path / "a.safetensors")
 
 
+@pytest.mark.slow
 def test_a_search_is_scikit_learns(fitted, weights, long_photos):
     from sklearn.decomposition import PCA
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
@@ -508,7 +523,7 @@ def test_a_search_is_scikit_learns(fitted, weights, long_photos):
     assert Head.load(head).stages[-1].kernel.gamma == pytest.approx(search.best_params_["gamma"], rel=1e-3)
 
 
-@pytest.mark.parametrize(("count", "code"), [(10, 0), (6, 0), (4, 2)])
+@pytest.mark.parametrize(("count", "code"), [pytest.param(10, 0, marks=pytest.mark.slow), (6, 0), (4, 2)])
 def test_a_search_among_few(run, tmp_path, count, code):
     for number in range(count):
         save(tmp_path / "p" / "ab"[number % 2] / f"{number}.png", noise(number))

@@ -63,6 +63,7 @@ def test_every_room_imports_from_those_above_it_in_the_table():
     assert not [(place, other) for place, other in imported if rooms.index(place) < rooms.index(other)]
 
 
+@pytest.mark.slow
 def test_the_example_of_layers_runs(tmp_path, monkeypatch, capsys):
     some = load_digits()
     some.images, some.target = some.images[:120], some.target[:120]

@@ -89,7 +89,12 @@ def test_everything_public_has_an_example(name):
     assert "\nExample:\n    >>> " in inspect.cleandoc(DOCUMENTED[name].__doc__)
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
+MARKS = dict.fromkeys(("layers", "Study", "report", "sensitivity", "program"), pytest.mark.slow) | dict.fromkeys(
+    ("onnx", "Explainer"), pytest.mark.optional
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in DOCUMENTED])
 def test_an_example_runs(name, given, estimators, monkeypatch):
     if name in ("onnx", "Explainer"):
         pytest.importorskip("onnxruntime")

@@ -305,7 +305,10 @@ def test_formats_of_torchvision_and_medmnist(tmp_path):
         paper.datasets.load("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["vgg11", "resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5"])
+OTHERS = ["vgg11", "resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5"]
+
+
+@pytest.mark.parametrize("name", [*OTHERS, pytest.param("densenet121", marks=pytest.mark.slow)])
 def test_convolutions_of_torchvisions_classifiers(name, tmp_path):
     with torch.device("meta"):  # shapes only: VGG's weights are half a gigabyte
         torch.save(torchvision.models.get_model(name, weights=None).state_dict(), tmp_path / "weights.pth")

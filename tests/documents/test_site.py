@@ -286,7 +286,11 @@ def test_a_snippet_that_raises_a_doubt_fails(doubt):
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.optional) if "export" in page or "onnx" in page else page
+        pytest.param(page, marks=pytest.mark.optional)
+        if "export" in page or "onnx" in page
+        else pytest.param(page, marks=pytest.mark.slow)
+        if page in ("docs/reading.md", "docs/evaluating.md", "docs/how-to/volumes.md")
+        else page
         for page in SNIPPETS
     ],
 )

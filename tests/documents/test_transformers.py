@@ -139,6 +139,7 @@ class Named(nn.Module):
         return self.tower(x)
 
 
+@pytest.mark.slow
 def test_the_other_blocks_of_the_page_run_one_after_the_other():
     found = sections()
     others = [title for title in found if title not in RECIPES]

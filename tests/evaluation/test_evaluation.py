@@ -114,6 +114,7 @@ QUIET = {"progress": False}
 BOTH = [ContributionCAM, ClosedFormGradCAM]
 
 
+@pytest.mark.slow
 def test_contributions_are_faithful_and_turned_ones_are_not(corner):
     net, x, labels = corner
     methods = {"contributions": ContributionCAM, "turned": Turned}

@@ -21,6 +21,7 @@ def found():
     return p, data, evaluation.layers(p.net, data, candidates, images=None, progress=False)
 
 
+@pytest.mark.slow
 def test_every_candidate_is_measured_as_by_hand(found):
     p, data, result = found
     # The head knows the mean where features are means; elsewhere it is that of the images given.

@@ -49,6 +49,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("target", [None, PCATarget(1)])
+@pytest.mark.slow
 def test_a_study_finds_what_the_functions_find(corner, target, tmp_path):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM, ClosedFormGradCAM]]

@@ -216,6 +216,7 @@ def test_an_open_question_is_told():
 
 
 @pytest.mark.parametrize("target", [None, PCATarget(0)])
+@pytest.mark.slow
 def test_a_report_begins_with_its_verdicts(target, tmp_path):
     net, x, _ = problem(Corner())
     methods = {"<i>": ContributionCAM, "turned": (Turned, {"target_layers": [net.backbone.features[0]]})}

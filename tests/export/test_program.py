@@ -161,6 +161,7 @@ def test_a_program_is_of_the_network_as_it_was_and_leaves_it_alone():
     assert not torch.allclose(cam.explain(x).maps, expected)
 
 
+@pytest.mark.slow
 def test_a_program_can_be_saved_and_compiled(tmp_path):
     cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
     program = export.program(cam, x)
@@ -195,6 +196,7 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.slow
 def test_the_softmax_of_attention_is_plain_where_there_is_no_mask(masked):
     torch.manual_seed(0)
     net, x = Attending(masked).eval(), torch.randn(30, 3, 8, 8)
@@ -209,6 +211,7 @@ def test_the_softmax_of_attention_is_plain_where_there_is_no_mask(masked):
     assert relative(found["maps"], expected.maps) < 1e-6
 
 
+@pytest.mark.slow
 def test_no_program_repeats_a_number_to_keep_one_of_it():
     cam, x, targets = made("pooled", "RBF", "ContributionCAM", "default")
     traced = export.program(cam, x[:2], targets).graph
@@ -288,6 +291,7 @@ class Parts(nn.Module):
         (Parts, methods.ClosedFormShapleyCAM),  # second derivatives of what is stacked again
     ],
 )
+@pytest.mark.slow
 def test_writes_through_views_and_parts_of_one_tensor(end, method):
     torch.manual_seed(0)
     net, x = nn.Sequential(*convolutions(), end()).eval(), torch.randn(40, 3, 8, 8)

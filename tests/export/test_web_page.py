@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from browser import needs_chromium
+from browser import complaints, expect, needs_chromium, visit
 from PIL import Image
 from test_program import made
 
@@ -33,16 +33,14 @@ def runtime(tmp_path_factory):
     return folder / "node_modules" / "onnxruntime-web"
 
 
-def dropped(browser, picture, name="photo.png"):
-    """Give the page a picture, as if it had been dropped, and return what it says of it."""
+def chosen(page, picture, name="photo.png"):
+    """Give the page a picture, and return it as it was given."""
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # turned on a screen, which no network sees
     picture.save(file, name.split(".")[-1].replace("jpg", "jpeg"), exif=exif, lossless=True)
-    given = base64.b64encode(file.getvalue()).decode()
-    browser.run(f"explainer.add([new File([Uint8Array.from(atob('{given}'), c => c.charCodeAt(0))], '{name}')])")
-    file.seek(0)
-    return Image.open(file), browser.run("document.getElementById('status').textContent")
+    page.set_input_files("#files", {"name": name, "mimeType": "image/*", "buffer": file.getvalue()})
+    return Image.open(file)
 
 
 @needs_chromium
@@ -56,55 +54,59 @@ def dropped(browser, picture, name="photo.png"):
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_the_page_gives_what_explain_gives(case, options, tmp_path, runtime, browser):
+def test_the_page_gives_what_explain_gives(case, options, tmp_path, runtime, page):
     cam, x, targets = made(*case)
     told = export.onnx(cam, x, tmp_path / "explainer.onnx", targets, **options)
-    page = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime, title="<b>Cats & dogs</b>")
+    file = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime, title="<b>Cats & dogs</b>")
     reader = export.Explainer(tmp_path / "explainer.onnx")
-    browser.open(page.as_uri(), name="explainer")
-    assert browser.run("document.querySelector('h1').textContent") == "<b>Cats & dogs</b>"
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    visit(page, file.as_uri(), name="explainer")
+    expect(page.locator("h1")).to_have_text("<b>Cats & dogs</b>")
     pixels = np.random.default_rng(0).integers(0, 256, (13, 29, 3), np.uint8)
     for count, name in enumerate(("a.png", "b.webp", "c.jpg"), 1):
-        picture, said = dropped(browser, Image.fromarray(np.roll(pixels, count, 0)[: 13 - count]), name)
-        assert said == f"{count} explained"
-        seen = np.array(browser.run("Array.from(explainer.photos[0].seen)"))
+        picture = chosen(page, Image.fromarray(np.roll(pixels, count, 0)[: 13 - count]), name)
+        expect(page.locator("#status")).to_have_text(f"{count} explained")
+        seen = np.array(page.evaluate("Array.from(explainer.photos[0].seen)"))
         assert np.array_equal(seen, np.asarray(reader.seen(picture)).ravel())
         expected = cam.explain(torch.from_numpy(reader.prepared(picture)[None]), targets)
         for output in ("values", "maps"):
-            found = np.array(browser.run(f"explainer.photos[0].found.{output}.data"))
+            found = np.array(page.evaluate(f"explainer.photos[0].found.{output}.data"))
             wanted = getattr(expected, output).double().numpy().ravel()
             assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
-    assert browser.run("document.querySelectorAll('.photo').length") == 3
-    assert browser.run("document.querySelectorAll('.photo .tile').length") == 3 * (1 + len(told["targets"]))
-    pictures = "Array.from(document.querySelectorAll('.tile canvas'), (each) => each.toDataURL()).join()"
-    for control, value in (("scale", "target"), ("opacity", "0.3")):
-        before = browser.run(pictures)
-        setting = f"Object.assign(document.getElementById('{control}'), {{value: '{value}'}})"
-        browser.run(f"{setting}.dispatchEvent(new Event('input'))")
-        assert browser.run(pictures) != before
-    assert not browser.complaints
-    assert all(url.startswith((tmp_path.as_uri(), "blob:")) for url in browser.requests)
+    expect(page.locator(".photo")).to_have_count(3)
+    expect(page.locator(".photo .tile")).to_have_count(3 * (1 + len(told["targets"])))
+    canvases, pixels_of = page.locator(".tile canvas"), "(all) => all.map((each) => each.toDataURL())"
+    pictures = [canvases.evaluate_all(pixels_of)]
+    page.locator("#scale").select_option("target")
+    pictures.append(canvases.evaluate_all(pixels_of))
+    page.locator("#opacity").fill("0.3")
+    assert pictures[0] != pictures[1] != canvases.evaluate_all(pixels_of)
+    assert not complaints(page)
+    assert all(url.startswith((tmp_path.as_uri(), "blob:")) for url in requests)
     refused = "fetch('https://example.org').then(() => 'sent', () => 'refused')"
-    assert browser.run(refused) == "refused"
+    assert page.evaluate(refused) == "refused"
 
 
 @needs_chromium
-def test_what_is_no_picture_is_said_and_the_rest_goes_on(tmp_path, runtime, browser):
+def test_what_is_no_picture_is_said_and_the_rest_goes_on(tmp_path, runtime, page):
     cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
     export.onnx(cam, x, tmp_path / "explainer.onnx")
-    page = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
-    browser.open(page.as_uri(), name="explainer")
-    browser.run("explainer.add([new File(['no picture'], 'text.png')])")
-    assert "text.png is not a picture" in browser.run("document.getElementById('status').textContent")
-    assert "transparent" in dropped(browser, Image.new("RGBA", (9, 9), (255, 0, 0, 128)))[1]
-    assert dropped(browser, Image.new("RGB", (9, 9), "red"))[1] == "1 explained"
+    file = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
+    visit(page, file.as_uri(), name="explainer")
+    page.set_input_files("#files", {"name": "text.png", "mimeType": "image/png", "buffer": b"no picture"})
+    expect(page.locator("#status")).to_contain_text("text.png is not a picture")
+    chosen(page, Image.new("RGBA", (9, 9), (255, 0, 0, 128)))
+    expect(page.locator("#status")).to_contain_text("transparent")
+    chosen(page, Image.new("RGB", (9, 9), "red"))
+    expect(page.locator("#status")).to_have_text("1 explained")
     (tmp_path / "page" / "data" / "model0.js").unlink()
-    browser.open(page.as_uri(), name="explainer")
-    assert "model0.js is missing" in browser.run("document.getElementById('status').textContent")
+    visit(page, file.as_uri(), name="explainer")
+    expect(page.locator("#status")).to_contain_text("model0.js is missing")
 
 
 @needs_chromium
-def test_pictures_of_16_bits_where_the_white_level_is_another(tmp_path, runtime, browser):
+def test_pictures_of_16_bits_where_the_white_level_is_another(tmp_path, runtime, page):
     cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
     deep = Image.fromarray(np.full((9, 9), 4095, np.uint16))
     for white_level, said in (
@@ -112,13 +114,10 @@ def test_pictures_of_16_bits_where_the_white_level_is_another(tmp_path, runtime,
         (None, "1 explained"),
     ):
         export.onnx(cam, x, tmp_path / "explainer.onnx", white_level=white_level)
-        page = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
-        browser.open(page.as_uri(), name="explainer")
-        file = io.BytesIO()
-        deep.save(file, "png")
-        given = base64.b64encode(file.getvalue()).decode()
-        browser.run(f"explainer.add([new File([Uint8Array.from(atob('{given}'), c => c.charCodeAt(0))], 'a.png')])")
-        assert said in browser.run("document.getElementById('status').textContent")
+        file = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
+        visit(page, file.as_uri(), name="explainer")
+        chosen(page, deep, "a.png")
+        expect(page.locator("#status")).to_contain_text(said)
 
 
 def test_a_page_is_written_where_nothing_else_is_lost(tmp_path):

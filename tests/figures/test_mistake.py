@@ -70,7 +70,7 @@ def neighbours_of(figure):
     return [axis.images[0].get_array() for axis in axes], [axis.get_title().split()[-1] for axis in axes]
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("classes", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [2, 9])
 def test_the_parts_add_up_to_the_decision_between_the_two_classes(classes, count):
     case = Case(classes)

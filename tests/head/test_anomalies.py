@@ -443,7 +443,11 @@ def test_score_cam() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [ClosedFormGradCAM, ContributionCAM, ClosedFormShapleyCAM, ClosedFormAblationCAM, ShapCAM]
+    "kind",
+    [
+        *(ClosedFormGradCAM, ContributionCAM, ClosedFormShapleyCAM, ClosedFormAblationCAM),
+        pytest.param(ShapCAM, marks=pytest.mark.slow),
+    ],
 )
 def test_a_call_gives_the_maps_of_explain_scaled_as_the_host_does(kind: Any) -> None:
     p = explained("gelu", "rbf", n=5)

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -79,6 +80,7 @@ def options(name, kind, classifies):
     )
 
 
+@cache
 def fitted(name, kind, *, classifies):
     two = ("Threshold", "GaussianProcessClassifier")
     x, labels = data(2 if any(part in name for part in two) else 3)

@@ -187,7 +187,7 @@ def all_subsets(p: Any, target: Any, n: int, start: torch.Tensor) -> torch.Tenso
     [
         ("relu", "rbf", 3, "plane"),
         ("pooled", "rbf", 2, "plane"),
-        ("pooled", "whitened", 3, "volume"),
+        pytest.param("pooled", "whitened", 3, "volume", marks=pytest.mark.slow),
         *((path, "poly", 3, "small") for path in ("gelu", "skip", "squeeze-excite", "batch norm", "layer norm")),
     ],
 )
@@ -236,6 +236,7 @@ def test_sampled_values_are_within_four_standard_errors(path: str, head: str, mo
 
 
 @pytest.mark.usefixtures("few_exact")
+@pytest.mark.slow
 def test_standard_errors_are_those_of_many_seeds() -> None:
     p = explained("pooled", "rbf", n=1)
     runs = [sampled(p, [SVMTarget("bee")], samples=12, seed=seed) for seed in range(30)]
@@ -259,6 +260,7 @@ def test_an_order_comes_with_its_reverse() -> None:
 
 
 @pytest.mark.usefixtures("few_exact")
+@pytest.mark.slow
 def test_a_seed_gives_the_same_orders_and_touches_no_others() -> None:
     p = explained("pooled", "rbf")
     state = torch.random.get_rng_state()
@@ -356,7 +358,9 @@ def largest(cam: Any, x: torch.Tensor) -> int:
     return watch.bytes
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("pooled", 1 << 16), ("around", 1 << 14)])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("pooled", 1 << 16), pytest.param("around", 1 << 14, marks=pytest.mark.slow)]
+)
 def test_chunks_stay_within_max_bytes(kind: str, bound: int) -> None:
     # All 4096 subsets of twelve positions behind a mean would have 128 KB.
     p: Any = around(8) if kind == "around" else Explained("pooled", "rbf", n=1)

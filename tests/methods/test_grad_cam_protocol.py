@@ -295,7 +295,10 @@ SMOOTHING: dict[str, dict[str, bool]] = {
     ],
     ids=["label", "mixed", "none", "label-two-layers", "mixed-two-layers"],
 )
-@pytest.mark.parametrize("smoothing", SMOOTHING.values(), ids=SMOOTHING)
+@pytest.mark.parametrize(
+    "smoothing",
+    [pytest.param(each, marks=pytest.mark.slow if len(each) > 1 else (), id=name) for name, each in SMOOTHING.items()],
+)
 def test_smoothing(smoothing: dict[str, bool], targets: Any, names: tuple[str, ...]) -> None:
     p = problem()
     layers = p.layers(*names)

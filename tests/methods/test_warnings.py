@@ -239,6 +239,7 @@ def drawn_head(rng, rows, width):
 
 
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's own, and of components that do not vary
+@pytest.mark.slow
 def test_random_heads_tell_nothing_of_their_own_images_nor_of_others_like_them():
     rng = np.random.default_rng(0)
     own, others = [], []
@@ -441,6 +442,7 @@ def test_ordinary_networks_tell_nothing(x):
     assert doubts(lambda: cam.explain(255 * x).numpy()) == []
 
 
+@pytest.mark.slow
 def test_a_study_tells_of_its_own_images_and_not_of_what_it_makes_of_them(net):
     data = photos(12, 2)
     options = {"images": 12, "progress": False}

@@ -165,6 +165,7 @@ def test_other_methods_are_those_of_the_branch_alone(problem, method):
     options = {} if method is ClosedFormShapleyCAM else {"baseline": "zero"}
     rgb = inputs["rgb"] if isinstance(inputs, dict) else inputs[0]
     if method is ShapCAM:
+        options["samples"] = 8
         rgb, inputs = rgb[:1], rows(inputs, 1)
     expected = method(alone, ["backbone.rgb.2"], jacobian="closed_form", **options).explain(rgb, [SVMTarget("ripe")])
     maps = method(net, ["rgb.2"], jacobian="closed_form", **options).explain(inputs, [SVMTarget("ripe")])

@@ -15,7 +15,6 @@ VIT = {"image_size": 32, "patch_size": 16, "num_layers": 3, "num_heads": 2, "hid
 
 # Builder, options, size of the images.
 TORCHVISION = {
-    "squeezenet1_0": {},
     "squeezenet1_1": {},
     "resnet18": {},
     "densenet121": {"size": 32},
@@ -24,10 +23,10 @@ TORCHVISION = {
     "mobilenet_v3_small": {},
     "mnasnet0_5": {},
     "shufflenet_v2_x0_5": {},
-    "shufflenet_v2_x1_0": {},
     "regnet_x_400mf": {},
     "regnet_y_400mf": {},
 }
+SLOW = {"resnet18", "densenet121", "googlenet", "mobilenet_v2", "mnasnet0_5", "regnet_x_400mf"}
 
 # Small ones of timm: of every family the least, with narrow layers where it takes them.
 NARROW = {"embed_dim": 24, "depth": 4, "num_heads": 2, "img_size": 64}
@@ -122,7 +121,9 @@ def hold(net, size):
     assert not found, f"{type(net).__name__} from {name!r}: " + "; ".join(found)
 
 
-@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TORCHVISION]
+)
 def test_a_network_of_torchvision(name):
     options = dict(TORCHVISION[name])
     size = options.pop("size", 64)

@@ -49,7 +49,7 @@ FAMILIES = {
 
 # They are large, or have the layers of others.
 SLOW = {"vgg_bn", "resnet50, from the middle", "resnext", "wide_resnet", "densenet", "mobilenet_v2", "efficientnet"}
-SLOW |= {"efficientnet_v2", "convnext", "inception_v3", "swin"}
+SLOW |= {"efficientnet_v2", "convnext", "inception_v3", "swin", "swin block", "vgg"}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,13 @@ from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, _Search
 
 KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]
 MANY = SVMTarget(versus="others", strength=0.6)
+# Each path and each head once; the other pairs are slow.
+NEWTON = [
+    ("gelu", "linear"),
+    ("squeeze-excite", "no reduction"),
+    ("layer norm", "rbf"),
+    ("average pool", "no reduction"),
+]
 
 
 def is_decision(target):
@@ -54,7 +61,7 @@ def sums(maps):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("classes", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("head", KNOWN)
 def test_maps_add_up_to_the_value_itself(head, classes, dtype):
     p = explained("pooled", head, classes, dtype)
@@ -178,8 +185,14 @@ def test_a_head_that_is_changed_in_place_has_another_boundary():
     handle.remove()
 
 
-@pytest.mark.parametrize("head", ["rbf", "linear", "calibrated", "no reduction"])
-@pytest.mark.parametrize("path", ["gelu", "squeeze-excite", "average pool", "layer norm"])
+@pytest.mark.parametrize(
+    ("path", "head"),
+    [
+        pytest.param(path, head, marks=() if (path, head) in NEWTON else pytest.mark.slow)
+        for path in ("gelu", "squeeze-excite", "average pool", "layer norm")
+        for head in ("rbf", "linear", "calibrated", "no reduction")
+    ],
+)
 def test_elsewhere_newton_leads_to_it_from_the_mean_activations(path, head):
     p = explained(path, head, 2)
     mean = mean_activations(p.net, [p.images(60, seed=4)], p.layer, progress=False)
@@ -272,7 +285,10 @@ BALANCED = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
 @pytest.mark.parametrize("mirrored", [False, True], ids=["balanced", "mirrored"])
-@pytest.mark.parametrize("classifier", BALANCED)
+@pytest.mark.parametrize(
+    "classifier",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "Gaussian process" else name for name in BALANCED],
+)
 def test_a_mean_on_the_boundary_is_one(classifier, mirrored, dtype):
     p = explained("pooled", "rbf", 2, dtype)
     labels, precision = np.arange(60) % 2, 1e-8 if dtype == torch.float64 else 1e-4
@@ -347,7 +363,7 @@ def test_features_of_any_size_have_a_boundary_in_reach(scaler):
     assert 0 < float((point - head.feature_mean).norm()) < 1e8
 
 
-@pytest.mark.parametrize("seed", [2, 10])
+@pytest.mark.parametrize("seed", [pytest.param(2, marks=pytest.mark.slow), 10])
 def test_components_that_cannot_all_be_0_start_alone(seed):
     torch.manual_seed(seed)
     labels = np.arange(60) % 2
@@ -490,6 +506,7 @@ def test_sharing_out_by_explicit_matrices():
     assert relative(shared_out(coarse, torch.zeros(2, 1, 6, 4, dtype=torch.float64)), exact) < 1e-12
 
 
+@pytest.mark.slow
 def test_several_means_for_several_layers_and_for_images_of_another_size():
     p = explained("squeeze-excite", "rbf", 2, size="square")
     layers = ["features.1", "features"]
