@@ -40,7 +40,7 @@ class HeadSums(ComponentSums):
     """A method whose maps are sums of those made of parts of the gradient, as of single heads of attention."""
 
     def _of_heads(self, run: Explanation, targets: Sequence[Any]) -> Tensor:
-        apart = replace(run, passed=run.passed.with_heads(), starts={}, _last=None)
+        apart = replace(run, passed=run.passed.with_heads(), starts={})
         return torch.stack([self._of_layer(apart, 0, [target]).maps for target in targets], 1)
 
 

@@ -247,7 +247,7 @@ class Method(Named, BaseCAM):
         for members, start in self._starts_of(run, layer, targets):
             there = run
             if start is not None and len(members) < len(targets):
-                there = replace(run, starts={layer: start}, _last=None)
+                there = replace(run, starts={layer: start})
             elif start is not None:
                 run.starts[layer] = start
             parts.append(self._from_start(there, layer, [targets[k] for k in members]))

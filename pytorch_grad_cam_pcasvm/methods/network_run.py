@@ -1,0 +1,217 @@
+"""One run of a network, and the pullbacks along its path, in the shapes of maps."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
+from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
+from pytorch_grad_cam_pcasvm.network.features import flatten
+from pytorch_grad_cam_pcasvm.network.net import HeadRun, PCASVMNet
+from pytorch_grad_cam_pcasvm.network.token_layout import Layout
+from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
+
+
+@dataclass
+class NetworkRun:
+    """A network's run on N images.
+
+    What is computed for K targets has the shape (N, K, ...) here; only cotangents have (K, N, ...), as on the path.
+
+    Attributes:
+        model: the network.
+        images: the images it ran on, shape (N, ...).
+        passed: the pass from target layers to features.
+        output: the network's output, or what its head computed.
+        layers: names of the target layers.
+        transforms: what brings the activations of each target layer to (N, T, H, W), or None.
+    """
+
+    model: nn.Module
+    images: Tensor
+    passed: Pass
+    output: Any
+    layers: Sequence[str]
+    transforms: Sequence[Callable[[Tensor], Tensor] | None]
+    _last: Any = field(default=None, init=False)
+
+    @property
+    def count(self) -> int:
+        """N; in a program to export a symbol, which ``len`` would make a number."""
+        return self.images.shape[0]
+
+    def activations(self, layer: int) -> Tensor:
+        """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
+        activations = self.shaped(self.passed.activations[layer], layer)
+        if activations.dim() not in (4, 5):
+            refuse(
+                ValueError,
+                f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}, but a map needs "
+                "(N, T, H, W) or (N, T, D, H, W)",
+                "choose an earlier layer",
+                Way("pass reshape_transform='tokens' (for transformers) or a function", "reshape_transform"),
+            )
+        if not is_traced() and len(activations) != len(self.images):
+            several = len(activations) // max(len(self.images), 1)
+            refuse(
+                ValueError,
+                f"{self.layers[layer]!r} has activations of {len(activations)} rows for {len(self.images)} images "
+                "(crops, or both of a pair, in one batch?)",
+                "pass a reshape_transform that returns (N, T, H, W), as lambda t: "
+                f"t.unflatten(0, (-1, {several})).transpose(1, 2).flatten(2, 3) for {several} crops of each image",
+                "let the layer run once for each",
+            )
+        return activations
+
+    def shaped(self, activations: Tensor, layer: int) -> Tensor:
+        """Return activations of a target layer, given in the network's layout, in the shape of maps."""
+        transform = self.transforms[layer]
+        return activations if transform is None else transform(activations)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of gradients: that of the network's output, at least float32."""
+        leaves = tree_leaves(self.passed.output)
+        return torch.float64 if any(getattr(leaf, "dtype", None) == torch.float64 for leaf in leaves) else torch.float32
+
+    @property
+    def public_output(self) -> Any:
+        """The network's output in the form that users get."""
+        return self.output.output() if isinstance(self.output, HeadRun) else self.output
+
+    def output_of(self, features: Any) -> Any:
+        """Return the network's output for the path's output."""
+        return self.model.head_run(flatten(features)) if isinstance(self.model, PCASVMNet) else features
+
+    def pullback(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Pullback:
+        """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""
+        given = id(seeds), layer, id(baseline)
+        if self._last is None or self._last[0] != given:
+            self._last = None  # and its memory
+            with full_precision(seeds.values.device):
+                found = self.passed.pullback(self.cotangents(seeds), layer, baseline)
+            self._last = given, found, (seeds, baseline)  # which keep their ids
+        return self._last[1]
+
+    def gradients(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Cotangent:
+        """Return the gradients of K targets, or secants, in the shape of maps, (K, N, T, H, W)."""
+        pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
+        with full_precision(seeds.values.device):
+            return pullback.whole if transform is None else Cotangent(self._in_shape(pullback.dense(), layer))
+
+    def sums(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Tensor:
+        """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
+        pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
+        with full_precision(seeds.values.device):
+            if transform is None:
+                return pullback.sums().transpose(0, 1)
+            if isinstance(transform, Layout) and transform.tokens is not None:
+                return pullback.token_sums(*transform.tokens).squeeze(transform.tokens[0] + 1).transpose(0, 1)
+        return self.gradients(seeds, layer, baseline).over_positions().transpose(0, 1)
+
+    def products(
+        self, seeds: OutputGradients, layer: int, x: Tensor, over: str, baseline: Baseline | None = None
+    ) -> Tensor:
+        """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
+
+        Args:
+            seeds: of K targets.
+            layer: position of the target layer.
+            x: what to multiply the pullback by, in the shape of maps.
+            over: ``"channels"``: the result is (N, K, H, W); ``"positions"``: (N, K, T).
+            baseline: baseline of secants; None: gradients.
+
+        Returns:
+            The sums.
+        """
+        dims = [1] if over == "channels" else list(range(2, x.dim()))
+        moved = self.transforms[layer] is not None
+        pullback = (self.gradients if moved else self.pullback)(seeds, layer, baseline)
+        with full_precision(seeds.values.device):
+            return pullback.times(x, dims).transpose(0, 1)
+
+    def contributions(
+        self, seeds: OutputGradients, layer: int, x: Tensor, baseline: Baseline | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return secants times x, summed over channels, and what is not on the map.
+
+        Args:
+            seeds: of K targets.
+            layer: position of the target layer.
+            x: activations minus those of the baseline, in the network's layout.
+            baseline: baseline of the secants.
+
+        Returns:
+            The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
+        """
+        transform = self.transforms[layer]
+        if isinstance(transform, Layout) and transform.tokens is not None:
+            tokens, start, length = transform.tokens
+            pullback = self.pullback(seeds, layer, baseline)
+            with full_precision(seeds.values.device):
+                every = pullback.contributions(x, (transform.batch, tokens)).transpose(0, 1)
+            others = every[..., :start].sum(-1) + every[..., start + length :].sum(-1)
+            return every.narrow(2, start, length).unflatten(2, transform.grid), others
+        maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
+        if transform is None or isinstance(transform, Layout):
+            return maps, maps.new_zeros(maps.shape[:2])
+        with full_precision(seeds.values.device):
+            pulled = self.pullback(seeds, layer, baseline).dense()
+        given = x.to(pulled.dtype)
+        every = torch.stack([self._by_image(part * given, layer) for part in pulled], 1)
+        return maps, every - maps.flatten(2).sum(-1)
+
+    def relevance(self, seeds: OutputGradients, layer: int, baseline: Baseline) -> Tensor:
+        """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
+        with full_precision(seeds.values.device):
+            shared = self.passed.relevance(self.cotangents(seeds), layer, baseline)
+        return self._in_shape(shared, layer).transpose(0, 1)
+
+    def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
+        """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (K, N, T, H, W)."""
+        if self.transforms[layer] is None or isinstance(
+            self.transforms[layer], Layout
+        ):  # it knows where the images are
+            return self.shaped(pulled, layer)
+        return torch.stack([self.shaped(part, layer) for part in pulled])
+
+    def _by_image(self, numbers: Tensor, layer: int) -> Tensor:
+        """Return the sums over everything else of numbers as the network has them, shape (N,)."""
+        transform = self.transforms[layer]
+        if not isinstance(transform, Layout) and numbers.shape[0] != self.count:
+            if not self._keeps_all(numbers.shape, layer):
+                refuse(
+                    ValueError,
+                    f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does "
+                    "not count images, so what reshape_transform leaves out is unknown",
+                    Way("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
+                    "pass one that leaves nothing out, as crops side by side in (N, T, P H, W)",
+                    "use a gradient method such as ClosedFormGradCAM",
+                )
+            return self.shaped(numbers, layer).flatten(1).sum(1)
+        return numbers.movedim(transform.batch if isinstance(transform, Layout) else 0, 0).flatten(1).sum(1)
+
+    def _keeps_all(self, shape: Sequence[int], layer: int) -> bool:
+        """Return whether a transform only moves numbers, each to one place: then it leaves nothing out."""
+        if is_traced():
+            return False
+        places = torch.arange(math.prod(shape), dtype=torch.float64, device=self.images.device)
+        moved = self.shaped(places.reshape(tuple(shape)), layer)
+        return len(moved) == self.count and torch.equal(moved.flatten().sort().values, places)
+
+    def cotangents(self, seeds: OutputGradients) -> list[Tensor | None]:
+        """Return the seeds in the shapes of what the pass gave."""
+        if not isinstance(self.output, HeadRun):
+            return seeds.grads
+        (grad,) = seeds.grads
+        return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]
