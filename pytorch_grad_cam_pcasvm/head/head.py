@@ -97,8 +97,8 @@ class Head(Stack):
     @property
     def classes_(self) -> np.ndarray | None:
         """Class labels in the estimator's order, or None without a classifier."""
-        decision = self._decision()
-        return None if decision is None or decision.classes is None else np.asarray(decision.classes)
+        last = self.stages[-1]
+        return np.asarray(last.classes) if isinstance(last, Decision) and last.classes is not None else None
 
     @property
     def voting(self) -> Voting:

@@ -17,7 +17,12 @@ from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise, is_closed_
 
 
 class ComponentSums(ClosedFormCAM):
-    """A method whose maps of decisions are sums of its component maps."""
+    """A method whose maps of decisions are sums of its component maps: it is linear in the gradient, or in secants.
+
+    Example:
+        >>> [issubclass(method, ComponentSums) for method in (ClosedFormGradCAM, ClosedFormLayerCAM)]
+        [True, False]
+    """
 
     def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
         combines = isinstance(run.output, HeadRun) and run.shares_start(layer)

@@ -33,9 +33,15 @@ class Rollback:
         """Begin, after finishing what an interrupted call left."""
         if _open:
             _recover()
-        self._frame = sys._getframe(1)
-        while self._frame.f_back is not None and _is_suspended(self._frame):
-            self._frame = self._frame.f_back
+        frame = sys._getframe(1)
+        # Those of generators, and of entering them, may be off the stack while a context that they entered is open.
+        while frame.f_back is not None and (
+            frame.f_code.co_flags & _SUSPENDED
+            or frame.f_code.co_name == "__enter__"
+            or frame.f_code.co_filename == contextlib.__file__
+        ):
+            frame = frame.f_back
+        self._frame = frame
         _open.append(self)
         return self
 
@@ -118,6 +124,7 @@ class Rollback:
             del failed  # whose traceback holds this frame
 
 
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _open: list[Rollback] = []  # of all threads
 _AUTOGRAD = [torch._C._dispatch_key_parse(f"Autograd{name}") for name in ("Functionality", "Other", "NestedTensor")]
 
@@ -148,13 +155,6 @@ class Mode(TorchFunctionMode):
 
 def _is_left(mode: Any) -> bool:
     return isinstance(mode, Mode) and mode._within not in _open
-
-
-def _is_suspended(frame: FrameType) -> bool:
-    """Return whether a frame may be off the stack while a context that it entered is still open."""
-    code = frame.f_code
-    between = code.co_name == "__enter__" or code.co_filename == contextlib.__file__
-    return between or bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
 
 
 def _recover() -> None:

@@ -407,11 +407,10 @@ def memory_of(tensor: Tensor) -> int | None:
 
 def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
     """Return an argument with its tensors and Refs replaced, in lists and tuples, too."""
-    if type(item) in (list, tuple):
-        return type(item)(mapped(part, function) for part in item)
-    if isinstance(item, list | tuple):
-        return tuple(mapped(part, function) for part in item)  # torch.Size, named tuples
-    return function(item)
+    if not isinstance(item, list | tuple):
+        return function(item)
+    parts = [mapped(part, function) if isinstance(part, list | tuple) else function(part) for part in item]
+    return parts if type(item) is list else tuple(parts)  # torch.Size and named tuples, too
 
 
 def _like(activations: Tensor, recorded: Tensor) -> Tensor:

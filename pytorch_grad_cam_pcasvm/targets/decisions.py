@@ -120,8 +120,10 @@ class SVMTarget(ClosedFormTarget):
 
     def _means(self, word: str, head: Any) -> bool:
         """Return whether ``versus`` is a word, and not a class of that name."""
-        classes = [] if head.classes_ is None else head.classes_.tolist()
-        return isinstance(self.versus, str) and self.versus == word and word not in classes
+        if not isinstance(self.versus, str) or self.versus != word:
+            return False
+        classes = head.classes_
+        return classes is None or word not in classes.tolist()
 
     def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
         head, voting = output.head, output.head.voting
