@@ -17,6 +17,7 @@ _PLACES = {
     "cams": "methods",
     "cams.base": "methods.grad_cam_protocol",
     "errors": "runtime.errors",
+    "head.convert": "head.build",
     "model": "network",
 }
 NAMES = {"Explained": "MethodResult"}

@@ -132,9 +132,9 @@ WITHOUT = {
     "path/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
     "path/autograd.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
     "tape/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
-    "head/head.py: the pullback of": "says that a pullback is wrong, and names no way out",
+    "head/stack.py: the pullback of": "says that a pullback is wrong, and names no way out",
     "head/estimators/ensembles.py: {type(estimator).__name__} of {type(member).__name__}": "has a row for each call",
-    "atlas/engines.py: refuse(_ERRORS[kind], *wrong)": "passes on what another process has refused",
+    "atlas/engines.py: refuse(_ERRORS[error_name], *wrong)": "passes on what another process has refused",
     "export/web_page.py: {runtime} has no {name}": "needs npm and a connection",
     "methods/boundary_path.py: there are no activations of": "as targets/boundary_head.py, which has a row",
     "evaluation/subject.py: the network must be a PCASVMNet": "as atlas/build.py, which has a row",
@@ -374,9 +374,9 @@ def crops(how: str, method: Any = ClosedFormGradCAM, transform: Any = beside) ->
 
 # --- heads ------------------------------------------------------------------------------------------------------------
 
-CONVERT, ENSEMBLES = "head/convert.py: ", "head/estimators/ensembles.py: "
+BUILD, ENSEMBLES = "head/build.py: ", "head/estimators/ensembles.py: "
 PREDICTORS, TRANSFORMERS = "head/estimators/predictors.py: ", "head/estimators/transformers.py: "
-UNSUPPORTED = CONVERT + "reason, _by_name(_INSTEAD, name)"
+UNSUPPORTED = "head/registry.py: reason, _by_name(_INSTEAD, name)"
 
 
 class Patched(SVC):
@@ -661,20 +661,20 @@ HEADS = [
     ),
     # What is refused for other reasons.
     head(
-        CONVERT + "computes other values than scikit-learn's",
+        BUILD + "computes other values than scikit-learn's",
         "Patched of sklearnex computes other values",
         Patched(),
         {"fit scikit-learn's own": SVC()},
     ),
     head(
-        CONVERT + "of its own, which would not be explained",
+        BUILD + "of its own, which would not be explained",
         "Own is a SVC with a predict of its own",
         Own(),
         {"add it with stage_for.register(Own)": partial(registered_machine, Own(), TWO)},
         TWO,
     ),
     head(
-        CONVERT + "of its own, which would not be explained",
+        BUILD + "of its own, which would not be explained",
         "OwnPipeline is a Pipeline with a predict",
         OwnPipeline([("scaler", StandardScaler()), ("machine", SVC())]),
         {
@@ -687,7 +687,7 @@ HEADS = [
         },
     ),
     head(
-        CONVERT + "of its own, which would not be explained",
+        BUILD + "of its own, which would not be explained",
         "OwnSearch is a GridSearchCV with a predict",
         OwnSearch(SVC(), {"C": [1.0]}),
         {
@@ -699,7 +699,7 @@ HEADS = [
     ),
     *(
         Row(
-            CONVERT + "which it has in scikit-learn",
+            BUILD + "which it has in scikit-learn",
             partial(lacking, attribute, version),
             message,
             {"fit it again": partial(maps_of, SVC()), "install that version": "one version is installed here"},
@@ -1025,7 +1025,7 @@ HEADS = [
         },
     ),
     Row(
-        "head/head.py: the head was fitted on",
+        "head/stack.py: the head was fitted on",
         lambda: PCASVMNet(Crops(), SVC().fit(FEATURES[:, :5], THREE)).eval()(CROPS[:3]),
         "the head was fitted on 5 features, but the backbone gives 20",
         {
@@ -1039,10 +1039,10 @@ HEADS = [
 
 # --- the path from the target layer to the features -------------------------------------------------------------------
 
-BACKWARD, FOREIGN, PATH, RECORDER = (
-    f"{name}.py: " for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder")
+BACKWARD, FOREIGN, PATH, RECORDER, VALUES = (
+    f"{name}.py: " for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/values")
 )
-RULES, CONTEXT, PROGRAM = "rules/", "methods/explanation.py: ", "export/graph.py: "
+RULES, CONTEXT, PROGRAM = "rules/", "methods/network_run.py: ", "export/graph.py: "
 
 
 def bessel(*, secant: Any = "elementwise", rule: Any = None) -> None:
@@ -1612,7 +1612,7 @@ PATHS = [
         },
     ),
     Row(
-        RECORDER + "works in place on a tensor",
+        VALUES + "works in place on a tensor",
         partial(stepped, written_over),
         "aten::mul_, through .data or a detached alias, works in place on a tensor that the path uses again",
         {"use the out-of-place version": partial(stepped, lambda x: 6 * x)},
@@ -1636,7 +1636,7 @@ PATHS = [
         {"write y = x": partial(stepped, lambda x: 2 * x)},
     ),
     path(
-        RECORDER + "the path goes through a nested tensor",
+        VALUES + "the path goes through a nested tensor",
         "the path goes through a nested tensor",
         nested,
         {"pad its parts to one shape": partial(stepped, lambda x: torch.stack([*x]))},
@@ -1688,7 +1688,7 @@ PATHS = [
         {"compute it before the network runs": partial(stepped, lambda x: 3 * x)},
     ),
     path(
-        RECORDER + "makes another tensor of one on the path",
+        VALUES + "makes another tensor of one on the path",
         "makes another tensor of one on the path where that cannot be seen",
         lambda x: x * nn.Parameter(x),
         {"use plain tensors there": partial(stepped, lambda x: x * x.detach())},
@@ -2451,7 +2451,7 @@ OTHERS = [
         },
     ),
     Row(
-        "methods/method.py: but these may be of different inputs",
+        "methods/grad_cam_protocol.py: but these may be of different inputs",
         partial(pair, "one", "other", call=True),
         "these may be of different inputs",
         {
@@ -2460,19 +2460,19 @@ OTHERS = [
         },
     ),
     Row(
-        "methods/method.py: but the inputs are images of different sizes",
+        "methods/grad_cam_protocol.py: but the inputs are images of different sizes",
         partial(pair, "one", call=True, size=4),
         "the inputs are images of different sizes",
         {"use explain, whose maps have the layer's own grid": partial(pair, "one", size=4)},
     ),
     Row(
-        "methods/method.py: targets=None needs a head with an SVM",
+        "methods/grad_cam_protocol.py: targets=None needs a head with an SVM",
         partial(called, None, HALF),
         "targets=None needs a head with an SVM",
         {"use PCATarget": partial(called, [PCATarget(0)] * 3, HALF)},
     ),
     Row(
-        "methods/method.py: give one per image",
+        "methods/grad_cam_protocol.py: give one per image",
         partial(called, [SVMTarget(0)] * 2),
         "2 targets for 3 images",
         {
@@ -2492,7 +2492,7 @@ OTHERS = [
         },
     ),
     Row(
-        "methods/method.py: takes several target layers in explain only",
+        "methods/contributions.py: takes several target layers in explain only",
         partial(several, partial(ContributionCAM, baseline="zero"), call="jacobians"),
         "ContributionCAM takes several target layers in explain only",
         {
@@ -2502,13 +2502,13 @@ OTHERS = [
         },
     ),
     Row(
-        "methods/baselines.py: which the head knows only if",
+        "methods/starts.py: which the head knows only if",
         partial(stepped, nn.Tanh(), ContributionCAM, **MEAN),
         "baseline='mean' needs the training set's mean at the target layer",
         {"pass mean=mean_activations(": another_baseline(torch.tanh)},
     ),
     Row(
-        "methods/baselines.py: choose a layer where it does, or baseline",
+        "network/mean_activations.py: choose a layer where it does, or baseline",
         lambda: mean_activations(Tower(first=True).eval(), [torch.randn(4, 3, 12, 16)], "norm", progress=False),
         "does not count images (perhaps tokens)",
         {
@@ -2573,7 +2573,7 @@ OTHERS = [
         {"use reshape_transform='tokens'": partial(tokens, "blocks.1.norm1")},
     ),
     Row(
-        "data.py: but the network takes tensors: pass transform=",
+        "data/images.py: but the network takes tensors: pass transform=",
         lambda: build(fresh("pictures"), [(Image.new("RGB", (12, 12), (9 * n, 0, 0)), n % 2) for n in range(9)]),
         "the image is a Image, but the network takes tensors",
         {
@@ -2702,19 +2702,19 @@ OTHERS = [
         },
     ),
     Row(
-        "maps.py: there are no maps to join",
+        "maps/signed_maps.py: there are no maps to join",
         lambda: SignedMaps.cat([]),
         "there are no maps to join",
         {"give at least one SignedMaps": lambda: SignedMaps.cat([of_components()])},
     ),
     Row(
-        "maps.py: maps of different targets cannot be joined",
+        "maps/signed_maps.py: maps of different targets cannot be joined",
         lambda: SignedMaps.cat([of_components(), of_components(targets=[SVMTarget(0)])]),
         "maps of different targets cannot be joined",
         {"the same list of targets": lambda: SignedMaps.cat([of_components(), of_components()])},
     ),
     Row(
-        "maps.py: figures.plot_volume draws those of volumes",
+        "maps/signed_maps.py: figures.plot_volume draws those of volumes",
         lambda: (lambda x, maps: maps.overlay(x[:, 0, 0].numpy()))(*of_volumes()),
         "figures.plot_volume draws those of volumes",
         {

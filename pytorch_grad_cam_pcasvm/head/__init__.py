@@ -1,8 +1,8 @@
 """The head: fitted estimators as stages with closed-form pullbacks. It knows nothing about images."""
 
-from pytorch_grad_cam_pcasvm.head.convert import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.head import Head
+from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import (

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.convert import _estimators, tensor
+from pytorch_grad_cam_pcasvm.head.build import estimators_of
+from pytorch_grad_cam_pcasvm.head.registry import tensor
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.
@@ -35,7 +36,7 @@ def check_variety(fitted: Any) -> None:
     Raises:
         ValueError: no feature varies.
     """
-    for estimator in _estimators(fitted):
+    for estimator in estimators_of(fitted):
         name = type(estimator).__name__
         variances = _variances(estimator)
         constant = [] if variances is None else (variances <= _noise(estimator, variances)).nonzero()[:, 0].tolist()

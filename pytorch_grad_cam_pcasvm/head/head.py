@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.alike import check_variety
-from pytorch_grad_cam_pcasvm.head.convert import stages_of
+from pytorch_grad_cam_pcasvm.head.build import stages_of
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs, Regression, Voting

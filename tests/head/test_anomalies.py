@@ -67,7 +67,7 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
     smoothed,
 )
-from pytorch_grad_cam_pcasvm.head.convert import transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
 from pytorch_grad_cam_pcasvm.network.net import HeadOutput

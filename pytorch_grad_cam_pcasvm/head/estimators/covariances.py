@@ -8,7 +8,7 @@ from sklearn.gaussian_process import kernels as processes
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import kernels
-from pytorch_grad_cam_pcasvm.head.convert import tensor
+from pytorch_grad_cam_pcasvm.head.registry import tensor
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Scale, Union
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError

@@ -26,13 +26,14 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head.build import stages_of
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
-from pytorch_grad_cam_pcasvm.head.convert import stage_for, stages_of, tensor
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.estimators.predictors import best_of, plain_voting, regression, softmax
 from pytorch_grad_cam_pcasvm.head.estimators.transformers import of_columns
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
+from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale, Union
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import multiclass
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
-from pytorch_grad_cam_pcasvm.head.convert import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of, process
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
+from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn

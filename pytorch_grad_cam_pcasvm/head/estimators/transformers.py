@@ -18,9 +18,10 @@ from sklearn.neighbors import NeighborhoodComponentsAnalysis
 from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.convert import stage_for, stages_of, tensor, transformer_for
+from pytorch_grad_cam_pcasvm.head.build import stages_of
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of
+from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,

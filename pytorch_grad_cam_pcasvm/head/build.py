@@ -1,11 +1,7 @@
-"""From fitted scikit-learn estimators to stages; the supported estimators are in :mod:`.estimators`."""
+"""From fitted estimators, pipelines and searches to stages."""
 
-import importlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -14,18 +10,14 @@ from sklearn import __version__ as running_version
 from sklearn import preprocessing
 from sklearn.base import (
     BaseEstimator,
-    ClusterMixin,
-    OneToOneFeatureMixin,
-    OutlierMixin,
-    is_classifier,
     is_regressor,
 )
 from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.registry import register_all, stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
@@ -41,8 +33,8 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
         TypeError: something is not a fitted estimator, or the function registered for one returns no stage.
         ValueError: an estimator was fitted by another version of scikit-learn, and lacks what is read here.
     """
-    _register()
-    estimators = list(_estimators(fitted))
+    register_all()
+    estimators = list(estimators_of(fitted))
     for position, estimator in enumerate(estimators):
         if isinstance(estimator, Stage):
             yield estimator
@@ -140,13 +132,13 @@ def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
         )
 
 
-def _estimators(fitted: Any) -> Iterator[Any]:
+def estimators_of(fitted: Any) -> Iterator[Any]:
     """Yield the single estimators of nested pipelines, searches and lists, without those that change nothing."""
     if isinstance(fitted, list | tuple):
         for part in fitted:
-            yield from _estimators(part)
+            yield from estimators_of(part)
     elif any(base.__module__.partition(".")[0] == "cuml" for base in type(fitted).__mro__):
-        yield from _estimators(_from_gpu(fitted))
+        yield from estimators_of(_from_gpu(fitted))
     elif fitted is None or (isinstance(fitted, str) and fitted == "passthrough"):
         return
     elif hasattr(fitted, "fit_resample") and not hasattr(fitted, "transform") and not hasattr(fitted, "predict"):
@@ -157,63 +149,17 @@ def _estimators(fitted: Any) -> Iterator[Any]:
         yield fitted
     elif isinstance(fitted, Pipeline):
         _refuse_own_methods(fitted, "pass its fitted steps as a list")
-        yield from _estimators([step for _, step in fitted.steps])
+        yield from estimators_of([step for _, step in fitted.steps])
     elif isinstance(fitted, BaseSearchCV):
         _refuse_own_methods(fitted, "pass its best_estimator_")
         check_is_fitted(fitted)
         if not hasattr(fitted, "best_estimator_"):
             raise ValueError(f"{type(fitted).__name__} has no best estimator: fit it with refit=True")
-        yield from _estimators(fitted.best_estimator_)
+        yield from estimators_of(fitted.best_estimator_)
     elif type(fitted).__name__ == "FrozenEstimator":  # scikit-learn 1.6 and newer
-        yield from _estimators(fitted.estimator)
+        yield from estimators_of(fitted.estimator)
     else:
         yield fitted
-
-
-# Parts of the names of estimators that have no maps, and why; the first that fits counts.
-_REFUSED = {
-    "NearestNeighbors NeighborsTransformer": "it searches for training images, and decides nothing",
-    "LabelBinarizer LabelEncoder": "it takes labels, not features",
-    "Vectorizer FeatureHasher": "it takes texts, not features",
-    "PatchExtractor": "it takes images, not features",
-    "Imputer MissingIndicator": "it is for missing values, and features have none",
-    "Tree Forest Boost Isolation Neighbors Binarizer Discretizer": "its output is piecewise constant, its gradient 0",
-    "Chain": "each of its members takes the labels of those before it, a step whose gradient is 0",
-    "NMF Dirichlet Dictionary SparseCoder": "it is an iteration that stops at a tolerance",
-    "TSNE MDS SpectralEmbedding": "it places its training images, and no others",
-    "DBSCAN OPTICS Agglomerative Spectral": "it groups its training images, and no others",
-    "Isomap LocallyLinear LocalOutlier": "it needs the graph of the training set's neighbours",
-    "Categorical Ordinal OneHot Target": "it takes categories, not numbers",
-    "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "it estimates a covariance, and decides nothing",
-    "KernelDensity": "it estimates a density, and decides nothing",
-    "Dummy": "it does not look at the features",
-}
-# Parts of the names of estimators, and what has maps in their place; all others have the usual one of their role.
-_INSTEAD = {
-    "NearestNeighbors NeighborsTransformer": "fit KNeighborsClassifier",
-    "CategoricalNB": "fit GaussianNB",
-    "LabelBinarizer LabelEncoder Vectorizer FeatureHasher PatchExtractor Imputer MissingIndicator": "leave it out",
-    "OneHotEncoder OrdinalEncoder TargetEncoder": "leave it out",
-    "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "fit EllipticEnvelope",
-    "KernelDensity": "fit OneClassSVM",
-    "KernelCenterer": "fit KernelPCA, which centres its kernel itself",
-    "PolynomialFeatures PolynomialCountSketch Spline Chi2Sampler": "fit Nystroem",
-    "QuantileTransformer": "fit PowerTransformer",
-    "TfidfTransformer": "fit Normalizer",
-    "BernoulliRBM": "fit PCA",
-}
-
-
-def _register() -> bool:
-    """Import what registers scikit-learn's estimators, and much of scikit-learn; return whether that was new."""
-    if "pytorch_grad_cam_pcasvm.head.estimators" in sys.modules:
-        return False
-    tables = [(table, dict(table.registry)) for table in (stage_for, transformer_for)]
-    importlib.import_module("pytorch_grad_cam_pcasvm.head.estimators")
-    for table, own in tables:  # what people have registered before stays theirs
-        for estimator_type in own.keys() - {object}:
-            table.register(estimator_type, own[estimator_type])
-    return True
 
 
 def _from_gpu(fitted: Any) -> Any:
@@ -222,79 +168,3 @@ def _from_gpu(fitted: Any) -> Any:
         return fitted.as_sklearn()
     fitted._sync_attrs_to_cpu()
     return fitted._cpu
-
-
-@singledispatch
-def stage_for(estimator: Any) -> Stage:
-    """Return the stage that computes what a fitted estimator does, in float64 on the CPU (a ``singledispatch``).
-
-    Raises:
-        NoClosedFormError: no stage is registered for the estimator's type.
-        TypeError: the argument is not an estimator.
-
-    Example:
-        >>> @stage_for.register(MyScaler)
-        ... def my_scaler(estimator):
-        ...     return Scale(tensor(estimator.mean_), tensor(estimator.std_), tensor(0 * estimator.mean_))
-        >>> head = Head.of([MyScaler().fit(features), pipeline[1]])
-    """
-    if _register():
-        return stage_for(estimator)
-    name = type(estimator).__name__
-    if not isinstance(estimator, BaseEstimator):
-        raise TypeError(
-            "the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
-            f"got {name}: {estimator!r:.80}"
-        )
-    why = _by_name(_REFUSED, name)
-    reason = f"{name} has no closed-form Jacobian{f', since {why}' if why else ' here'}"
-    own = [] if why else [f"add yours with stage_for.register({name})"]
-    raise NoClosedFormError(reason, _by_name(_INSTEAD, name) or _usual(estimator), *own)
-
-
-def _by_name(table: Mapping[str, str], name: str) -> str | None:
-    """Return the entry of the first parts of names that an estimator's name has, or None."""
-    return next((entry for parts, entry in table.items() if any(part in name for part in parts.split())), None)
-
-
-def _usual(estimator: BaseEstimator) -> str:
-    """Return what to fit in place of an estimator of this role."""
-    # FunctionTransformer is near to many names, and to none in what it does.
-    names = [
-        estimator_type.__name__
-        for estimator_type in stage_for.registry
-        if estimator_type not in (object, preprocessing.FunctionTransformer)
-    ]
-    nearest = get_close_matches(type(estimator).__name__, names, n=1, cutoff=0.8)
-    if nearest:
-        return f"fit {nearest[0]}"
-    if isinstance(estimator, OutlierMixin):
-        return "fit OneClassSVM or EllipticEnvelope, or fit PCA and explain ResidualTarget() or HotellingTarget()"
-    if isinstance(estimator, ClusterMixin):
-        between = ", or to reduce features PCA" if hasattr(estimator, "transform") else ""
-        return f"fit GaussianMixture, whose components are clusters{between}"
-    if is_classifier(estimator):
-        return "fit SVC"
-    if is_regressor(estimator):
-        return "fit SVR"
-    return f"fit {'StandardScaler' if isinstance(estimator, OneToOneFeatureMixin) else 'PCA'}"
-
-
-@singledispatch
-def transformer_for(estimator: Any) -> Stage:
-    """Return the stage of an estimator that others follow; it differs only if one both transforms and classifies."""
-    return stage_for(estimator)
-
-
-def tensor(array: Any) -> Tensor:
-    """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU.
-
-    Example:
-        >>> mean = tensor(pipeline[0].mean_)
-    """
-    if hasattr(array, "toarray"):
-        array = array.toarray()
-    if isinstance(array, np.ndarray):
-        array = np.array(array, order="C")  # torch takes no negative strides
-    # Estimators fitted through scikit-learn's array-API dispatch have tensors, perhaps on another device.
-    return torch.as_tensor(array).detach().cpu().double().clone()

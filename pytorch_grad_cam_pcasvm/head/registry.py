@@ -1,0 +1,145 @@
+"""The registry: which stage computes what a fitted estimator does. Those supported are in :mod:`.estimators`."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn import preprocessing
+from sklearn.base import (
+    BaseEstimator,
+    ClusterMixin,
+    OneToOneFeatureMixin,
+    OutlierMixin,
+    is_classifier,
+    is_regressor,
+)
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+
+# Parts of the names of estimators that have no maps, and why; the first that fits counts.
+_REFUSED = {
+    "NearestNeighbors NeighborsTransformer": "it searches for training images, and decides nothing",
+    "LabelBinarizer LabelEncoder": "it takes labels, not features",
+    "Vectorizer FeatureHasher": "it takes texts, not features",
+    "PatchExtractor": "it takes images, not features",
+    "Imputer MissingIndicator": "it is for missing values, and features have none",
+    "Tree Forest Boost Isolation Neighbors Binarizer Discretizer": "its output is piecewise constant, its gradient 0",
+    "Chain": "each of its members takes the labels of those before it, a step whose gradient is 0",
+    "NMF Dirichlet Dictionary SparseCoder": "it is an iteration that stops at a tolerance",
+    "TSNE MDS SpectralEmbedding": "it places its training images, and no others",
+    "DBSCAN OPTICS Agglomerative Spectral": "it groups its training images, and no others",
+    "Isomap LocallyLinear LocalOutlier": "it needs the graph of the training set's neighbours",
+    "Categorical Ordinal OneHot Target": "it takes categories, not numbers",
+    "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "it estimates a covariance, and decides nothing",
+    "KernelDensity": "it estimates a density, and decides nothing",
+    "Dummy": "it does not look at the features",
+}
+# Parts of the names of estimators, and what has maps in their place; all others have the usual one of their role.
+_INSTEAD = {
+    "NearestNeighbors NeighborsTransformer": "fit KNeighborsClassifier",
+    "CategoricalNB": "fit GaussianNB",
+    "LabelBinarizer LabelEncoder Vectorizer FeatureHasher PatchExtractor Imputer MissingIndicator": "leave it out",
+    "OneHotEncoder OrdinalEncoder TargetEncoder": "leave it out",
+    "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "fit EllipticEnvelope",
+    "KernelDensity": "fit OneClassSVM",
+    "KernelCenterer": "fit KernelPCA, which centres its kernel itself",
+    "PolynomialFeatures PolynomialCountSketch Spline Chi2Sampler": "fit Nystroem",
+    "QuantileTransformer": "fit PowerTransformer",
+    "TfidfTransformer": "fit Normalizer",
+    "BernoulliRBM": "fit PCA",
+}
+
+
+def register_all() -> bool:
+    """Import what registers scikit-learn's estimators, and much of scikit-learn; return whether that was new."""
+    if "pytorch_grad_cam_pcasvm.head.estimators" in sys.modules:
+        return False
+    tables = [(table, dict(table.registry)) for table in (stage_for, transformer_for)]
+    importlib.import_module("pytorch_grad_cam_pcasvm.head.estimators")
+    for table, own in tables:  # what people have registered before stays theirs
+        for estimator_type in own.keys() - {object}:
+            table.register(estimator_type, own[estimator_type])
+    return True
+
+
+@singledispatch
+def stage_for(estimator: Any) -> Stage:
+    """Return the stage that computes what a fitted estimator does, in float64 on the CPU (a ``singledispatch``).
+
+    Raises:
+        NoClosedFormError: no stage is registered for the estimator's type.
+        TypeError: the argument is not an estimator.
+
+    Example:
+        >>> @stage_for.register(MyScaler)
+        ... def my_scaler(estimator):
+        ...     return Scale(tensor(estimator.mean_), tensor(estimator.std_), tensor(0 * estimator.mean_))
+        >>> head = Head.of([MyScaler().fit(features), pipeline[1]])
+    """
+    if register_all():
+        return stage_for(estimator)
+    name = type(estimator).__name__
+    if not isinstance(estimator, BaseEstimator):
+        raise TypeError(
+            "the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
+            f"got {name}: {estimator!r:.80}"
+        )
+    why = _by_name(_REFUSED, name)
+    reason = f"{name} has no closed-form Jacobian{f', since {why}' if why else ' here'}"
+    own = [] if why else [f"add yours with stage_for.register({name})"]
+    raise NoClosedFormError(reason, _by_name(_INSTEAD, name) or _usual(estimator), *own)
+
+
+def _by_name(table: Mapping[str, str], name: str) -> str | None:
+    """Return the entry of the first parts of names that an estimator's name has, or None."""
+    return next((entry for parts, entry in table.items() if any(part in name for part in parts.split())), None)
+
+
+def _usual(estimator: BaseEstimator) -> str:
+    """Return what to fit in place of an estimator of this role."""
+    # FunctionTransformer is near to many names, and to none in what it does.
+    names = [
+        estimator_type.__name__
+        for estimator_type in stage_for.registry
+        if estimator_type not in (object, preprocessing.FunctionTransformer)
+    ]
+    nearest = get_close_matches(type(estimator).__name__, names, n=1, cutoff=0.8)
+    if nearest:
+        return f"fit {nearest[0]}"
+    if isinstance(estimator, OutlierMixin):
+        return "fit OneClassSVM or EllipticEnvelope, or fit PCA and explain ResidualTarget() or HotellingTarget()"
+    if isinstance(estimator, ClusterMixin):
+        between = ", or to reduce features PCA" if hasattr(estimator, "transform") else ""
+        return f"fit GaussianMixture, whose components are clusters{between}"
+    if is_classifier(estimator):
+        return "fit SVC"
+    if is_regressor(estimator):
+        return "fit SVR"
+    return f"fit {'StandardScaler' if isinstance(estimator, OneToOneFeatureMixin) else 'PCA'}"
+
+
+@singledispatch
+def transformer_for(estimator: Any) -> Stage:
+    """Return the stage of an estimator that others follow; it differs only if one both transforms and classifies."""
+    return stage_for(estimator)
+
+
+def tensor(array: Any) -> Tensor:
+    """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU.
+
+    Example:
+        >>> mean = tensor(pipeline[0].mean_)
+    """
+    if hasattr(array, "toarray"):
+        array = array.toarray()
+    if isinstance(array, np.ndarray):
+        array = np.array(array, order="C")  # torch takes no negative strides
+    # Estimators fitted through scikit-learn's array-API dispatch have tensors, perhaps on another device.
+    return torch.as_tensor(array).detach().cpu().double().clone()
