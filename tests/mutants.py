@@ -231,7 +231,7 @@ EQUIVALENT: dict[str, str] = {
     "calculus/backward.py Walk._token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
         "its shape alone counts"
     ),
-    "tape/call.py Call.resolved.one: without few is not None": "without few tokens, no dimension is given",
+    "tape/call.py Call.resolved.one: without tokens is not None": "without a range of tokens, no dimension is given",
     "tape/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": ("ones broadcast"),
     "rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
@@ -251,8 +251,8 @@ EQUIVALENT: dict[str, str] = {
         "where x changes, no infinite slope is near the quotient"
     ),
     "calculus/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
-    "calculus/backward.py Walk._pulled.pull: max((torch.finfo(each).eps for each in floats)) -> "
-    "min((torch.finfo(each).eps for each in floats))": "an elementwise step has numbers of one dtype",
+    "calculus/backward.py Walk._pulled.pull: max((torch.finfo(precision).eps for precision in floats)) -> "
+    "min((torch.finfo(precision).eps for precision in floats))": "an elementwise step has numbers of one dtype",
     "calculus/backward.py Walk._pulled.pull: without i is not None": "None is in no set of positions",
     "rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",
     "rules/registry.py unbroadcast: without grad.shape[dim + 1] != 1": "a sum over one number is that number",
