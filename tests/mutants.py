@@ -295,8 +295,8 @@ EQUIVALENT: dict[str, str] = {
     "rules/norms.py normalised: s > eps -> s >= eps": KINK,
     "rules/norms.py normalised: s0 > eps -> s0 >= eps": KINK,
     "rules/norms.py vector_norm: d - input.dim() -> d": "of the input itself, either counts the same axis",
-    "rules/softmaxes.py logarithmic_mean: each - each.amax(dims, keepdim=True) -> each": ROUNDING,
-    "rules/softmaxes.py logarithmic_mean: each - each.amax(dims, keepdim=True) -> each + each.amax(dims, keepdim=True)": (  # noqa: E501
+    "rules/softmaxes.py logarithmic_mean: logits - logits.amax(dims, keepdim=True) -> logits": ROUNDING,
+    "rules/softmaxes.py logarithmic_mean: logits - logits.amax(dims, keepdim=True) -> logits + logits.amax(dims, keepdim=True)": (  # noqa: E501
         ROUNDING
     ),
 }
