@@ -148,7 +148,7 @@ FASTER = {
     "methods/boundary_path.py _solved": (
         "damping",
         "nothing",
-        "without looks",
+        "without can_look",
         "eps * torch",
         "finfo(start.dtype)",
         "1e-10",
