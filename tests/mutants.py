@@ -149,7 +149,7 @@ FASTER = {
     "methods/boundary_path.py _solved": (
         "damping",
         "nothing",
-        "without looks",
+        "without can_look",
         "eps * torch",
         "finfo(start.dtype)",
         "1e-10",
@@ -232,7 +232,7 @@ EQUIVALENT: dict[str, str] = {
     "calculus/backward.py Walk._token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
         "its shape alone counts"
     ),
-    "tape/call.py Call.resolved.one: without few is not None": "without few tokens, no dimension is given",
+    "tape/call.py Call.resolved.one: without tokens is not None": "without a range of tokens, no dimension is given",
     "tape/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": ("ones broadcast"),
     "rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
@@ -252,8 +252,8 @@ EQUIVALENT: dict[str, str] = {
         "where x changes, no infinite slope is near the quotient"
     ),
     "calculus/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
-    "calculus/backward.py Walk._pulled.pull: max((torch.finfo(each).eps for each in floats)) -> "
-    "min((torch.finfo(each).eps for each in floats))": "an elementwise step has numbers of one dtype",
+    "calculus/backward.py Walk._pulled.pull: max((torch.finfo(precision).eps for precision in floats)) -> "
+    "min((torch.finfo(precision).eps for precision in floats))": "an elementwise step has numbers of one dtype",
     "calculus/backward.py Walk._pulled.pull: without i is not None": "None is in no set of positions",
     "rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",
     "rules/registry.py unbroadcast: without grad.shape[dim + 1] != 1": "a sum over one number is that number",
@@ -296,8 +296,8 @@ EQUIVALENT: dict[str, str] = {
     "rules/norms.py normalised: s > eps -> s >= eps": KINK,
     "rules/norms.py normalised: s0 > eps -> s0 >= eps": KINK,
     "rules/norms.py vector_norm: d - input.dim() -> d": "of the input itself, either counts the same axis",
-    "rules/softmaxes.py logarithmic_mean: each - each.amax(dims, keepdim=True) -> each": ROUNDING,
-    "rules/softmaxes.py logarithmic_mean: each - each.amax(dims, keepdim=True) -> each + each.amax(dims, keepdim=True)": (  # noqa: E501
+    "rules/softmaxes.py logarithmic_mean: logits - logits.amax(dims, keepdim=True) -> logits": ROUNDING,
+    "rules/softmaxes.py logarithmic_mean: logits - logits.amax(dims, keepdim=True) -> logits + logits.amax(dims, keepdim=True)": (  # noqa: E501
         ROUNDING
     ),
 }

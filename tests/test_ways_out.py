@@ -1813,7 +1813,7 @@ PATHS = [
         },
     ),
     Row(
-        CONTEXT + "second derivatives cannot be computed under torch.autocast",
+        "methods/explanation.py: second derivatives cannot be computed under torch.autocast",
         partial(under_autocast, inside=True),
         "second derivatives cannot be computed under torch.autocast",
         {"call the method outside it": partial(under_autocast, inside=False)},

@@ -61,8 +61,8 @@ class AffineBeginning:
     def _mixes_images(self, step: Step, value: int) -> bool:
         call = Call.of(step)
         assert call is not None
-        now = call.recorded(self.tape)
-        return mixes_images(call.rule, call.args.index(Ref(value)), now.args, now.kwargs, now.y)
+        recorded = call.recorded(self.tape)
+        return mixes_images(call.rule, call.args.index(Ref(value)), recorded.args, recorded.kwargs, recorded.y)
 
     def rows(self, x: Tensor, over: str, chunk: slice = slice(None)) -> Tensor:
         """Return what each player alone brings to the value by the linear map, shape (N, J, *value.shape[1:]).
@@ -78,16 +78,16 @@ class AffineBeginning:
             return self._through(call.step.output, player_rows(self._weight(call), parts, over, chunk))
         if call is not None and self._averages(call):
             mean = parts / parts.shape[2]
-            given = mean[:, :, chunk].mT if over == "positions" else torch.diag_embed(mean.sum(2))[:, chunk]
+            shares = mean[:, :, chunk].mT if over == "positions" else torch.diag_embed(mean.sum(2))[:, chunk]
             shape = self.tape.values[call.step.output].shape[1:]
-            return self._through(call.step.output, given.reshape(*given.shape[:2], *shape))
-        found = []
+            return self._through(call.step.output, shares.reshape(*shares.shape[:2], *shape))
+        rows = []
         for player in range(parts.shape[1 if over == "channels" else 2])[chunk]:
             alone = torch.zeros_like(parts)
             place = (slice(None), player) if over == "channels" else (slice(None), slice(None), player)
             alone[place] = parts[place]
-            found.append(self.row(alone.reshape(x.shape)))
-        return torch.stack(found, 1)
+            rows.append(self.row(alone.reshape(x.shape)))
+        return torch.stack(rows, 1)
 
     def row(self, x: Tensor) -> Tensor:
         """Return what activations x alone bring to the value by the linear map, shape (N, *value.shape[1:])."""
@@ -116,7 +116,7 @@ class AffineBeginning:
             return False  # every image has its own: slower, and right as well
         if len(recorded) == 1:
             return True
-        found = self.tape.outputs_of(self.tape.replay({self.end: recorded[:1].expand_as(recorded)}))
+        outputs = self.tape.outputs_of(self.tape.replay({self.end: recorded[:1].expand_as(recorded)}))
 
         def repeats(tensor: Tensor) -> bool:
             if tensor.shape[:1] != recorded.shape[:1]:
@@ -124,18 +124,18 @@ class AffineBeginning:
             bound = torch.finfo(tensor.dtype).eps ** 0.5 * tensor.abs().max()
             return bool(((tensor - tensor[:1]).abs() <= bound).all())
 
-        return all(repeats(tensor) for tensor in found if has_gradient(tensor))
+        return all(repeats(tensor) for tensor in outputs if has_gradient(tensor))
 
     def _calls(self, start: int) -> list[tuple[int, Call]]:
         """Return the calls from a value to the end, and their first arguments, while these lead on."""
-        found = []
+        calls = []
         for step in self.tape.line(start, self.tape.following(start)[0]):
             call = Call.of(step)
             if start == self.end or call is None or step.first != Ref(start):
                 break
-            found.append((start, call))
+            calls.append((start, call))
             start = step.output
-        return found
+        return calls
 
     def _first_that_counts(self) -> tuple[int, Call | None]:
         """Return the first call that does more than give its numbers back, and its first argument."""
@@ -147,37 +147,37 @@ class AffineBeginning:
         before, after = (self.tape.values[index].shape for index in (call.step.inputs[0], call.step.output))
         if len(before) < 3 or not before[:2] == after[:2] == self.tape.values[self.root].shape[:2]:
             return False
-        now = call.recorded(self.tape)
-        if after[2:].numel() > 1 or call.rule.secant != "linear" or not has_gradient(now.y):
+        recorded = call.recorded(self.tape)
+        if after[2:].numel() > 1 or call.rule.secant != "linear" or not has_gradient(recorded.y):
             return False
-        if not call.rule.keeps_sums(*now.args, **now.kwargs, y=now.y):
+        if not call.rule.keeps_sums(*recorded.args, **recorded.kwargs, y=recorded.y):
             return False
-        one = torch.ones_like(now.y).unsqueeze(0)
-        pulled = call.rule.pulled(now.args, now.kwargs, now.y, one)
+        one = torch.ones_like(recorded.y).unsqueeze(0)
+        pulled = call.rule.pulled(recorded.args, recorded.kwargs, recorded.y, one)
         return set(range(2, len(before))) <= set(cotangent(pulled[0] if isinstance(pulled, tuple) else pulled).same)
 
     def _weight(self, call: Call) -> Tensor:
         return self.tape.resolved(call.args[1]).detach()
 
-    def _through(self, start: int, given: Tensor) -> Tensor:
+    def _through(self, start: int, rows: Tensor) -> Tensor:
         """Return the linear part of the steps from a value of the line on, for rows (N, J, ...) of it."""
         tape = self.tape
         for _, call in self._calls(start):
             after = tape.values[call.step.output].shape
-            if call.keeps_numbers(tape) and after[:1] == given.shape[:1]:
-                given = given.reshape(*given.shape[:2], *after[1:])
+            if call.keeps_numbers(tape) and after[:1] == rows.shape[:1]:
+                rows = rows.reshape(*rows.shape[:2], *after[1:])
             elif _is_dense(call):
-                given = F.linear(given, self._weight(call).to(given.dtype))
+                rows = F.linear(rows, self._weight(call).to(rows.dtype))
             else:
                 break
             start = call.step.output
         if start == self.end:
-            return given
+            return rows
         # One player of all images is a block, so that every row meets what goes around the path for its image.
         recorded = tape.values[start]
         offset = tape.replay({start: torch.zeros_like(recorded)}, self.end)[self.end]
-        found = [tape.replay({start: block.to(recorded)}, self.end)[self.end] - offset for block in given.unbind(1)]
-        return torch.stack(found, 1).to(given.dtype)
+        results = [tape.replay({start: block.to(recorded)}, self.end)[self.end] - offset for block in rows.unbind(1)]
+        return torch.stack(results, 1).to(rows.dtype)
 
 
 def _is_affine(step: Step, value: int) -> bool:

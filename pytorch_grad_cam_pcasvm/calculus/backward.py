@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import Baseline, through_secant
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
-from pytorch_grad_cam_pcasvm.tape.call import Call, Few, values_in
+from pytorch_grad_cam_pcasvm.tape.call import Call, TokenRange, values_in
 from pytorch_grad_cam_pcasvm.tape.operations import operation
 from pytorch_grad_cam_pcasvm.tape.tape import Ref, Step, Tape
 
@@ -74,19 +74,19 @@ class Walk(Pullback):
         rows, channels = self.value.shape[:2]
 
         def keeps(call: Call, before: Tensor, after: Tensor) -> bool:
-            told = after.shape[:2] == (rows, channels) or (
+            has_channels = after.shape[:2] == (rows, channels) or (
                 after.dim() == 2 and after.shape[0] == before.shape[0] == rows
             )
             # From a baseline only sums of linear steps are kept.
-            if not told or (self.baseline is not None and call.rule.secant != "linear"):
+            if not has_channels or (self.baseline is not None and call.rule.secant != "linear"):
                 return False
-            now = call.recorded(self.tape)
-            return call.rule.keeps_sums(*now.args, **now.kwargs, y=now.y)
+            recorded = call.recorded(self.tape)
+            return call.rule.keeps_sums(*recorded.args, **recorded.kwargs, y=recorded.y)
 
-        found = self._behind(keeps)
-        if found.shape[:2] != (rows, channels):
-            found = found.view((rows, channels, math.prod(found.shape) // (rows * channels)))
-        return found.over_positions()
+        pulled = self._behind(keeps)
+        if pulled.shape[:2] != (rows, channels):
+            pulled = pulled.view((rows, channels, math.prod(pulled.shape) // (rows * channels)))
+        return pulled.over_positions()
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x, summed over dimensions, which fall away: (K, ...)."""
@@ -115,21 +115,21 @@ class Walk(Pullback):
         self._walk_to(inside)
         sums: dict[int, Tensor] = {}
 
-        def take(index: int, found: Tensor) -> None:
-            sums[index] = sums[index] + found if index in sums else found
+        def take(index: int, grad: Tensor) -> None:
+            sums[index] = sums[index] + grad if index in sums else grad
 
         for index, parts in self.cotangents.items():
             (place,) = places[index]
-            for each in parts:
-                if each.reaches(place, start, length):
-                    take(index, each.narrow(place, start, length).sum([place]))
+            for part in parts:
+                if part.reaches(place, start, length):
+                    take(index, part.narrow(place, start, length).sum([place]))
         for step in reversed(inside):
             outputs = [None if output is None else sums.pop(output, None) for output in step.outputs]
             if any(output is not None for output in outputs):
                 call = self._called(step)
                 (place,) = places[next(output for output in step.outputs if output in places)]
-                few = Few(self._tokens(call, place) or (), place, 0, 1)
-                for index, part in self._parts(call, self._pulled(call, outputs, few), few):
+                tokens = TokenRange(self._tokens(call, place) or (), place, 0, 1)
+                for index, part in self._parts(call, self._pulled(call, outputs, tokens), tokens):
                     assert isinstance(part, Part)
                     take(index, part.inner.dense())
         if self.root in sums:
@@ -141,12 +141,12 @@ class Walk(Pullback):
         assert self.baseline is not None
         inside, places = self._region({self.root: dims})
         self._walk_to(inside)
-        found = self.like.new_zeros(self.count, *(self.value.shape[dim] for dim in dims))
+        total = self.like.new_zeros(self.count, *(self.value.shape[dim] for dim in dims))
         for index, parts in self.cotangents.items():
             change = self.tape.values[index] - self.baseline.values[index]
-            for each in parts:
-                found = found + each.along(change, *places[index])
-        return found
+            for part in parts:
+                total = total + part.along(change, *places[index])
+        return total
 
     def _region(
         self, places: dict[int, tuple[int, ...]], *, linear: bool = False
@@ -190,8 +190,8 @@ class Walk(Pullback):
         """Return the dimension in which each argument of a step has the tokens of its output's; None: it mixes them."""
         if any(isinstance(item, Ref | Tensor) for item in call.kwargs.values()):
             return None
-        now = call.recorded(self.tape)
-        return call.rule.tokens_of(dim, now.args, now.kwargs, now.y)
+        recorded = call.recorded(self.tape)
+        return call.rule.tokens_of(dim, recorded.args, recorded.kwargs, recorded.y)
 
     def _walk_to(self, inside: Sequence[Step]) -> None:
         """Pull back through all steps but those inside."""
@@ -214,34 +214,34 @@ class Walk(Pullback):
         call = self._called(step)
         taken = [None if output is None else self.cotangents.pop(output, None) for output in step.outputs]
         outputs = [None if parts is None else reduce(added, parts) for parts in taken]
-        few, one = None, outputs[0]
+        tokens, one = None, outputs[0]
         if step.single and isinstance(one, Part):
             dims = self._tokens(call, one.dim)
             if dims is not None:
-                few, outputs = Few(dims, *one.place), [one.inner]
-        found = self._pulled(call, outputs, few)
-        for index, part in self._parts(call, self._apart(found) if step is self.attention else found, few):
+                tokens, outputs = TokenRange(dims, *one.place), [one.inner]
+        pulled = self._pulled(call, outputs, tokens)
+        for index, part in self._parts(call, self._apart(pulled) if step is self.attention else pulled, tokens):
             self._take(index, part)
 
-    def _pulled(self, call: Call, outputs: Sequence[Any], few: Few | None = None) -> tuple[Any, ...]:
+    def _pulled(self, call: Call, outputs: Sequence[Any], tokens: TokenRange | None = None) -> tuple[Any, ...]:
         """Return what the rule of a step, or its secant, gives for its arguments."""
         step, rule, values = call.step, call.rule, self.tape.values
         grads = tuple(output.dense() if isinstance(output, Cotangent) else output for output in outputs)
         dtype = next(grad for grad in grads if grad is not None).dtype
-        now = call.resolved(values, self.path, dtype, few)
-        then = None
+        here = call.resolved(values, self.path, dtype, tokens)
+        start = None
         if self.baseline is not None:
-            then = call.resolved(self.baseline.values, self.path, dtype, few, now)
+            start = call.resolved(self.baseline.values, self.path, dtype, tokens, here)
 
         def pull(grad: Any, **named: Any) -> Any:
-            if then is None:
-                return rule.pulled(now.args, now.kwargs | named, now.y, grad)
+            if start is None:
+                return rule.pulled(here.args, here.kwargs | named, here.y, grad)
             floats = [values[i].dtype for i in (*step.inputs, *step.outputs) if i is not None and i in self.path]
-            eps = max(torch.finfo(each).eps for each in floats)
-            return through_secant(call, replace(now, kwargs=now.kwargs | named), then, eps, self.smooth, grad)
+            eps = max(torch.finfo(precision).eps for precision in floats)
+            return through_secant(call, replace(here, kwargs=here.kwargs | named), start, eps, self.smooth, grad)
 
         one = outputs[0]
-        if rule.sums_tokens and isinstance(one, Cotangent) and now.args[0].dim() == 3:
+        if rule.sums_tokens and isinstance(one, Cotangent) and here.args[0].dim() == 3:
             same = [dim for dim in one.same if one.shape[dim] > 1 and self._tokens(call, dim) is not None]
             if same:
                 return (Shared(partial(pull, grads[0]), lambda grad, dim: pull(grad, summed=dim), one),)
@@ -252,41 +252,43 @@ class Walk(Pullback):
         except Exception as error:
             if not rule.foreign and not isinstance(error, NotImplementedError | TypeError):
                 raise
-            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=then is not None)}") from error
+            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=start is not None)}") from error
         return pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
 
     def _verify(self) -> None:
         """Compare the rules of the user's with autograd, each at its first step, whose numbers are all kept."""
         for step in self.steps:
             call = Call.of(step)
-            what = (None if call is None else call.rule), self.baseline is None
-            if call is None or not call.rule.foreign or what in self.tape.verified:
+            key = (None if call is None else call.rule), self.baseline is None
+            if call is None or not call.rule.foreign or key in self.tape.verified:
                 continue
-            self.tape.verified.add(what)
+            self.tape.verified.add(key)
             try:
-                now, then = call.resolved(self.tape.values, self.path, self.like.dtype), None
+                here, start = call.resolved(self.tape.values, self.path, self.like.dtype), None
                 if self.baseline is not None and call.rule.secant is not None:
-                    then = call.resolved(self.baseline.values, self.path, self.like.dtype, None, now)
-                for at in (None, *([] if then is None else [then])):
-                    verify(self.tape, call, self.path, now, at)
+                    start = call.resolved(self.baseline.values, self.path, self.like.dtype, None, here)
+                for at in (None, *([] if start is None else [start])):
+                    verify(self.tape, call, self.path, here, at)
             except NoClosedFormError as error:
                 raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
             except Exception:
                 pass  # which the walk refuses
 
-    def _parts(self, call: Call, found: tuple[Any, ...], few: Few | None = None) -> Iterator[tuple[int, Cotangent]]:
+    def _parts(
+        self, call: Call, pulled: tuple[Any, ...], tokens: TokenRange | None = None
+    ) -> Iterator[tuple[int, Cotangent]]:
         """Yield the values that a step depends on, and their cotangents."""
         args = call.inputs
-        dims = [None] * len(args) if few is None else few.dims[len(call.args) - len(args) :]
-        for argument, part, dim in zip(args, found, dims, strict=False):
-            if few is not None and dim is not None and isinstance(argument, Ref) and part is not None:
+        dims = [None] * len(args) if tokens is None else tokens.dims[len(call.args) - len(args) :]
+        for argument, part, dim in zip(args, pulled, dims, strict=False):
+            if tokens is not None and dim is not None and isinstance(argument, Ref) and part is not None:
                 if argument.index in self.path:
                     # One that nobody asks for, as that of a class token in a sum over patches, is not computed.
                     shape = self.tape.values[argument.index].shape
-                    yield argument.index, Part(partial(cotangent, part), shape, dim, few.start, few.length)
+                    yield argument.index, Part(partial(cotangent, part), shape, dim, tokens.start, tokens.length)
             else:
                 yield from self._checked(call.step, argument, part)
-        for argument in (*args[len(found) :], *call.kwargs.values()):
+        for argument in (*args[len(pulled) :], *call.kwargs.values()):
             if any(ref.index in self.path for (ref,) in values_in(argument)):
                 raise self._refused(
                     f"{self._at(call.step)}an argument of {call.step.name} depends on the target layer, and its rule "
@@ -303,8 +305,8 @@ class Walk(Pullback):
         elif isinstance(argument, Ref) and argument.index in self.path and part is not None:
             part = part() if callable(part) else part
             expected = self.tape.values[argument.index].shape
-            given = part.shape if isinstance(part, Cotangent) else part.shape[1:] if isinstance(part, Tensor) else None
-            if given != expected or (isinstance(part, Tensor) and len(part) != self.count):
+            actual = part.shape if isinstance(part, Cotangent) else part.shape[1:] if isinstance(part, Tensor) else None
+            if actual != expected or (isinstance(part, Tensor) and len(part) != self.count):
                 shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
                 expected = (self.count, *expected)  # type: ignore[assignment]
                 raise self._refused(f"{self._at(step)}the rule of {step.name} returns {shape}, not {expected}")
@@ -340,7 +342,7 @@ class Walk(Pullback):
             "leave heads=False",
         )
 
-    def _apart(self, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _apart(self, pulled: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the cotangents of attention's arguments, head by head: K targets become K times as many."""
         if self.cotangents:
             raise NoClosedFormError(
@@ -361,7 +363,7 @@ class Walk(Pullback):
             chosen = torch.eye(heads, dtype=grad.dtype, device=grad.device)[:, None, :, None, None]
             return (grad.unsqueeze(1) * chosen).flatten(0, 1)
 
-        return tuple(None if part is None else partial(split, part) for part in found[:3])
+        return tuple(None if part is None else partial(split, part) for part in pulled[:3])
 
 
 def no_rule(tape: Tape, step: Step) -> NoClosedFormError:

@@ -111,14 +111,14 @@ class _Constants(Mode):
 
 def _place_of_dual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """Return the position of the one argument that is a dual number; None if there is another number of them."""
-    given = [*args, *kwargs.values()]
-    if any(isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter, FakeTensor) for x in given):
+    values = [*args, *kwargs.values()]
+    if any(isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter, FakeTensor) for x in values):
         return None  # of a class of its own, which may not know how to be asked
     try:
-        found = [forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) else None for x in given]
+        tangents = [forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) else None for x in values]
     except RuntimeError:  # in torch.func.vmap no tensor can be asked
         return None
-    places = [place for place, tangent in enumerate(found) if tangent is not None]
+    places = [place for place, tangent in enumerate(tangents) if tangent is not None]
     return places[0] if len(places) == 1 and places[0] < len(args) else None
 
 

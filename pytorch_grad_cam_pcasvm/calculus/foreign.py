@@ -17,38 +17,38 @@ from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
 from pytorch_grad_cam_pcasvm.tape.tape import Ref, Tape, has_gradient
 
 
-def verify(tape: Tape, call: Call, path: set[int], now: Resolved, then: Resolved | None) -> None:
+def verify(tape: Tape, call: Call, path: set[int], here: Resolved, start: Resolved | None) -> None:
     """Refuse a rule of the user's whose first step on a tape is not what autograd says.
 
     Args:
         tape: the tape, whose numbers of this step are kept.
         call: the step.
         path: the values that lead on from the target layer.
-        now: its arguments and outputs.
-        then: those at the baseline, for its secant; None: its gradient is compared.
+        here: its arguments and outputs.
+        start: those at the baseline, for its secant; None: its gradient is compared.
 
     Raises:
         NoClosedFormError: the rule, its secant, ``keeps_sums`` or ``needs`` is wrong.
     """
-    rule, outputs = call.rule, [y for y in tensors_in([now.y]) if has_gradient(y)]
-    numbers = [x for x in (*tensors_in(now.args), *outputs) if has_gradient(x)]
+    rule, outputs = call.rule, [y for y in tensors_in([here.y]) if has_gradient(y)]
+    numbers = [x for x in (*tensors_in(here.args), *outputs) if has_gradient(x)]
     if not outputs or not may_look(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
         return
     generator = torch.Generator().manual_seed(0)
     seeds = [torch.randn((1, *y.shape), generator=generator, dtype=torch.float64).to(y) for y in outputs]
-    grad = seeds[0] if isinstance(now.y, Tensor) else tuple(seeds)
+    grad = seeds[0] if isinstance(here.y, Tensor) else tuple(seeds)
     eps = max(torch.finfo(tape.values[i].dtype).eps for i in (*call.step.inputs, *call.step.outputs) if i in path)
-    base = None if then is None else Base(then.args, then.kwargs, then.y, eps)
-    shown = now if base is not None else _needed(call, path, now)
+    base = None if start is None else Base(start.args, start.kwargs, start.y, eps)
+    shown = here if base is not None else _needed(call, path, here)
     pulled = rule.pulled(shown.args, shown.kwargs, shown.y, grad, base)
     parts = pulled if isinstance(pulled, tuple) and not call.step.is_layer else (pulled,)
     pairs = list(_pairs(call.inputs, (*parts, *[None] * len(call.inputs)), path))
     if any(part is not None and part.shape != tape.values[ref.index].shape for ref, part in pairs):
         return  # which the walk refuses
-    _verify_tokens(call, tape, path, now, grad, base)
+    _verify_tokens(call, tape, path, here, grad, base)
     terms = [(ref, torch.zeros(tape.values[ref.index].shape) if part is None else part) for ref, part in pairs]
     if base is not None:
-        _verify_secant(call, terms, now, then, seeds, eps)  # type: ignore[arg-type]
+        _verify_secant(call, terms, here, start, seeds, eps)  # type: ignore[arg-type]
         return
     leaves = {ref.index: tape.values[ref.index].clone() for ref, _ in terms}
     try:
@@ -58,14 +58,14 @@ def verify(tape: Tape, call: Call, path: set[int], now: Resolved, then: Resolved
             # A step in place may not write into a leaf.
             result = tape.called(call.step, {index: leaf.clone() for index, leaf in leaves.items()})
             ends = [y for y in tensors_in([result]) if has_gradient(y)]
-            given = [seed[0].to(y) for y, seed in zip(ends, seeds, strict=True)]
-            expected = torch.autograd.grad(ends, list(leaves.values()), given, allow_unused=True)
+            grad_outputs = [seed[0].to(y) for y, seed in zip(ends, seeds, strict=True)]
+            expected = torch.autograd.grad(ends, list(leaves.values()), grad_outputs, allow_unused=True)
     except RuntimeError:
         return  # what autograd cannot differentiate: the rule is all there is
-    found: dict[int, Tensor] = {}
+    sums: dict[int, Tensor] = {}
     for ref, part in terms:
-        found[ref.index] = found[ref.index] + part if ref.index in found else part
-    for part, reference in zip(found.values(), expected, strict=True):
+        sums[ref.index] = sums[ref.index] + part if ref.index in sums else part
+    for part, reference in zip(sums.values(), expected, strict=True):
         exact = torch.zeros_like(part) if reference is None else reference.double()
         if not bool((part - exact).norm() <= max(eps**0.5, 1e-7) * exact.norm()):
             raise NoClosedFormError(
@@ -83,25 +83,25 @@ def misfit(call: Call, error: Exception, *, secant: bool) -> str:
     if not rule.foreign:
         return f"the call of {name} is not understood ({error})"
     own = secant and callable(rule.secant)
-    what, function = ("secant", rule.secant) if own else ("rule", rule.pull)
+    role, function = ("secant", rule.secant) if own else ("rule", rule.pull)
     named = dict.fromkeys(("y", "grad", "base") if own else ("y", "grad"))
     try:
         inspect.signature(function).bind(*call.args, **call.kwargs, **named)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         takes = ", ".join(["layer, x" if call.step.is_layer else "..., *", *named])
-        return f"the {what} of {name} does not take ({takes}): {error}"
-    return f"the {what} of {name} raises {error!r}"
+        return f"the {role} of {name} does not take ({takes}): {error}"
+    return f"the {role} of {name} raises {error!r}"
 
 
-def _verify_tokens(call: Call, tape: Tape, path: set[int], now: Resolved, grad: Any, base: Base | None) -> None:
+def _verify_tokens(call: Call, tape: Tape, path: set[int], here: Resolved, grad: Any, base: Base | None) -> None:
     """Refuse a wrong claim that tokens are treated separately: what comes from one must go to the same one."""
-    kept = call.recorded(tape)
-    for dim in range(kept.y.dim()) if isinstance(grad, Tensor) else ():
-        dims = call.rule.tokens_of(dim, kept.args, kept.kwargs, kept.y)
-        for token in () if dims is None or kept.y.shape[dim] < 2 else (0, -1):  # from the last, as in causal steps
+    recorded = call.recorded(tape)
+    for dim in range(recorded.y.dim()) if isinstance(grad, Tensor) else ():
+        dims = call.rule.tokens_of(dim, recorded.args, recorded.kwargs, recorded.y)
+        for token in () if dims is None or recorded.y.shape[dim] < 2 else (0, -1):  # from the last, as in causal steps
             one = torch.zeros_like(grad)
             one.select(dim + 1, token).copy_(grad.select(dim + 1, token))
-            pulled = call.rule.pulled(now.args, now.kwargs, now.y, one, base)
+            pulled = call.rule.pulled(here.args, here.kwargs, here.y, one, base)
             parts = pulled if isinstance(pulled, tuple) and not call.step.is_layer else (pulled,)
             places = (dims or [])[len(call.args) - len(call.inputs) :]
             for argument, part, place in zip(call.inputs, parts, places, strict=False):
@@ -123,20 +123,20 @@ def _reaches_others(part: Tensor, dim: int, token: int) -> bool:
     return bool(others.abs().max() > 1e-6 * part.abs().max())
 
 
-def _needed(call: Call, path: set[int], now: Resolved) -> Resolved:
+def _needed(call: Call, path: set[int], here: Resolved) -> Resolved:
     """Return a call with NaN in place of the numbers that its rule says it does not need."""
     needs, own = call.rule.needs, [ref.index for (ref,) in values_in(call.inputs) if ref.index in path]
 
-    def unknown(given: Any, item: Any) -> Any:
-        if isinstance(given, list | tuple):
-            return type(given)(map(unknown, given, item))
-        return torch.full_like(item, torch.nan) if isinstance(given, Ref) and given.index in path else item
+    def unknown(argument: Any, item: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(unknown, argument, item))
+        return torch.full_like(item, torch.nan) if isinstance(argument, Ref) and argument.index in path else item
 
     hides = needs in ("y", "nothing") or (needs == "others" and len(own) == 1)
-    y = now.y
+    y = here.y
     if needs in ("inputs", "others", "nothing"):
         y = _of_nan(y) if isinstance(y, Tensor) else tuple(map(_of_nan, y))
-    return Resolved(tuple(unknown(call.args, now.args)) if hides else now.args, now.kwargs, y)
+    return Resolved(tuple(unknown(call.args, here.args)) if hides else here.args, here.kwargs, y)
 
 
 def _of_nan(y: Any) -> Any:
@@ -158,10 +158,10 @@ def _verify_sums(
 ) -> None:
     """Refuse a wrong claim that sums over positions stay the same."""
     (_, part), seed = pairs[0], seeds[0][0].double()
-    kept = call.recorded(tape)
+    recorded = call.recorded(tape)
     if min(seed.dim(), part.dim()) < 2 or part.shape[:2] != seed.shape[:2]:
         return
-    if call.rule.keeps_sums(*kept.args, **kept.kwargs, y=kept.y):
+    if call.rule.keeps_sums(*recorded.args, **recorded.kwargs, y=recorded.y):
         sums, sizes = (
             part.flatten(1).unflatten(1, (part.shape[1], -1)),
             seed.flatten(1).unflatten(1, (part.shape[1], -1)),
@@ -175,17 +175,22 @@ def _verify_sums(
 
 
 def _verify_secant(
-    call: Call, pairs: Sequence[tuple[Ref, Tensor]], now: Resolved, then: Resolved, seeds: Sequence[Tensor], eps: float
+    call: Call,
+    pairs: Sequence[tuple[Ref, Tensor]],
+    here: Resolved,
+    start: Resolved,
+    seeds: Sequence[Tensor],
+    eps: float,
 ) -> None:
     """Refuse a secant for which J (x - x0) is not f(x) - f(x0)."""
-    numbers = {ref: (x, x0) for ref, x, x0 in values_in(call.args, now.args, then.args)}
-    found = [(part, *(x.double() for x in numbers[ref])) for ref, part in pairs]
-    ends = zip(seeds, tensors_in([now.y]), tensors_in([then.y]), strict=True)
-    given = [(seed[0].double(), y.double(), y0.double()) for seed, y, y0 in ends]
-    sums = [sum(float((part * (x - x0)).sum()) for part, x, x0 in terms) for terms in (found, given)]
+    numbers = {ref: (x, x0) for ref, x, x0 in values_in(call.args, here.args, start.args)}
+    inputs = [(part, *(x.double() for x in numbers[ref])) for ref, part in pairs]
+    ends = zip(seeds, tensors_in([here.y]), tensors_in([start.y]), strict=True)
+    outputs = [(seed[0].double(), y.double(), y0.double()) for seed, y, y0 in ends]
+    sums = [sum(float((part * (x - x0)).sum()) for part, x, x0 in terms) for terms in (inputs, outputs)]
     # Not the sum of their sizes: what is wrong here and there cancels among random seeds, as rounding does.
-    size = sum(float((part * (x - x0)).square().sum()) for part, x, x0 in (*found, *given)) ** 0.5
-    rounding = sum(float((part * (x.abs() + x0.abs())).square().sum()) for part, x, x0 in (*found, *given)) ** 0.5
+    size = sum(float((part * (x - x0)).square().sum()) for part, x, x0 in (*inputs, *outputs)) ** 0.5
+    rounding = sum(float((part * (x.abs() + x0.abs())).square().sum()) for part, x, x0 in (*inputs, *outputs)) ** 0.5
     if not abs(sums[0] - sums[1]) <= eps**0.5 * size + 64 * eps * rounding:
         raise NoClosedFormError(
             f"the secant of {call.step.name} is wrong, as J (x - x0) is not f(x) - f(x0): contributions do not add up",

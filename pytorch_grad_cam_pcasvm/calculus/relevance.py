@@ -33,8 +33,8 @@ def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
         if output in values and share is not None:
             shares[output] = share
     for step in reversed(steps):
-        given = {index: shares.pop(index) for index in step.outputs if index in shares}
-        for index, part in _shared(tape, step, given, values) if given else ():
+        of_step = {index: shares.pop(index) for index in step.outputs if index in shares}
+        for index, part in _shared(tape, step, of_step, values) if of_step else ():
             shares[index] = shares[index] + part if index in shares else part
     return shares[root]
 
@@ -52,19 +52,19 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
             raise _no_rule(step)
         return [(inputs[0], share)]
     if rule.relevance == "moved":
-        given = call.recorded(tape)
-        moved = values_in(call.inputs, _several(rule.pulled(given.args, given.kwargs, given.y, share)))
+        recorded = call.recorded(tape)
+        moved = values_in(call.inputs, _several(rule.pulled(recorded.args, recorded.kwargs, recorded.y, share)))
         return [(ref.index, cotangent(x).dense()) for ref, x in moved if ref.index in values and x is not None]
     weighted = rule.relevance == "weighted"
     if weighted and (isinstance(args[1], Ref) or not (isinstance(args[0], Ref) and args[0].index in values)):
         raise _no_rule(step)  # it is a weight, or only a bias, that depends on the layer
     if rule.relevance == "divided":  # each factor gets its part
         share = share / sum(isinstance(item, Ref) and item.index in values for item in args)
-    now = {index: tape.values[index].to(share.dtype) for index in inputs}
-    signed = [{index: x.clamp(min=0) for index, x in now.items()}]
+    tensors = {index: tape.values[index].to(share.dtype) for index in inputs}
+    signed = [{index: x.clamp(min=0) for index, x in tensors.items()}]
     # Where nothing is negative a second call gives zeros.
-    if weighted and any(not may_look(x) or bool((x < 0).any()) for x in now.values()):
-        signed.append({index: x.clamp(max=0) for index, x in now.items()})
+    if weighted and any(not may_look(x) or bool((x < 0).any()) for x in tensors.values()):
+        signed.append({index: x.clamp(max=0) for index, x in tensors.items()})
     resolved = call.resolved(tape.values, set(), share.dtype)
     calls = []
     for sign, changed in zip((1, -1), signed, strict=False):
@@ -76,13 +76,13 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
     with torch.no_grad():
         total = torch.stack([_called(step, terms, resolved.kwargs) for _, terms in calls]).sum(0)
     share = torch.where(total == 0, 0.0, share / torch.where(total == 0, 1.0, total))
-    found: dict[int, Tensor] = {}
+    sums: dict[int, Tensor] = {}
     for changed, terms in calls:
         for ref, part in values_in(call.inputs, _several(rule.pulled(terms, resolved.kwargs, total, share))):
             if (index := ref.index) in changed and part is not None:
                 term = changed[index] * cotangent(part).dense()
-                found[index] = found[index] + term if index in found else term
-    return list(found.items())
+                sums[index] = sums[index] + term if index in sums else term
+    return list(sums.items())
 
 
 def _called(step: Step, args: Any, kwargs: Any) -> Tensor:

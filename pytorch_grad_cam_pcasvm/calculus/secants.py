@@ -33,13 +33,13 @@ class Baseline:
     roots: tuple[int, ...]
 
 
-def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth: set[int], grad: Any) -> Any:
+def through_secant(call: Call, here: Resolved, start: Resolved, eps: float, smooth: set[int], grad: Any) -> Any:
     """Pull a gradient back through the secant of a step.
 
     Args:
         call: the step.
-        now: its arguments and outputs.
-        then: those at the baseline.
+        here: its arguments and outputs.
+        start: those at the baseline.
         eps: machine epsilon of the dtype that the network computes in.
         smooth: the values of the tape that have a gradient, of all branches.
         grad: gradient with respect to its output, shape (K, *y.shape), or a tuple of such.
@@ -58,12 +58,12 @@ def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth
             "register one with @register_jacobian(..., secant=...)",
             "use a gradient method such as ClosedFormGradCAM",
         )
-    base = Base(then.args, then.kwargs, then.y, eps)
+    base = Base(start.args, start.kwargs, start.y, eps)
 
     def pull(grad: Any) -> Any:
-        return rule.pulled(now.args, now.kwargs, now.y, grad, base)
+        return rule.pulled(here.args, here.kwargs, here.y, grad, base)
 
-    pairs = values_in((call.args, call.kwargs), (now.args, now.kwargs), (then.args, then.kwargs))
+    pairs = values_in((call.args, call.kwargs), (here.args, here.kwargs), (start.args, start.kwargs))
     switches = [(x, x0) for ref, x, x0 in pairs if ref.index not in smooth and x is not x0]
     if not switches or rule.secant == "elementwise":
         return pull(grad)
@@ -76,18 +76,18 @@ def through_secant(call: Call, now: Resolved, then: Resolved, eps: float, smooth
             "choose a later target layer",
             "use a gradient method such as ClosedFormGradCAM",
         )
-    same = torch.ones_like(now.y, dtype=torch.bool)
+    same = torch.ones_like(here.y, dtype=torch.bool)
     for x, x0 in switches:
         same &= x == x0
-    return _where_switched(call, now, base, smooth, grad * ~same, pull(grad * same))
+    return _where_switched(call, here, base, smooth, grad * ~same, pull(grad * same))
 
 
-def _where_switched(call: Call, now: Resolved, base: Base, smooth: set[int], grad: Tensor, pulled: Any) -> Any:
+def _where_switched(call: Call, here: Resolved, base: Base, smooth: set[int], grad: Tensor, pulled: Any) -> Any:
     """Add, where a switch is another one at the baseline, what shares dy out among the arguments that change."""
     places = [place for place, item in enumerate(call.args) if isinstance(item, Ref) and item.index in smooth]
-    changes = {place: now.args[place] - base.args[place] for place in places}
-    size = sum((change.square() for change in changes.values()), torch.zeros_like(now.y))
-    dy = now.y - base.y
+    changes = {place: here.args[place] - base.args[place] for place in places}
+    size = sum((change.square() for change in changes.values()), torch.zeros_like(here.y))
+    dy = here.y - base.y
     jumps = (size == 0) & (dy != 0) & (grad != 0)
     if may_look(jumps) and bool(jumps.any()):
         raise NoClosedFormError(
@@ -99,6 +99,6 @@ def _where_switched(call: Call, now: Resolved, base: Base, smooth: set[int], gra
     share = torch.where(size == 0, 0.0, dy / torch.where(size == 0, 1.0, size))
     parts = list(pulled) if isinstance(pulled, tuple) else [pulled]
     for place in places:
-        rest = unbroadcast(torch.where(jumps, torch.nan, grad * (share * changes[place])), now.args[place])
+        rest = unbroadcast(torch.where(jumps, torch.nan, grad * (share * changes[place])), here.args[place])
         parts[place] = cotangent(parts[place]).dense() + rest
     return tuple(parts)

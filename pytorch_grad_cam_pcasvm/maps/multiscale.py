@@ -15,18 +15,18 @@ WAYS = ("shared", "mean")
 _EVEN = 1e-3  # of the mean evidence, what each position has besides: where there is none, a share is even
 
 
-def as_one(levels: Sequence[MethodResult], way: str) -> MethodResult:
+def as_one(results: Sequence[MethodResult], way: str) -> MethodResult:
     """Return the maps of several layers as one, on the finest grid, without channel weights.
 
     Args:
-        levels: maps of each layer that add up to the same values.
+        results: maps of each layer that add up to the same values.
         way: ``"shared"``: the coarsest maps say how much, finer ones say where: each coarse position's contribution is
             distributed over the finer positions around it, in proportion to their own contributions of the same sign;
             ``"mean"``: the mean of all maps. For ``"shared"``, layers on the same grid are averaged first.
     """
-    grids = [list(group) for _, group in groupby(sorted(levels, key=_size), key=_size)]
+    grids = [list(group) for _, group in groupby(sorted(results, key=_size), key=_size)]
     if way == "mean":
-        return _mean(levels, grids[-1][0].maps.shape[2:])
+        return _mean(results, grids[-1][0].maps.shape[2:])
     coarsest, *finer = (_mean(group, group[0].maps.shape[2:]) for group in grids)
     for level in finer:
         coarsest.maps = shared_out(coarsest.maps, level.maps)
@@ -37,11 +37,11 @@ def _size(level: MethodResult) -> int:
     return level.maps[0, 0].numel()
 
 
-def _mean(levels: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
-    scale = torch.stack([level.log_scale for level in levels]).amax(0)
+def _mean(results: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
+    scale = torch.stack([level.log_scale for level in results]).amax(0)
 
     def mean(tensors: Sequence[Any]) -> Any:
-        return None if any(each is None for each in tensors) else torch.stack(list(tensors)).mean(0)
+        return None if any(tensor is None for tensor in tensors) else torch.stack(list(tensors)).mean(0)
 
     def scaled(numbers: Tensor | None, level: MethodResult) -> Tensor | None:
         if numbers is None:
@@ -49,14 +49,14 @@ def _mean(levels: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
         factor = (level.log_scale - scale).exp().to(numbers)
         return numbers * factor.reshape(*factor.shape, *[1] * (numbers.dim() - 2))
 
-    first = levels[0]
+    first = results[0]
     return replace(
         first,
-        maps=mean([scaled(refined(level.maps, size), level) for level in levels]),
+        maps=mean([scaled(refined(level.maps, size), level) for level in results]),
         weights=first.maps.new_zeros(*first.maps.shape[:2], 0),
         log_scale=scale,
-        baseline_values=mean([level.baseline_values for level in levels]),
-        remainder=mean([scaled(level.remainder, level) for level in levels]),
+        baseline_values=mean([level.baseline_values for level in results]),
+        remainder=mean([scaled(level.remainder, level) for level in results]),
     )
 
 
@@ -85,7 +85,7 @@ def refined(maps: Tensor, size: Sequence[int]) -> Tensor:
 
 def _upsampled(maps: Tensor, coarse: Sequence[int], fine: Sequence[int], *, transposed: bool = False) -> Tensor:
     """Return the product of linear upsampling from a coarse to a fine grid, or of its transpose, with maps."""
-    for dim, (few, many) in enumerate(zip(coarse, fine, strict=True), 2):
-        rows = upsampled(torch.eye(few, dtype=maps.dtype, device=maps.device).unsqueeze(0), (many,))[0]  # (few, many)
+    for dim, (low, high) in enumerate(zip(coarse, fine, strict=True), 2):
+        rows = upsampled(torch.eye(low, dtype=maps.dtype, device=maps.device).unsqueeze(0), (high,))[0]  # (low, high)
         maps = torch.tensordot(maps, rows.mT if transposed else rows, dims=([dim], [0])).movedim(-1, dim)
     return maps

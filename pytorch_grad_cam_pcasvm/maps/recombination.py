@@ -123,12 +123,12 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
         raise ValueError(f"{targets[of_all[0]]}: {why}: pass the whole pipeline as the head")
     for chosen, part, position in ((of_all, reduction, 1), (behind, tail, 0)):
         if chosen:
-            now, then = (_output(part, position, p) for p in (values, at_baseline))
+            here, start = (_output(part, position, p) for p in (values, at_baseline))
             asked = [targets[k] for k in chosen]
             if components.neutral and part is not None and position == 0:
-                seeds = boundary_of(components, part).seeds(now, asked, values.dtype)
+                seeds = boundary_of(components, part).seeds(here, asked, values.dtype)
             else:
-                seeds = gradients_of(now, len(values), asked, values.dtype, then)
+                seeds = gradients_of(here, len(values), asked, values.dtype, start)
             (grad,) = seeds.grads
             assert grad is not None
             grads[:, chosen], of_targets[:, chosen] = grad.transpose(0, 1), seeds.values
@@ -218,8 +218,8 @@ def _parts(head: Head, count: int, output: Any) -> tuple[Head | None, Head | Non
         width = made_by.n_features if output.features is None else output.features.shape[-1]
     position = behind_components(head, count, made_by, width)
     source = head if position else made_by
-    made = None if source is None or not source.component_position else source.stages[source.component_position - 1]
-    reduction = Head([made]) if made is not None and made.n_outputs == count else None
+    stage = None if source is None or not source.component_position else source.stages[source.component_position - 1]
+    reduction = Head([stage]) if stage is not None and stage.n_outputs == count else None
     return reduction, tail_of(head, count, made_by, width)
 
 

@@ -34,5 +34,5 @@ def joined(parts: Sequence[MethodResult], members: Sequence[int]) -> MethodResul
     if len(parts) == 1:
         return parts[0]
     columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(MethodResult)}
-    whole: Any = {name: None if each[0] is None else in_order(each, members) for name, each in columns.items()}
+    whole: Any = {name: None if column[0] is None else in_order(column, members) for name, column in columns.items()}
     return MethodResult(**whole)

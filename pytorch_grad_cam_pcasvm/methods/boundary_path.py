@@ -119,8 +119,8 @@ class PathBoundary:
         except NoBoundaryError:
             return None
         goal = torch.stack([component(there) for component in components], -1)
-        found = _solved(run, layer, self.mean, components, goal.norm(), goal)
-        return found and _solved(run, layer, found[0], [target], size)
+        solution = _solved(run, layer, self.mean, components, goal.norm(), goal)
+        return solution and _solved(run, layer, solution[0], [target], size)
 
 
 def _solved(
@@ -161,9 +161,9 @@ def _solved(
     damping, tolerance = torch.ones_like(size), min(max(1e-10, 64 * eps), 1e-3)
     # Values that cancel are no measure of what is nothing: the terms that they are sums of are.
     nothing = torch.maximum(tolerance * torch.maximum(distance, size), 2 * eps * terms)
-    looks = may_look(start)
+    can_look = may_look(start)
     for _ in range(_STEPS):
-        if looks and bool((distance <= nothing) | (damping < eps)):  # there, or no step leads on
+        if can_look and bool((distance <= nothing) | (damping < eps)):  # there, or no step leads on
             break
         trial = x + damping.to(x) * step
         ahead, _, next_step = at(trial)
@@ -172,7 +172,7 @@ def _solved(
         damping = torch.where(better, (2 * damping).clamp(max=1), damping / 4)
     reached = distance <= 16 * nothing
     # Where nothing may be looked at, maps that are not finite are refused when they are.
-    return None if looks and not bool(reached) else (torch.where(reached, x, torch.nan), 16 * nothing)
+    return None if can_look and not bool(reached) else (torch.where(reached, x, torch.nan), 16 * nothing)
 
 
 def _terms(seeds: OutputGradients, run: Explanation) -> Tensor:

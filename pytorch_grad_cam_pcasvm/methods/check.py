@@ -63,18 +63,18 @@ class CheckReport:
         for row in self.comparisons:
             other = "autograd" if row.what == "gradient" else "the network"
             verdict = "agrees with" if row.agrees else "DIFFERS FROM"
-            told = f"{verdict} {other}, relative error {row.error:.1e}" if not row.refusal else row.refusal
-            lines.append(f"{row.layer:<{widths[0]}}  {row.what:<{widths[1]}} {told}")
+            result = f"{verdict} {other}, relative error {row.error:.1e}" if not row.refusal else row.refusal
+            lines.append(f"{row.layer:<{widths[0]}}  {row.what:<{widths[1]}} {result}")
         return "\n".join(lines)
 
 
 def of_gradient(name: str, passed: Pass, reference: Pass, seeds: Sequence[Tensor | None], target: int) -> Comparison:
     """Compare the pullback of K targets with autograd's."""
-    found, expected = (path.pullback(seeds, target).dense().double() for path in (passed, reference))
+    actual, expected = (path.pullback(seeds, target).dense().double() for path in (passed, reference))
     size = expected.norm()
-    if not bool(size > 0) and not bool(found.any()):
+    if not bool(size > 0) and not bool(actual.any()):
         return Comparison(name, "gradient", 0.0, 0.0, "is 0 for all targets, by autograd as well: nothing to compare")
-    error = float((found - expected).norm() / size) if bool(size > 0) else float("inf")
+    error = float((actual - expected).norm() / size) if bool(size > 0) else float("inf")
     return Comparison(name, "gradient", error, _tolerance(passed))
 
 
@@ -90,13 +90,13 @@ def of_contributions(
         target: position of the target layer.
         network_at: returns what the network itself gives for other activations of that layer.
     """  # noqa: DOC201 - said in one line
-    what, activations = "sum of contributions", passed.activations[target]
+    quantity, activations = "sum of contributions", passed.activations[target]
     start = torch.zeros_like(activations)
     try:
         pulled = passed.pullback(seeds, target, passed.baseline({target: start})).dense().double()
         ends = network_at(start)
     except NoClosedFormError as error:
-        return Comparison(name, what, float("nan"), 0.0, f"is not available: {error}")
+        return Comparison(name, quantity, float("nan"), 0.0, f"is not available: {error}")
     terms = [pulled * (activations - start).double()]
     leaves = [leaf for leaf in tree_leaves(passed.output) if isinstance(leaf, Tensor)]
     floats = [(seed, y) for seed, y in zip(seeds, leaves, strict=True) if y.is_floating_point()]
@@ -108,10 +108,10 @@ def of_contributions(
     total = torch.stack([part.flatten(1).sum(1) for part in terms]).sum(0)
     size = torch.stack([part.flatten(1).abs().sum(1) for part in terms]).sum(0)
     largest = float((total.abs() / torch.where(size > 0, size, 1.0)).max())
-    return Comparison(name, what, largest, _tolerance(passed))
+    return Comparison(name, quantity, largest, _tolerance(passed))
 
 
 def _tolerance(passed: Pass) -> float:
-    kinds = {leaf.dtype for leaf in (*passed.activations, *tree_leaves(passed.output)) if isinstance(leaf, Tensor)}
-    eps = max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
+    dtypes = {leaf.dtype for leaf in (*passed.activations, *tree_leaves(passed.output)) if isinstance(leaf, Tensor)}
+    eps = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
     return float(max(eps**0.5, 1e-7))

@@ -63,13 +63,13 @@ class Players:
                 "reshape_transform changes numbers, so players cannot be mapped back through it: it may only move them"
             )
         parts = x.flatten(2)
-        found = []
+        rows = []
         for player in range(parts.shape[1 if over == "channels" else 2]):
             chosen = (slice(None), player) if over == "channels" else (slice(None), slice(None), player)
             alone = torch.zeros_like(raw).flatten(1)
             alone[:, place[chosen[1:]]] = parts[chosen]
-            found.append(self._affine.row(alone.reshape(raw.shape)))
-        return torch.stack(found, 1)
+            rows.append(self._affine.row(alone.reshape(raw.shape)))
+        return torch.stack(rows, 1)
 
     def of(self, image: int) -> tuple[Tensor, Tensor]:
         """Return an image's value before the first nonlinear step, (D,), and its players, (J, D)."""
@@ -120,10 +120,10 @@ def shapley_values(
     for _ in range(samples // 2):
         order = torch.randperm(len(rows), generator=generator).to(rows.device)
         pair = []
-        for each in (order, order.flip(0)):
-            joined = empty + rows[each].cumsum(0)
+        for permutation in (order, order.flip(0)):
+            joined = empty + rows[permutation].cumsum(0)
             values = torch.cat([none.unsqueeze(0), players.values(image, joined[:-1]), whole.unsqueeze(0)])
-            pair.append(torch.zeros_like(values[1:]).index_copy(0, each, values.diff(dim=0)))
+            pair.append(torch.zeros_like(values[1:]).index_copy(0, permutation, values.diff(dim=0)))
         means.append((pair[0] + pair[1]) / 2)
     drawn = torch.stack(means)
     return drawn.mean(0).T, (drawn.std(0) / len(drawn) ** 0.5).T, whole, none

@@ -14,20 +14,20 @@ def completed(method: type, root: type) -> str | None:
     """
     if not method.__doc__:  # python -OO leaves none
         return method.__doc__
-    family = [_sections(kind) for kind in reversed(method.__mro__) if issubclass(kind, root)]
+    family = [_sections(cls) for cls in reversed(method.__mro__) if issubclass(cls, root)]
     args = {entry[1]: entry[0] for part in family for entry in _ENTRY.finditer(part.pop("Args", ""))}
     errors = {entry[0]: entry[1] for part in family for entry in _ENTRY.finditer(part.pop("Raises", ""))}
     example = family[0]["Example"].replace("ClosedFormGradCAM", method.__name__)
     about = family[-1].pop("").rstrip()
-    told = {
+    sections = {
         "Args": "\n".join(args[name] for name in inspect.signature(method).parameters if name in args),
         "Raises": "\n".join(sorted(errors, key=errors.__getitem__)),
         **{"Example": example, **family[-1]},
     }
-    return "\n\n".join([about, *(f"{title}:\n{text.rstrip()}" for title, text in told.items() if text)])
+    return "\n\n".join([about, *(f"{title}:\n{text.rstrip()}" for title, text in sections.items() if text)])
 
 
-def _sections(kind: type) -> dict[str, str]:
+def _sections(cls: type) -> dict[str, str]:
     """Return the sections of a docstring by their titles, and what comes before them by none."""
-    parts = ["", *_TITLE.split(inspect.cleandoc(kind.__doc__ or ""))]
+    parts = ["", *_TITLE.split(inspect.cleandoc(cls.__doc__ or ""))]
     return dict(zip(parts[::2], parts[1::2], strict=True))

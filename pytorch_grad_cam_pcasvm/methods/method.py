@@ -394,8 +394,10 @@ def refuse_what_is_around(model: nn.Module) -> None:
         own = type(model).forward is PCASVMNet.forward
         if own and not model._forward_hooks and not model._forward_pre_hooks:
             return
-        what = "hooks" if own else "a forward of its own"
-        raise ValueError(f"{type(model).__name__} has {what}, which would not be explained: move it into the backbone")
+        custom = "hooks" if own else "a forward of its own"
+        raise ValueError(
+            f"{type(model).__name__} has {custom}, which would not be explained: move it into the backbone"
+        )
     if any(isinstance(module, PCASVMNet) for module in model.modules()):
         raise ValueError(f"{type(model).__name__} wraps a PCASVMNet: move what is around it into the net's backbone")
 

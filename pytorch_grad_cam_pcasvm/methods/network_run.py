@@ -95,12 +95,12 @@ class NetworkRun:
 
     def pullback(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Pullback:
         """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""
-        given = id(seeds), layer, id(baseline)
-        if self._last is None or self._last[0] != given:
+        key = id(seeds), layer, id(baseline)
+        if self._last is None or self._last[0] != key:
             self._last = None  # and its memory
             with full_precision(seeds.values.device):
-                found = self.passed.pullback(self.cotangents(seeds), layer, baseline)
-            self._last = given, found, (seeds, baseline)  # which keep their ids
+                pulled = self.passed.pullback(self.cotangents(seeds), layer, baseline)
+            self._last = key, pulled, (seeds, baseline)  # which keep their ids
         return self._last[1]
 
     def gradients(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Cotangent:
@@ -159,17 +159,17 @@ class NetworkRun:
             tokens, start, length = transform.tokens
             pullback = self.pullback(seeds, layer, baseline)
             with full_precision(seeds.values.device):
-                every = pullback.contributions(x, (transform.batch, tokens)).transpose(0, 1)
-            others = every[..., :start].sum(-1) + every[..., start + length :].sum(-1)
-            return every.narrow(2, start, length).unflatten(2, transform.grid), others
+                of_tokens = pullback.contributions(x, (transform.batch, tokens)).transpose(0, 1)
+            others = of_tokens[..., :start].sum(-1) + of_tokens[..., start + length :].sum(-1)
+            return of_tokens.narrow(2, start, length).unflatten(2, transform.grid), others
         maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
         if transform is None or isinstance(transform, Layout):
             return maps, maps.new_zeros(maps.shape[:2])
         with full_precision(seeds.values.device):
             pulled = self.pullback(seeds, layer, baseline).dense()
-        given = x.to(pulled.dtype)
-        every = torch.stack([self._by_image(part * given, layer) for part in pulled], 1)
-        return maps, every - maps.flatten(2).sum(-1)
+        change = x.to(pulled.dtype)
+        totals = torch.stack([self._by_image(part * change, layer) for part in pulled], 1)
+        return maps, totals - maps.flatten(2).sum(-1)
 
     def relevance(self, seeds: OutputGradients, layer: int, baseline: Baseline) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""

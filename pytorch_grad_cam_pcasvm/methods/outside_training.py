@@ -63,11 +63,11 @@ def measures(output: OfHead) -> Iterator[Measure]:
         return
     zeros = torch.zeros_like(values[0][:1])
     for step in _steps(list(output.head.stages), values, zeros):
-        found = list(_measured(step, first=step.x is values[0]))
+        measured = list(_measured(step, first=step.x is values[0]))
         # Standard deviations of few rows are off themselves.
         doubt = 1 + _ENOUGH / step.stage.seen.get("count", np.inf)
-        yield from (m if m.is_share else m._replace(limit=doubt * m.limit) for m in found)
-        if found and not isinstance(step.stage, Scale):
+        yield from (m if m.is_share else m._replace(limit=doubt * m.limit) for m in measured)
+        if measured and not isinstance(step.stage, Scale):
             return
 
 
@@ -202,11 +202,11 @@ def _of_machine(stage: KernelSVM, x: np.ndarray, zeros: np.ndarray, *, first: bo
     spread = ((points - mean) ** 2).sum(-1).mean()
     # Where a kernel is narrower than the training set, most of that are support vectors.
     width = 1 / stage.kernel.gamma if isinstance(stage.kernel, RBF) else 0.0
-    known = max(width, stage.seen.get("spread", 0.0))
-    if known or len(points) >= _ENOUGH:
-        far = np.sqrt(((x - mean) ** 2).sum(-1) / max(known, spread, np.finfo(float).tiny))
+    scale = max(width, stage.seen.get("spread", 0.0))
+    if scale or len(points) >= _ENOUGH:
+        far = np.sqrt(((x - mean) ** 2).sum(-1) / max(scale, spread, np.finfo(float).tiny))
         words = "they lie {:.3g} times as far from the support vectors' mean as these do"
-        yield Measure("machine", far, _FAR_ALTOGETHER if known else _OUT_OF_RANGE, words)
+        yield Measure("machine", far, _FAR_ALTOGETHER if scale else _OUT_OF_RANGE, words)
     if len(points) >= _ENOUGH:
         sizes, size = (np.sqrt(((rows - zeros) ** 2).sum(-1)) for rows in (points, x))
         smaller = np.divide(sizes.min(), size, out=np.zeros_like(size), where=size > 0)  # dead features are no size

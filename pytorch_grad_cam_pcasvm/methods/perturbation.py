@@ -108,9 +108,9 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
                 # A softmax of the falls is not the opposite of one of the rises.
                 signs = (rise.softmax(0), (-rise).softmax(0)) if self.softmax else (rise,)
                 none = rise.new_zeros(activations.shape[1], rise.shape[1])
-                weights.append([none.index_copy(0, chosen[image], each).T for each in signs])
+                weights.append([none.index_copy(0, chosen[image], weight).T for weight in signs])
                 values.append(values_of(run.output, targets, image, row_of(run.output, image)))
-        of_signs = [torch.stack(each).to(run.dtype) for each in zip(*weights, strict=True)]
+        of_signs = [torch.stack(per_image).to(run.dtype) for per_image in zip(*weights, strict=True)]
         maps, *opposite = (signed_maps(weight, activations) for weight in of_signs)
         value = torch.cat(values)
         return MethodResult(maps, of_signs[0], value, torch.zeros_like(value), *opposite)

@@ -83,8 +83,8 @@ class WarnOnce:
         rows = [n for n, target in enumerate(targets) if _is_decision(target, output)]
         if rows and at_baseline is not None and BaselineWarning not in self._told:
             kinds = {targets[n] for n in rows}
-            what = kinds.pop() if len(kinds) == 1 else "the decisions"
-            self._of_baseline(what, _array(values)[rows, 0], _array(at_baseline)[rows, 0])
+            decision = kinds.pop() if len(kinds) == 1 else "the decisions"
+            self._of_baseline(decision, _array(values)[rows, 0], _array(at_baseline)[rows, 0])
 
     def of_images(self, output: Any) -> None:
         """Warn if most of the latest images are unlike those that the head was fitted on; waits for the device."""
@@ -101,16 +101,16 @@ class WarnOnce:
                     f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",
                 )
 
-    def _of_baseline(self, what: Any, values: np.ndarray, at_baseline: np.ndarray) -> None:
+    def _of_baseline(self, decision: Any, values: np.ndarray, at_baseline: np.ndarray) -> None:
         """Warn if most values (N,) of a decision are due to the baseline."""
         (ruled,) = np.nonzero(abs(at_baseline) > abs(values - at_baseline))
         if 2 * len(ruled) > len(values):
             value, start = values[ruled[0]], at_baseline[ruled[0]]
             self.tell(
                 BaselineWarning,
-                f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {what} than the image: a "
-                f"value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to {value - start:.3g}; with "
-                "baseline='neutral', it adds up to the value",
+                f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {decision} than the "
+                f"image: a value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to "
+                f"{value - start:.3g}; with baseline='neutral', it adds up to the value",
             )
 
     def once(self, key: Any) -> bool:

@@ -32,20 +32,20 @@ def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[s
     if norms:
         return norms[-2:]
     passed = _passed(backbone, source, x[:1])
-    found: dict[tuple[int, ...], str] = {}
+    by_size: dict[tuple[int, ...], str] = {}
     for name in _trunk(backbone, "", passed):
         size = tuple(passed[name][1].shape[2:])
         if len(size) == x.dim() - 2 and max(size) > 1:
-            found.pop(size, None)  # so that the last one counts, also in the order
-            found[size] = name
-    if not found:
+            by_size.pop(size, None)  # so that the last one counts, also in the order
+            by_size[size] = name
+    if not by_size:
         raise ValueError("no layer of this backbone has positions that a map could be made of: name the target layers")
-    return list(found.values())
+    return list(by_size.values())
 
 
 def norms_before_attention(backbone: nn.Module) -> list[str]:
     """Return the names of the norms before attentions, in the order of the blocks."""
-    found = []
+    norms = []
     for name, module in backbone.named_modules():
         children = [child for child, inner in module.named_children() if next(inner.parameters(), None) is not None]
         attention = next((place for place, child in enumerate(children) if "att" in child), None)
@@ -55,35 +55,35 @@ def norms_before_attention(backbone: nn.Module) -> list[str]:
         # Declared behind it, it is in front of it all the same if it is the first of two, but for torch's own layer.
         behind = isinstance(module, nn.TransformerEncoderLayer) and not module.norm_first
         if norm < attention or (children[norm].endswith("1") and not behind):
-            found.append(f"{name}.{children[norm]}".lstrip("."))
-    return found
+            norms.append(f"{name}.{children[norm]}".lstrip("."))
+    return norms
 
 
 def _passed(backbone: nn.Module, source: FeatureSource, x: Tensor) -> dict[str, tuple[Sequence[Any], Tensor]]:
     """Return what each module that runs once, and returns one tensor, took and gave, in the order in which they end."""
-    found: dict[str, tuple[Sequence[Any], Tensor]] = {}
+    passed: dict[str, tuple[Sequence[Any], Tensor]] = {}
     names = {module: name for name, module in backbone.named_modules()}
     twice = set()
 
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         name = names[module]
-        if name in found:
+        if name in passed:
             twice.add(name)
         if isinstance(output, Tensor):
-            found[name] = args, output
+            passed[name] = args, output
 
     with hooked() as hooks, torch.no_grad():
         for module in modules_of(backbone):
             hooks.after(module, note)
         output_of(backbone, source, x, ends=True)
-    return {name: each for name, each in found.items() if name not in twice}
+    return {name: call for name, call in passed.items() if name not in twice}
 
 
 def _trunk(module: nn.Module, name: str, passed: dict[str, tuple[Sequence[Any], Tensor]]) -> list[str]:
     """Return the names of the children of a module that everything passes, those of plain sequences apart."""
     names = {f"{name}.{child}".lstrip("."): inner for child, inner in module.named_children()}
     order = [child for child in passed if child in names]  # in which they ended
-    found = []
+    trunk = []
     for place, child in enumerate(order):
         earlier = [passed[other][1] for other in order[:place]]
         followed = order[place + 1 : place + 2]
@@ -92,5 +92,5 @@ def _trunk(module: nn.Module, name: str, passed: dict[str, tuple[Sequence[Any], 
         if any(item is tensor for item in taken for tensor in earlier):
             continue
         inner = names[child]
-        found += [*(_trunk(inner, child, passed) if isinstance(inner, nn.Sequential) else []), child]
-    return found
+        trunk += [*(_trunk(inner, child, passed) if isinstance(inner, nn.Sequential) else []), child]
+    return trunk

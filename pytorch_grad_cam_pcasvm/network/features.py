@@ -154,10 +154,10 @@ def check_loader(loader: Any) -> None:
     way = f"DataLoader(torchvision.datasets.ImageFolder({folder}, transform), batch_size=32)"
     if folder == "folder":
         way = "DataLoader(data_set, batch_size=32) of a data set that reads the images of these names"
-    kind = f"{type(loader).__name__} of names" if names and of_files else type(loader).__name__
+    description = f"{type(loader).__name__} of names" if names and of_files else type(loader).__name__
     raise TypeError(
-        f"a loader yields batches of images, which a {kind} does not: use {way}, with the transform that the network's "
-        "weights were trained with, such as weights.transforms()"
+        f"a loader yields batches of images, which a {description} does not: use {way}, with the transform that the "
+        "network's weights were trained with, such as weights.transforms()"
     )
 
 
@@ -204,7 +204,7 @@ class FeatureSource:
             ValueError: there is no such layer or pool, or a list with no layers in it.
         """
         if isinstance(layer, list | tuple):
-            parts = tuple(FeatureSource.of(backbone, each, pool, checked=checked) for each in layer)
+            parts = tuple(FeatureSource.of(backbone, item, pool, checked=checked) for item in layer)
             if not parts or any(part.layer is None for part in parts):
                 raise ValueError(f"layer must be a layer or a list of layers of the backbone, got {layer!r:.80}")
             return FeatureSource(parts=parts) if len(parts) > 1 else parts[0]
@@ -240,17 +240,17 @@ class FeatureSource:
     def of_output(self, output: Any) -> Any:
         """Return the features (N, ...) for the layer's output, (N, D) for those of several layers."""
         if self.parts:
-            rows = [flatten(part.of_output(each)) for part, each in zip(self.parts, output, strict=True)]
+            rows = [flatten(part.of_output(part_output)) for part, part_output in zip(self.parts, output, strict=True)]
             return torch.cat(rows, 1)
         field = self.field
         if field is None and self.named and not isinstance(output, Tensor):
             field = "last_hidden_state"
         if field is not None:
-            found = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
-            if found is None:
+            value = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
+            if value is None:
                 has = list(output) if isinstance(output, Mapping) else type(output).__name__
                 raise ValueError(f"the backbone has no layer {field!r}, and its output has no such field: it has {has}")
-            output = found
+            output = value
         return output if self.pool is None else self.pool(output)
 
 
@@ -326,9 +326,9 @@ def output_of(
         return reached[layer] if isinstance(layer, str) else [reached[name] for name in names]
     count = runs[called(missing)[0]]
     if count:
-        kind = type(backbone).__name__
+        class_name = type(backbone).__name__
         raise ValueError(
-            f"the layer {missing!r} does not run in a forward pass of {kind}; {runs_instead(missing, count)}"
+            f"the layer {missing!r} does not run in a forward pass of {class_name}; {runs_instead(missing, count)}"
         )
     raise ValueError(
         f"the layer {missing!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
@@ -371,10 +371,10 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
         convolution = _first_convolution(backbone)
         channels = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
         if convolution and channels and x.dim() > 2:
-            expected, found = map(int, channels.groups())
-            if expected == convolution.in_channels and found == x.shape[1]:
+            expected, actual = map(int, channels.groups())
+            if expected == convolution.in_channels and actual == x.shape[1]:
                 raise ValueError(
-                    f"images have {found} channel{'s' if found > 1 else ''}, but the backbone's first convolution "
+                    f"images have {actual} channel{'s' if actual > 1 else ''}, but the backbone's first convolution "
                     f"takes {expected}: {_fix_of_channels(x, expected)}"
                 ) from error
         raise
@@ -459,10 +459,10 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
     return x
 
 
-def one_input(x: Any, what: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:
+def one_input(x: Any, caller: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:
     """Return an input that passed :func:`checked_images`, unless there are several."""
     if isinstance(x, Inputs):
-        raise TypeError(f"{what} {'take' if what.endswith('s') else 'takes'} networks of one input: {instead}")
+        raise TypeError(f"{caller} {'take' if caller.endswith('s') else 'takes'} networks of one input: {instead}")
     return x
 
 

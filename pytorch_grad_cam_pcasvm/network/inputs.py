@@ -16,16 +16,16 @@ class Inputs:
     """Several inputs of one network, with N rows each; like a batch, they have a length, can be indexed and moved.
 
     Args:
-        given: a tuple or list of tensors, which are passed in this order, or a dict of tensors, which are passed by
+        inputs: a tuple or list of tensors, which are passed in this order, or a dict of tensors, which are passed by
             name to a network whose forward has arguments of these names, and as a dict to any other.
 
     Raises:
         ValueError: there are no inputs, or their numbers of rows differ.
     """
 
-    def __init__(self, given: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
-        self._names = tuple(given) if isinstance(given, Mapping) else None
-        values = given.values() if isinstance(given, Mapping) else given
+    def __init__(self, inputs: Sequence[Tensor] | Mapping[str, Tensor]) -> None:
+        self._names = tuple(inputs) if isinstance(inputs, Mapping) else None
+        values = inputs.values() if isinstance(inputs, Mapping) else inputs
         self.tensors: list[Tensor] = [plain_tensor(value) for value in values]
         counts = [tuple(tensor.shape[:1]) for tensor in self.tensors]
         if not counts or set(counts) != {counts[0]} or () in counts:
@@ -64,8 +64,10 @@ class Inputs:
 
     def map(self, function: Callable[..., Tensor], *others: "Inputs") -> "Inputs":
         """Apply a function to each tensor, together with the tensors of others in the same place."""
-        made = [function(*each) for each in zip(self.tensors, *(other.tensors for other in others), strict=True)]
-        return Inputs(made if self._names is None else dict(zip(self._names, made, strict=True)))
+        results = [
+            function(*tensors) for tensors in zip(self.tensors, *(other.tensors for other in others), strict=True)
+        ]
+        return Inputs(results if self._names is None else dict(zip(self._names, results, strict=True)))
 
     def passed_to(self, module: nn.Module) -> Any:
         """Return what a network gives for them.
@@ -75,26 +77,26 @@ class Inputs:
         """
         if self._names is None:
             return module(*self.tensors)
-        given = dict(zip(self._names, self.tensors, strict=True))
+        named = dict(zip(self._names, self.tensors, strict=True))
         parameters = inspect.signature(module.forward).parameters
-        if parameters.keys() & given or [each.kind for each in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
-            return module(**given)
+        if parameters.keys() & named or [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
+            return module(**named)
         try:
-            return module(given)
+            return module(named)
         except (TypeError, AttributeError, KeyError) as error:
             raise TypeError(
-                f"{type(module).__name__} has no arguments named {', '.join(given)}, and cannot be run on a dict of "
+                f"{type(module).__name__} has no arguments named {', '.join(named)}, and cannot be run on a dict of "
                 f"them ({str(error).splitlines()[0]}): name them as its forward does, or pass a tuple"
             ) from error
 
 
-def inputs_of(given: Any) -> Any:
+def inputs_of(item: Any) -> Any:
     """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images."""
-    values = list(given.values()) if isinstance(given, Mapping) else given
+    values = list(item.values()) if isinstance(item, Mapping) else item
     if not isinstance(values, list | tuple) or not values or not all(isinstance(value, Tensor) for value in values):
-        return plain_tensor(given)
-    alike = len({value.shape for value in values}) == 1 and values[0].dim() == 3 and not isinstance(given, Mapping)
-    return given if alike else Inputs(given)
+        return plain_tensor(item)
+    alike = len({value.shape for value in values}) == 1 and values[0].dim() == 3 and not isinstance(item, Mapping)
+    return item if alike else Inputs(item)
 
 
 def each(function: Callable[..., Tensor], x: Any, *others: Any) -> Any:
@@ -107,11 +109,11 @@ def images_of(x: Any) -> list[Tensor]:
     return x.images if isinstance(x, Inputs) else [x]
 
 
-def image_and_label(given: Any) -> tuple[Any, Any]:
+def image_and_label(item: Any) -> tuple[Any, Any]:
     """Return the image in a row or a batch, and its label, or None.
 
     Args:
-        given: a dict, as in MONAI or Hugging Face; a pair or longer tuple; or an image alone.
+        item: a dict, as in MONAI or Hugging Face; a pair or longer tuple; or an image alone.
 
     Returns:
         The image and its label; tensors of a subclass become plain tensors.
@@ -119,15 +121,15 @@ def image_and_label(given: Any) -> tuple[Any, Any]:
     Raises:
         ValueError: a dict has no image.
     """
-    if isinstance(given, Mapping):
+    if isinstance(item, Mapping):
         image, label = (
-            next((found for key in keys if (found := given.get(key)) is not None), None)
+            next((value for key in keys if (value := item.get(key)) is not None), None)
             for keys in (_IMAGE_KEYS, LABEL_KEYS)
         )
         if image is None:
-            raise ValueError(f"no image among {list(given)}: one of {_IMAGE_KEYS} is expected")
+            raise ValueError(f"no image among {list(item)}: one of {_IMAGE_KEYS} is expected")
     else:
-        image, label, *_ = (*given, None, None) if isinstance(given, list | tuple) else (given, None)
+        image, label, *_ = (*item, None, None) if isinstance(item, list | tuple) else (item, None)
     return plain_tensor(image), plain_tensor(label)
 
 

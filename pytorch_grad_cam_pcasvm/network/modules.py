@@ -30,8 +30,8 @@ def network_of(network: Any) -> nn.Module:
     """
     exported = isinstance(network, torch.export.ExportedProgram)
     if not isinstance(network, nn.Module) and not exported:
-        what = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
-        refuse(TypeError, f"the network must be a torch.nn.Module, got {what}", _in_place_of(network))
+        description = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
+        refuse(TypeError, f"the network must be a torch.nn.Module, got {description}", _in_place_of(network))
     module = network if exported else uncompiled(network)
     maker, part = "", ""
     if isinstance(module, torch.jit.ScriptModule):
@@ -88,9 +88,9 @@ def refuse_parallel(model: nn.Module) -> None:
     """Refuse a network that runs, entirely or in part, as copies of itself."""
     for module in modules_of(model):
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            kind = type(module).__name__
-            fix = "pass model.module" if module is model else f"put the .module of each {kind} in its place"
-            raise ValueError(f"{kind} runs copies on other devices, whose layers cannot be seen: {fix}")
+            wrapper = type(module).__name__
+            fix = "pass model.module" if module is model else f"put the .module of each {wrapper} in its place"
+            raise ValueError(f"{wrapper} runs copies on other devices, whose layers cannot be seen: {fix}")
 
 
 def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
@@ -125,13 +125,13 @@ def device_of(module: nn.Module) -> torch.device:
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """Return a model and all modules in it, each once: several times as fast as ``model.modules()``."""
-    found, seen = [model], {model}
-    for module in found:
+    modules, visited = [model], {model}
+    for module in modules:
         if module._modules:
-            children = [child for child in module._modules.values() if child is not None and child not in seen]
-            found += children
-            seen.update(children)
-    return found
+            children = [child for child in module._modules.values() if child is not None and child not in visited]
+            modules += children
+            visited.update(children)
+    return modules
 
 
 # By module: its own flag, and who holds it in evaluation mode.
@@ -194,12 +194,12 @@ def _undo(model: nn.Module) -> list[Callable[[], Any]]:
     """Return what puts back every container and every tensor in a model."""
     undo: list[Callable[[], Any]] = []
     todo: list[Any] = [model]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while todo:
         value = todo.pop()
-        if type(value) in _ATOMS or id(value) in seen:
+        if type(value) in _ATOMS or id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         # By the methods of the base classes: those of a subclass may refuse or count.
         if type(value) is Tensor:
             if value.layout is torch.strided and not value.is_meta:
@@ -237,17 +237,17 @@ def _put_back_tensor(tensor: Tensor, alias: Tensor, numbers: Tensor) -> None:
             alias.copy_(numbers)
 
 
-def _put_back_entries(container: Any, before: dict[Any, Any], kept: Collection[str] = ()) -> None:
-    """Give a dict the entries of before, but leave those that are kept as they are."""
-    before = before | {name: container[name] for name in kept if name in container}
-    kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+def _put_back_entries(container: Any, before: dict[Any, Any], exempt: Collection[str] = ()) -> None:
+    """Give a dict the entries of before, but leave those that are exempt as they are."""
+    before = before | {name: container[name] for name in exempt if name in container}
+    base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
     # Another thread may be reading: nothing that was there all the time is taken away, if the order is as it was.
     for key in container.keys() - before.keys():
-        kind.__delitem__(container, key)
-    kind.update(container, before)
+        base.__delitem__(container, key)
+    base.update(container, before)
     if list(container) != list(before):
-        kind.clear(container)
-        kind.update(container, before)
+        base.clear(container)
+        base.update(container, before)
 
 
 _eager_lock = threading.Lock()

@@ -13,12 +13,12 @@ from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 
 
 def transform_of(
-    given: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, once: Callable[[Any], bool]
+    transform: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, once: Callable[[Any], bool]
 ) -> Callable[[Tensor], Tensor] | None:
     """Return the transform that reshapes the activations of a target layer to (N, T, H, W); None if nothing is needed.
 
     Args:
-        given: ``reshape_transform``: ``"tokens"``, a user's function, or None.
+        transform: ``reshape_transform``: ``"tokens"``, a user's function, or None.
         backbone: the network.
         name: name of the layer.
         x: images, shape (N, ...).
@@ -33,12 +33,12 @@ def transform_of(
     """
 
     def layout() -> Layout:
-        what = f"the output of {name!r}"
-        return layout_of(backbone, lambda net, images: output_of(net, name, images), what, x, activations)
+        output_name = f"the output of {name!r}"
+        return layout_of(backbone, lambda net, images: output_of(net, name, images), output_name, x, activations)
 
-    if given == "tokens":
+    if transform == "tokens":
         return layout()
-    if given is None:
+    if transform is None:
         if all(looks_channels_last(activations.shape, image.shape) for image in images_of(x)):
             refuse(
                 ValueError,
@@ -47,14 +47,14 @@ def transform_of(
             )
         return None
     if once((name, x.shape[1:], activations.shape[1:])):
-        _hint_at_other_tokens(given, name, activations, layout)
+        _hint_at_other_tokens(transform, name, activations, layout)
 
     def guarded(activations: Tensor) -> Tensor:
         try:
-            return given(activations)
+            return transform(activations)
         except Exception as error:
-            found = _tokens(layout)
-            way = "" if found is None else f"; they are {_words(found)}: use reshape_transform='tokens'"
+            token_layout = _tokens(layout)
+            way = "" if token_layout is None else f"; they are {_words(token_layout)}: use reshape_transform='tokens'"
             raise ValueError(
                 f"reshape_transform fails on the activations of {name!r}, {tuple(activations.shape)}: {error}{way}"
             ) from error
@@ -65,10 +65,10 @@ def transform_of(
 def _tokens(layout: Callable[[], Layout]) -> Layout | None:
     """Return the layout of tokens, or None where it cannot be known or there are none."""
     try:
-        found = layout()
+        token_layout = layout()
     except Exception:  # it is for a hint only: what it may be does not matter
         return None
-    return None if found.tokens is None else found
+    return None if token_layout.tokens is None else token_layout
 
 
 def _words(layout: Layout) -> str:
@@ -94,15 +94,15 @@ def _hint_at_other_tokens(
     is_pick = torch.equal(picked, (taken + 1).to(picked).expand_as(picked)) and len(taken.unique()) == len(taken)
     if not is_pick or int(taken.min()) < 0 or int(taken.max()) >= len(numbers):
         return
-    found = _tokens(layout)
-    if found is None or found.batch != 0 or found.tokens is None:
+    token_layout = _tokens(layout)
+    if token_layout is None or token_layout.batch != 0 or token_layout.tokens is None:
         return
-    first, count = found.tokens[1:]
+    first, count = token_layout.tokens[1:]
     if sorted(taken.tolist()) != list(range(first, first + count)):
         some = "" if int(taken.max() - taken.min()) == len(taken) - 1 else f"{len(taken)} of "
         warn(
             f"reshape_transform takes {some}the tokens {int(taken.min())} to {int(taken.max())} of {name!r}, but the "
-            f"patches seem to be {first} to {first + count - 1} ({_words(found)}): if that is not intended, use "
+            f"patches seem to be {first} to {first + count - 1} ({_words(token_layout)}): if that is not intended, use "
             "reshape_transform='tokens'",
             UserWarning,
         )

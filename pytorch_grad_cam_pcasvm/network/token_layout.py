@@ -71,7 +71,7 @@ _TRANSFORM = (
     "pass a function that brings it to (N, T, H, W), such as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is "
     "one class token, or name a block or its norm rather than a layer inside a window"
 )
-_known: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
+_layouts: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
@@ -110,18 +110,18 @@ def layout_of(
     if sizes is not None and x.shape[0] in sizes:  # once: a grid may have as many rows as there are images
         sizes[sizes.index(x.shape[0])] = -1
     key = (name, tuple(x.shape[1:]), x.dtype, sizes and tuple(sizes))
-    known = _known.setdefault(backbone, {})
-    if key not in known:
+    layouts = _layouts.setdefault(backbone, {})
+    if key not in layouts:
         with unchanged(backbone), torch.no_grad():
             try:
-                known[key] = _looked_at(backbone, place, x)
+                layouts[key] = _looked_at(backbone, place, x)
             except _PooledError as error:
                 shape, earlier = error.args
                 way = without + (repr(earlier) if earlier else "...")
                 raise ValueError(f"{name}, {shape}, has no positions or tokens left: {way}") from None
             except _UnknownError as error:
                 raise ValueError(f"how {name} lies on the image cannot be determined: {error}; {fix}") from None
-    return known[key]
+    return layouts[key]
 
 
 class _UnknownError(Exception):
@@ -139,13 +139,17 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
         probe = _Probe(twin, place, x)
         return (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
 
-    kind = x.device.type
-    if x.dtype in _HALVES or torch.is_autocast_enabled(kind) or any(p.dtype in _HALVES for p in backbone.parameters()):
+    device_type = x.device.type
+    if (
+        x.dtype in _HALVES
+        or torch.is_autocast_enabled(device_type)
+        or any(p.dtype in _HALVES for p in backbone.parameters())
+    ):
         # What a corner of the image changes may be less than the rounding of such numbers.
         try:
-            with torch.autocast(kind, enabled=False):
+            with torch.autocast(device_type, enabled=False):
                 full = without_hooks(backbone, full=True)
-                return layout(full, each(lambda given: given.float() if given.dtype in _HALVES else given, x))
+                return layout(full, each(lambda tensor: tensor.float() if tensor.dtype in _HALVES else tensor, x))
         except (_UnknownError, _PooledError):
             raise
         except Exception:  # scripted modules, kernels of half precision alone, no memory: whatever it may be
@@ -155,9 +159,9 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
 
 def forget(layout: Layout) -> None:
     """Forget a layout, so that its networks are examined again."""
-    for known in list(_known.values()):
-        for key in [key for key, value in known.items() if value is layout]:
-            del known[key]
+    for layouts in list(_layouts.values()):
+        for key in [key for key, value in layouts.items() if value is layout]:
+            del layouts[key]
 
 
 def without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
@@ -279,8 +283,8 @@ class _Probe:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
         if len(batch) != 1:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)} (windows in place of images?)")
-        seen = [tokens for tokens in self._seen if len(tokens.constant) == output.shape[1 - batch[0]]]
-        first = seen[0]  # its last is the output
+        matching = [tokens for tokens in self._seen if len(tokens.constant) == output.shape[1 - batch[0]]]
+        first = matching[0]  # its last is the output
         if not first.convolutions:
             raise _UnknownError("no convolution runs before its tokens to take their grid from")
         patches = self._shapes[first.convolutions - 1]
@@ -295,7 +299,7 @@ class _Probe:
                 f"{' x '.join(map(str, patches))} patches"
             )
         # Behind attention every token has changed. Before, all of them tell whether something changes their order.
-        for tokens in seen:
+        for tokens in matching:
             of_grid = tokens.change[:, before : length - after].unflatten(1, grid)
             changed, margin = (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_largest(of_grid), 0)
             if (tokens is first or tokens.few_changed) and not _in_corners(changed, grid, margin):
@@ -309,9 +313,9 @@ class _Probe:
                 rows = item if len(item) == count else item.transpose(0, 1)
                 change = (rows - rows[:1]).abs().amax(-1).double()
                 least = 1e-6 * rows.abs().amax().double()
-                few = bool(((change[2:] > least).sum(1) <= change.shape[1] / 4).all())
+                few_changed = bool(((change[2:] > least).sum(1) <= change.shape[1] / 4).all())
                 constant = (change[1] <= least).tolist()
-                self._seen.append(_Tokens(len(self._shapes), constant, change, few))
+                self._seen.append(_Tokens(len(self._shapes), constant, change, few_changed))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if isinstance(module, _CONVOLUTIONS) and output.dim() == self._axes + 2:

@@ -57,12 +57,12 @@ class _OnlyDifferentiable(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, unless it is refused."""
         if explanation.get() is self._explaining:
-            known = operation(func)
-            if known.draws:
-                known.check_randomness(args, kwargs or {})
-            if self.reached and not known.differentiable:
+            op = operation(func)
+            if op.draws:
+                op.check_randomness(args, kwargs or {})
+            if self.reached and not op.differentiable:
                 raise NoClosedFormError(
-                    f"autograd has no gradient of {known.name}, and would take it for 0",
+                    f"autograd has no gradient of {op.name}, and would take it for 0",
                     "explain the network as it was before it was quantised",
                 )
         return func(*args, **kwargs or {})
@@ -95,7 +95,7 @@ class AutogradPath:
                 leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
                 return leaves[name].clone()
 
-        x = each(lambda given: given.clone() if given.is_inference() else given, x)
+        x = each(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
         with without_inference(), Rollback() as rollback:
             rollback.note_modes()
             rollback.go_below_autograd()
@@ -136,9 +136,9 @@ class AutogradPass(Pass):
         ]
         if not pairs:
             raise ValueError(_UNCONNECTED)
-        tensors, given = zip(*pairs, strict=True)
+        tensors, grad_outputs = zip(*pairs, strict=True)
         # Seeds far below 1 would be lost in a backbone's half precision.
-        size = torch.stack([seed.reshape(len(seed), -1).abs().amax(1) for seed in given]).amax(0)
+        size = torch.stack([seed.reshape(len(seed), -1).abs().amax(1) for seed in grad_outputs]).amax(0)
         size = torch.where(size > 0, size, 1.0)
         pulled = []
         with without_inference():
@@ -148,7 +148,7 @@ class AutogradPass(Pass):
                 if part is None:
                     raise ValueError(_UNCONNECTED)
                 pulled.append(part)
-        stacked = torch.stack(pulled).to(given[0].dtype)
+        stacked = torch.stack(pulled).to(grad_outputs[0].dtype)
         return Pullback(Cotangent(stacked * size.reshape(-1, *[1] * leaf.dim())))
 
     def bytes_per_target(self) -> int:
@@ -208,9 +208,9 @@ def run_to_features(
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
-        what = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
+        items = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
         raise TypeError(
-            f"{type(backbone).__name__} returns a {type(output).__name__} of {what}s, like a detector's boxes: only a "
+            f"{type(backbone).__name__} returns a {type(output).__name__} of {items}s, like a detector's boxes: only a "
             "tensor, or a dict, tuple or list of tensors, can be explained"
         )
     missing = [name for name in names if name not in ran]

@@ -62,12 +62,12 @@ class ClosedFormPass(Pass):
 
     def baseline(self, starts: Mapping[int, Tensor]) -> Baseline:
         """Run the path from the activations of a baseline, with one row for all images or N."""
-        given = {self._root(target): activations for target, activations in starts.items()}
+        by_root = {self._root(target): activations for target, activations in starts.items()}
         names = {root: name for name, root in self.tape.roots.items()}
-        for root in given:
-            for other in (given.keys() & self.tape.following(root, switches=True)[1]) - {root}:
+        for root in by_root:
+            for other in (by_root.keys() & self.tape.following(root, switches=True)[1]) - {root}:
                 raise ValueError(f"{names[other]!r} is behind {names[root]!r}: name one target layer in each branch")
-        values = self.tape.replay(given)
+        values = self.tape.replay(by_root)
         if self.check is not None and self.tape.branches:
             self.check(self.exact or self, starts)
         outputs = self.tape.outputs_of(values)
@@ -80,13 +80,13 @@ class ClosedFormPass(Pass):
                     "choose a later target layer",
                     "use a gradient method such as ClosedFormGradCAM",
                 )
-        return Baseline(values, self.tape.structured(outputs), tuple(given))
+        return Baseline(values, self.tape.structured(outputs), tuple(by_root))
 
     def moved(self, activations: Tensor, target: int) -> "ClosedFormPass":
         """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
-        found = self.tape.replay({self._root(target): activations})
-        values = [found.get(index, value) for index, value in enumerate(self.tape.values)]
-        output = self.tape.structured(self.tape.outputs_of(found))
+        replayed = self.tape.replay({self._root(target): activations})
+        values = [replayed.get(index, value) for index, value in enumerate(self.tape.values)]
+        output = self.tape.structured(self.tape.outputs_of(replayed))
         tape = replace(self.tape, values=values, output=output)
         return ClosedFormPass(tape, self.names)
 
@@ -96,8 +96,8 @@ class ClosedFormPass(Pass):
 
     def rerun(self, starts: Mapping[int, Tensor]) -> Any:
         """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
-        given = {self._root(target): activations for target, activations in starts.items()}
-        return self.tape.structured(self.tape.in_blocks(given))
+        by_root = {self._root(target): activations for target, activations in starts.items()}
+        return self.tape.structured(self.tape.in_blocks(by_root))
 
     def affine(self, target: int) -> AffineBeginning:
         """Return the affine beginning of what follows a target layer."""
@@ -110,8 +110,8 @@ class ClosedFormPass(Pass):
     def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
         pairs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)
-        given = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
-        return relevance(self.tape, given, self._root(target))
+        of_output = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
+        return relevance(self.tape, of_output, self._root(target))
 
     def _root(self, target: int) -> int:
         return self.tape.roots[self.names[target]]

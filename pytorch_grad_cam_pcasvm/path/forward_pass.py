@@ -66,9 +66,9 @@ class Pass:
         """Return the relevance of activations, what the output contributes shared out, (K, *activations.shape)."""
         self._refuse("relevance")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, missing: str) -> NoReturn:
         raise NoClosedFormError(
-            f"an autograd path has no {what}: this method needs the closed form",
+            f"an autograd path has no {missing}: this method needs the closed form",
             "pass jacobian='closed_form' to see which step has none",
             "use a gradient method such as ClosedFormGradCAM",
         )

@@ -102,7 +102,7 @@ class Path:
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
         calls = Calls(recorder)
-        x = each(lambda given: given.clone() if given.is_inference() else given, x)
+        x = each(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
 
         def reached(name: str, output: Tensor) -> Tensor:
             if not recorder.tape.roots:
@@ -150,14 +150,14 @@ class Path:
         starts = {target: at.expand(rows, *at.shape[1:]) if len(at) == 1 else at for target, at in starts.items()}
         expected = [leaf for leaf in tree_leaves(passed.rerun(starts)) if _is_float(leaf)]
         try:
-            given = self._at_baseline(x, starts)
+            actual = self._at_baseline(x, starts)
         except Exception as error:
             raise NoClosedFormError(
                 f"the network cannot be run from the baseline of {names} ({error})", "choose another baseline"
             ) from error
-        if len(given) == len(expected) and all(map(_close, given, expected)):
+        if len(actual) == len(expected) and all(map(_close, actual, expected)):
             return
-        finite = all(bool(leaf.isfinite().all()) for leaf in given)
+        finite = all(bool(leaf.isfinite().all()) for leaf in actual)
         raise NoClosedFormError(
             f"what follows the target layer {names} is another function at the baseline: the network branches on "
             "values there (an if on activations)"
@@ -174,13 +174,13 @@ class Path:
 
     def _at_baseline(self, x: Tensor, starts: Mapping[int, Tensor]) -> list[Tensor]:
         """Return what the network gives with other activations of target layers, its floating-point tensors."""
-        given = {self._names[target]: activations for target, activations in starts.items()}
+        by_name = {self._names[target]: activations for target, activations in starts.items()}
 
         def replaced(name: str, output: Tensor) -> Tensor:
-            return torch.empty_like(output).copy_(given[name])
+            return torch.empty_like(output).copy_(by_name[name])
 
         with unchanged(self._backbone), torch.no_grad():
-            output = run_to_features(self._backbone, self._layer, list(given), x, replaced)
+            output = run_to_features(self._backbone, self._layer, list(by_name), x, replaced)
         return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
 
 
@@ -188,9 +188,9 @@ def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and has_gradient(leaf)
 
 
-def _close(given: Tensor, expected: Tensor) -> bool:
+def _close(actual: Tensor, expected: Tensor) -> bool:
     """Return whether two outputs are the same but for rounding."""
-    if given.shape != expected.shape:
+    if actual.shape != expected.shape:
         return False
-    error, size = (given - expected).double().norm(), expected.double().norm()
+    error, size = (actual - expected).double().norm(), expected.double().norm()
     return bool(error <= torch.finfo(expected.dtype).eps ** 0.5 * size)

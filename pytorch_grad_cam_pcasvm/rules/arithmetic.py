@@ -50,9 +50,9 @@ def _div_secant(
     if not isinstance(other, Tensor) or other is other0:
         return lambda: unbroadcast(grad / other, input)
     # Both are exact; the first has no huge terms that cancel where b is next to 0 at one end, as a norm is.
-    divisor, kept = mid(other, other0), other * other0 > 0
-    of_input = torch.where(kept, 1 / divisor, mid(1 / other, 1 / other0))
-    of_other = torch.where(kept, mid(y, base.y) / divisor, mid(input, input0) / (other * other0))
+    divisor, same_sign = mid(other, other0), other * other0 > 0
+    of_input = torch.where(same_sign, 1 / divisor, mid(1 / other, 1 / other0))
+    of_other = torch.where(same_sign, mid(y, base.y) / divisor, mid(input, input0) / (other * other0))
     return lambda: unbroadcast(grad * of_input, input), lambda: unbroadcast(-grad * of_other, other)
 
 

@@ -46,12 +46,12 @@ def attention(
 ) -> Any:
     """``dV = A^T r``, ``dM = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dM K``, ``dK = s dM^T Q``."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    given = query, key, value, attn_mask
+    arguments = query, key, value, attn_mask
     # Queries that share a key stand in one group.
     shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
 
     def heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        return query, *(each.repeat_interleave(shared, -3) if shared > 1 else each for each in (key, value))
+        return query, *(x.repeat_interleave(shared, -3) if shared > 1 else x for x in (key, value))
 
     def of_group(pulled: Tensor, argument: Tensor) -> Tensor:
         return unbroadcast(pulled.unflatten(-3, (-1, shared)).sum(-3) if shared > 1 else pulled, argument)
@@ -85,8 +85,8 @@ def attention(
         query, key, value = mid(query, query0), mid(key, key0), mid(value, value0)
     of_scores = through_softmax(slopes, by_rows(grad, value.mT), -1)
     return (
-        lambda: unbroadcast(by_rows(scale * of_scores, key), given[0]),
-        outer(scale * of_scores, query, given[1]),
-        outer(weights, grad, given[2]),
-        lambda: unbroadcast(of_scores, given[3]),
+        lambda: unbroadcast(by_rows(scale * of_scores, key), arguments[0]),
+        outer(scale * of_scores, query, arguments[1]),
+        outer(weights, grad, arguments[2]),
+        lambda: unbroadcast(of_scores, arguments[3]),
     )

@@ -67,14 +67,14 @@ class Cotangent:
         for dim in dims:
             repeated *= self.shape[dim] if dim in self.same else 1
         left = [dim + 1 for dim in dims if dim not in self.same]
-        found = self.base.sum(left, keepdim=True) if left else self.base
-        found = found if repeated == 1 else found * repeated
-        return found.expand(-1, *(1 if dim in dims else size for dim, size in enumerate(self.shape)))
+        total = self.base.sum(left, keepdim=True) if left else self.base
+        total = total if repeated == 1 else total * repeated
+        return total.expand(-1, *(1 if dim in dims else size for dim, size in enumerate(self.shape)))
 
     def over_positions(self) -> Tensor:
         """Return the sum over all dimensions but the first two, (K, N, T) for a value (N, T, ...)."""
-        found = self.sum(range(2, len(self.shape)))
-        return found.reshape(found.shape[:3])
+        sums = self.sum(range(2, len(self.shape)))
+        return sums.reshape(sums.shape[:3])
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x (S), summed over dimensions, which fall away: (K, ...)."""
@@ -89,14 +89,14 @@ class Cotangent:
         # One number for several positions, as behind a mean: a product of matrices.
         letters = "abcdefgh"[: x.dim()]
         own = "".join(letter for dim, letter in enumerate(letters) if dim not in self.same)
-        kept = "".join(letter for dim, letter in enumerate(letters) if dim not in dims)
+        result = "".join(letter for dim, letter in enumerate(letters) if dim not in dims)
         base = self.base.squeeze([dim + 1 for dim in range(x.dim()) if dim in self.same])
-        return torch.einsum(f"z{own},{letters}->z{kept}", base, x)
+        return torch.einsum(f"z{own},{letters}->z{result}", base, x)
 
     def along(self, x: Tensor, images: int, tokens: int) -> Tensor:
         """Return the products with x (S), summed over all but two dimensions, shape (K, N, L)."""
-        found = self.times(x, [dim for dim in range(x.dim()) if dim not in (images, tokens)])
-        return found if images < tokens else found.transpose(1, 2)
+        products = self.times(x, [dim for dim in range(x.dim()) if dim not in (images, tokens)])
+        return products if images < tokens else products.transpose(1, 2)
 
 
 class Part(Cotangent):
@@ -142,9 +142,9 @@ class Part(Cotangent):
         """Return the derivatives with their zeros."""
         return self._padded(self.inner.dense(), self.dim + 1)
 
-    def _padded(self, found: Tensor, axis: int) -> Tensor:
-        whole = found.new_zeros(*found.shape[:axis], self.shape[self.dim], *found.shape[axis + 1 :])
-        whole.narrow(axis, self.start, self.length).copy_(found)
+    def _padded(self, part: Tensor, axis: int) -> Tensor:
+        whole = part.new_zeros(*part.shape[:axis], self.shape[self.dim], *part.shape[axis + 1 :])
+        whole.narrow(axis, self.start, self.length).copy_(part)
         return whole
 
     @property
@@ -166,13 +166,13 @@ class Part(Cotangent):
 
     def sum(self, dims: Sequence[int]) -> Tensor:
         """Return the sum over dimensions, shape (K, *S) with size 1 in their places."""
-        found = self.inner.sum(dims)
-        return found if self.dim in dims else self._padded(found, self.dim + 1)
+        total = self.inner.sum(dims)
+        return total if self.dim in dims else self._padded(total, self.dim + 1)
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x (S), summed over dimensions, which fall away: (K, ...)."""
-        found = self.inner.times(x.narrow(*self.place), dims)
-        return found if self.dim in dims else self._padded(found, 1 + sum(d not in dims for d in range(self.dim)))
+        products = self.inner.times(x.narrow(*self.place), dims)
+        return products if self.dim in dims else self._padded(products, 1 + sum(d not in dims for d in range(self.dim)))
 
 
 class Outer(Cotangent):
@@ -213,10 +213,10 @@ class Outer(Cotangent):
         x = x.to(self.right.dtype).mT.contiguous()
         if self.right.dim() == x.dim():
             looked = self.right @ x
-            found = [(part * looked).sum(-2) for part in self.left]
+            products = [(part * looked).sum(-2) for part in self.left]
         else:
-            found = [(self.left * (part @ x)).sum(-2) for part in self.right]
-        return torch.stack([part.flatten(1, -2).sum(1) if part.dim() > 2 else part for part in found])
+            products = [(self.left * (part @ x)).sum(-2) for part in self.right]
+        return torch.stack([part.flatten(1, -2).sum(1) if part.dim() > 2 else part for part in products])
 
 
 class BehindDense(Cotangent):
@@ -244,8 +244,8 @@ class BehindDense(Cotangent):
         """Return the sum over dimensions, shape (K, *S) with size 1 in their places."""
         if list(dims) != list(range(2, len(self.shape))):
             return super().sum(dims)
-        found = through_sums(self.grad, self.weight, self.shape[1])
-        return found.reshape(*found.shape, *[1] * len(dims))
+        sums = through_sums(self.grad, self.weight, self.shape[1])
+        return sums.reshape(*sums.shape, *[1] * len(dims))
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x (S), summed over dimensions, which fall away: (K, ...)."""

@@ -88,25 +88,25 @@ def _takes_no_diagonal(equation: str, *operands: Any) -> bool:
 def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
     """Grad in the place of the operand, for each of them."""
     tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
-    given = tensors
+    factors = tensors
     if base is not None:
         tensors0 = list(base.args[1] if isinstance(base.args[1], list | tuple) else base.args[1:])
         if sum(x is not x0 for x, x0 in zip(tensors, tensors0, strict=True)) > 2:
             raise NoClosedFormError(
                 "an einsum of more than two values that change has no secant", "multiply two at a time"
             )
-        given = [mid(*pair) for pair in zip(tensors, tensors0, strict=True)]
+        factors = [mid(*pair) for pair in zip(tensors, tensors0, strict=True)]
     terms, result, targets = _subscripts(equation, tensors)
 
     def pull(place: int) -> Tensor:
-        others = [(term, x) for i, (term, x) in enumerate(zip(terms, given, strict=True)) if i != place]
-        known = result + "".join(term for term, _ in others)
-        found = "".join(letter for letter in terms[place] if letter in known)
+        others = [(term, x) for i, (term, x) in enumerate(zip(terms, factors, strict=True)) if i != place]
+        available = result + "".join(term for term, _ in others)
+        common = "".join(letter for letter in terms[place] if letter in available)
         sources = ",".join([targets + result, *(term for term, _ in others)])
-        pulled = torch.einsum(f"{sources}->{targets}{found}", grad, *(x for _, x in others))
+        pulled = torch.einsum(f"{sources}->{targets}{common}", grad, *(x for _, x in others))
         # A letter that is in no other place was summed over: the gradient is the same all along it.
         for dim, letter in enumerate(terms[place]):
-            pulled = pulled if letter in found else pulled.unsqueeze(dim + 1)
+            pulled = pulled if letter in common else pulled.unsqueeze(dim + 1)
         pulled = unbroadcast(pulled, tensors[place])
         return pulled.expand(len(grad), *tensors[place].shape)
 

@@ -40,12 +40,12 @@ def batch_norm(
 
 
 def _divided(
-    grad: Tensor, now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor], dims: list[int], slope: Tensor
+    grad: Tensor, here: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor], dims: list[int], slope: Tensor
 ) -> Tensor:
     """``y = c / s``: ``dy = (dc - mean(y) ds) / mean(s)`` with ``ds = slope dc``; dims count from behind."""
-    # The means are those of c and s now and at the baseline, without one the numbers themselves. With 1 / s in place of
-    # s this would be exact, too, but of huge terms that cancel, where a baseline of zeros has no s.
-    (c, s), (c0, s0) = now, then
+    # The means are those of c and s here and at the baseline, without one the numbers themselves. With 1 / s in place
+    # of s this would be exact, too, but of huge terms that cancel, where a baseline of zeros has no s.
+    (c, s), (c0, s0) = here, start
     y, divided = c / s if c0 is c else mid(c / s, c0 / s0), grad / mid(s, s0)
     return divided - slope * (divided * y).sum(dims, keepdim=True)
 
@@ -70,29 +70,29 @@ def _standardised(
     if summed is not None:
         moved = x.movedim(summed, 1)
         x, x0 = moved, moved if x0 is x else x0.movedim(summed, 1)
-    now, then, slope = _standard(x, x0, dims, eps, centred)
+    here, start, slope = _standard(x, x0, dims, eps, centred)
     if summed is not None:
-        (c, s), (c0, s0), shared = now, then, grad.squeeze(summed + 1)
+        (c, s), (c0, s0), shared = here, start, grad.squeeze(summed + 1)
         size = mid(s, s0)
         mixed = (mid(c / s, c0 / s0) / size).mT @ slope
         pulled = (shared * (1 / size).sum(1) - (shared.transpose(0, 1) @ mixed).transpose(0, 1)).unsqueeze(summed + 1)
     else:
-        pulled = _divided(grad, now, then, dims, slope)
+        pulled = _divided(grad, here, start, dims, slope)
     return pulled - pulled.mean(dims, keepdim=True) if centred else pulled
 
 
 def _standard(
     x: Tensor, x0: Tensor, dims: list[int], eps: float, centred: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
-    """Return c and s now, at the baseline, and the slope of s."""
+    """Return c and s here, at the baseline, and the slope of s."""
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor]:
         c = x - x.mean(dims, keepdim=True) if centred else x
         return c, torch.sqrt(c.square().mean(dims, keepdim=True) + eps)
 
-    now = parts(x)
-    then = now if x0 is x else parts(x0)
-    return now, then, mid(now[0], then[0]) / mid(now[1], then[1]) / math.prod(x.shape[dim] for dim in dims)
+    here = parts(x)
+    start = here if x0 is x else parts(x0)
+    return here, start, mid(here[0], start[0]) / mid(here[1], start[1]) / math.prod(x.shape[dim] for dim in dims)
 
 
 def _before_norm(dim: int, input: Tensor, normalized_shape: Any, *args: Any, y: Tensor, **named: Any) -> int | None:

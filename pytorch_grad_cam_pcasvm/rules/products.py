@@ -14,12 +14,12 @@ def _through_products(x: Tensor, x0: Tensor, grad: Tensor) -> Tensor:
     # dp_j = sum_i p0_(i-1) dx_i x_(i+1) ... x_j, exact for any x and x0, with the products p0 at the baseline; and
     # r_i = grad_i + x_(i+1) r_(i+1).
     before = torch.cat([torch.ones_like(x0[..., :1]), x0.cumprod(-1)[..., :-1]], -1)
-    rest, found = torch.zeros_like(grad[..., 0]), []
+    rest, grads = torch.zeros_like(grad[..., 0]), []
     factors = torch.cat([x[..., 1:], torch.zeros_like(x[..., :1])], -1)
     for place in reversed(range(x.shape[-1])):
         rest = grad[..., place] + factors[..., place] * rest
-        found.append(before[..., place] * rest)
-    return torch.stack(found[::-1], -1)
+        grads.append(before[..., place] * rest)
+    return torch.stack(grads[::-1], -1)
 
 
 @register_jacobian(*aten("cumprod"), needs="inputs")

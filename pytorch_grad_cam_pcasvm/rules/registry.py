@@ -116,13 +116,13 @@ def register_jacobian(
     for name, claim in (("keeps_sums", keeps_sums), ("tokens", tokens)):
         if claim is not None and not callable(claim):
             raise TypeError(f"{name} must be a function of the rule's arguments, got {claim!r}")
-    for name, given, known, other in (
+    for name, value, allowed, other in (
         ("secant", None if callable(secant) else secant, ("linear", "elementwise"), ", a callable"),
         ("needs", needs, ("all", "inputs", "y", "others", "nothing"), ""),
         ("relevance", relevance, ("kept", "moved", "shared", "weighted", "divided"), ""),
     ):
-        if given is not None and given not in known:
-            raise ValueError(f"{name} must be {', '.join(map(repr, known))}{other} or None, got {given!r}")
+        if value is not None and value not in allowed:
+            raise ValueError(f"{name} must be {', '.join(map(repr, allowed))}{other} or None, got {value!r}")
     if relevance is None and secant == "elementwise":
         relevance = "kept"
     elif relevance is None and secant == "linear" and not any(map(_is_layer, filter(inspect.isclass, calls))):
@@ -134,8 +134,8 @@ def register_jacobian(
         signature = inspect.signature(pull).parameters
         parameters = tuple(p.name for p in signature.values() if p.kind in kinds)
         both = pull if secant is None and "base" in signature else secant
-        known = {"affine": affine, "relevance": relevance, "tokens": tokens} | facts
-        _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters, both, needs, **known)))
+        fields = {"affine": affine, "relevance": relevance, "tokens": tokens} | facts
+        _rules.update(dict.fromkeys(calls, Rule(pull, keeps_sums, parameters, both, needs, **fields)))
         for call in calls:
             if isinstance(call, type) and issubclass(call, Function):
                 _be_seen(call)
@@ -208,16 +208,16 @@ def whole_of(call: Any) -> Any:
 def with_rules(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the layers of a network that have a rule of their own."""
     modules = list(modules)
-    classes = {kind for kind in set(map(type, modules)) if not _rules.keys().isdisjoint(kind.__mro__)}
+    classes = {cls for cls in set(map(type, modules)) if not _rules.keys().isdisjoint(cls.__mro__)}
     return [module for module in modules if type(module) in classes and layer_kind(module) is not None]
 
 
 def layer_kind(layer: nn.Module) -> type | None:
     """Return the registered class whose rule serves a layer, or None."""
-    kind = type(layer)
-    for base in kind.__mro__:
+    cls = type(layer)
+    for base in cls.__mro__:
         if base in _rules:
-            own = "forward" in vars(layer) or getattr(kind, "forward", None) is not getattr(base, "forward", None)
+            own = "forward" in vars(layer) or getattr(cls, "forward", None) is not getattr(base, "forward", None)
             return None if own else base
     return None
 

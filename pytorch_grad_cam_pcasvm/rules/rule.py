@@ -125,10 +125,10 @@ class Rule:
             if self.secant != "elementwise" or others or (layer and not isinstance(args[1], Tensor)):
                 return None
             tokens = by_number
-        found = tokens(dim, *args, y=y, **kwargs)
-        if found is None:
+        dims = tokens(dim, *args, y=y, **kwargs)
+        if dims is None:
             return None
-        return [*([found] if isinstance(found, int) else found), *[None] * len(args)][: len(args)]
+        return [*([dims] if isinstance(dims, int) else dims), *[None] * len(args)][: len(args)]
 
 
 def mixes_images(rule: Rule, place: int, args: Sequence[Any], kwargs: Mapping[str, Any], y: Tensor) -> bool:
@@ -149,11 +149,11 @@ def by_number(dim: int, *args: Any, y: Tensor, **kwargs: Any) -> list[int | None
     return [of(x) for x in args]
 
 
-def _changed(now: Sequence[Any], then: Sequence[Any]) -> int:
+def _changed(args: Sequence[Any], args0: Sequence[Any]) -> int:
     """Return how many arguments, or items of arguments, are others at the baseline."""
     return sum(
         _changed(one, other) if isinstance(one, list | tuple) else one is not other
-        for one, other in zip(now, then, strict=True)
+        for one, other in zip(args, args0, strict=True)
     )
 
 

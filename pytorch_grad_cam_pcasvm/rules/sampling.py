@@ -34,7 +34,7 @@ def grid_sampler(
         slopes = torch.stack([_pulled(part, picture, grid, options)[1] for part in grad])
         if grid0 is grid:
             return slopes
-        found = torch.zeros_like(slopes)
+        secants = torch.zeros_like(slopes)
         order = list(range(grid.shape[-1]))
         for turn in (order, order[::-1]):  # the mean of both, so that no coordinate comes first
             at = grid0.clone()
@@ -43,9 +43,9 @@ def grid_sampler(
                 behind[..., axis] = grid[..., axis]
                 step = F.grid_sample(picture, behind, **options) - F.grid_sample(picture, at, **options)
                 change = grid[..., axis] - grid0[..., axis]
-                found[..., axis] += (grad * ratio(step, change.unsqueeze(1).expand_as(step))).sum(2) / 2
+                secants[..., axis] += (grad * ratio(step, change.unsqueeze(1).expand_as(step))).sum(2) / 2
                 at = behind
-        return torch.where(grid == grid0, slopes, found)
+        return torch.where(grid == grid0, slopes, secants)
 
     return of_input, of_grid
 
@@ -54,10 +54,10 @@ def _pulled(grad: Tensor, input: Tensor, grid: Tensor, options: dict[str, Any]) 
     """Return torch's own gradients of the picture and of the grid."""
     backward = getattr(torch.ops.aten, f"grid_sampler_{input.dim() - 2}d_backward").default
     mode, padding = _MODES.index(options["mode"]), _PADDINGS.index(options["padding_mode"])
-    found: tuple[Tensor, Tensor] = backward(
+    grads: tuple[Tensor, Tensor] = backward(
         grad.contiguous(), input, grid, mode, padding, options["align_corners"], [True, True]
     )
-    return found
+    return grads
 
 
 @register_jacobian(torch.ops.torchvision.roi_align, secant="linear", needs="nothing")

@@ -37,8 +37,8 @@ def through_softmax(s: Tensor, grad: Tensor, dim: int) -> Tensor:
 
 def logarithmic_mean(x: Tensor, x0: Tensor, dims: Any) -> Tensor:
     """Return ``(y - y0) / (log y - log y0)`` of two softmaxes; 0 where both are."""
-    shifted = (each - each.amax(dims, keepdim=True) for each in (x, x0))
-    logs, logs0 = (each - each.logsumexp(dims, keepdim=True) for each in shifted)
+    shifted = (logits - logits.amax(dims, keepdim=True) for logits in (x, x0))
+    logs, logs0 = (logits - logits.logsumexp(dims, keepdim=True) for logits in shifted)
     apart = (logs - logs0).abs()
     # From the larger one down, so that nothing overflows and nothing cancels.
     share = torch.where(apart == 0, 1.0, -torch.expm1(-apart) / apart)

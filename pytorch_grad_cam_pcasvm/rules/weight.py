@@ -68,12 +68,12 @@ def through_products(grad: Tensor, weight: Tensor, x: Tensor, over: str) -> Tens
     x = x.to(grad.dtype)
     count, images = grad.shape[:2]
     parts = x.reshape(*x.shape[:2], -1)
-    given = grad.transpose(0, 1)
-    found = grad.new_zeros(images, count, parts.shape[2 if over == "channels" else 1])
+    by_image = grad.transpose(0, 1)
+    products = grad.new_zeros(images, count, parts.shape[2 if over == "channels" else 1])
     for rows, block in _products(weight.detach(), parts, over, reached(grad.flatten(0, 1), weight)):
-        found.baddbmm_(given[..., rows], block)
+        products.baddbmm_(by_image[..., rows], block)
     shape = x.shape[2:] if over == "channels" else x.shape[1:2]
-    return found.transpose(0, 1).reshape(count, images, *shape)
+    return products.transpose(0, 1).reshape(count, images, *shape)
 
 
 def player_rows(weight: Tensor, x: Tensor, over: str, chunk: slice) -> Tensor:
@@ -103,10 +103,10 @@ def _products(
     weight = weight.reshape(len(weight), *x.shape[1:])
     factors = x.permute(2, 0, 1) if over == "channels" else x.transpose(0, 1)
     size = (4 if over == "channels" else 8) * _BLOCK  # what is not copied need not stay in the cache
-    every = (
+    chunks = (
         [slice(start, start + size) for start in range(0, len(weight), size)] if active is None else active.split(size)
     )
-    for rows in every:
+    for rows in chunks:
         block = weight[rows].to(x.dtype)
         # One product for every position (or channel), whose rows stand side by side for it.
         if over == "channels":

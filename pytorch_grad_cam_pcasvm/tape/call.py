@@ -28,7 +28,7 @@ class Resolved:
 
 
 @dataclass(frozen=True)
-class Few:
+class TokenRange:
     """Some of the tokens of a call.
 
     Attributes:
@@ -87,15 +87,15 @@ class Call:
         """Return whether the step gives all of its numbers back in their order."""
         if self.rule.keeps_numbers is None:
             return False
-        now = self.recorded(tape)
-        return self.rule.keeps_numbers(*now.args, **now.kwargs, y=now.y)
+        call = self.recorded(tape)
+        return self.rule.keeps_numbers(*call.args, **call.kwargs, y=call.y)
 
     def resolved(
         self,
         values: Sequence[Tensor] | Mapping[int, Tensor],
         smooth: set[int],
         dtype: torch.dtype,
-        few: Few | None = None,
+        tokens: TokenRange | None = None,
         like: Resolved | None = None,
     ) -> Resolved:
         """Return the call in a dtype.
@@ -104,36 +104,36 @@ class Call:
             values: of the tape, or those at a baseline.
             smooth: the values that have a gradient.
             dtype: of the gradients.
-            few: the tokens that it is for; None: all.
+            tokens: those that it is for; None: all.
             like: the call as it is now, if the values are those at a baseline: what is the same stays the same object.
         """
 
         def one(item: Any, dim: int | None) -> Any:
             item = values[item.index] if isinstance(item, Ref) else item
-            if few is not None and dim is not None and isinstance(item, Tensor):
-                item = item.narrow(dim, few.start, few.length)
+            if tokens is not None and dim is not None and isinstance(item, Tensor):
+                item = item.narrow(dim, tokens.start, tokens.length)
             return item.to(dtype) if isinstance(item, Tensor) and item.is_floating_point() else item
 
-        def new(item: Any, now: Any, dim: int | None) -> Any:
+        def new(item: Any, here: Any, dim: int | None) -> Any:
             changed = like is None or (isinstance(item, Ref) and item.index in values)
-            return one(item, dim) if changed else now
+            return one(item, dim) if changed else here
 
-        dims = [None] * len(self.args) if few is None else few.dims
+        dims = [None] * len(self.args) if tokens is None else tokens.dims
         args = zip(self.args, self.args if like is None else like.args, dims, strict=True)
         named = zip(self.kwargs.values(), (self if like is None else like).kwargs.values(), strict=True)
-        kwargs = {name: _every(new, *each) for name, each in zip(self.kwargs, named, strict=True)}
+        kwargs = {name: _every(new, *items) for name, items in zip(self.kwargs, named, strict=True)}
         y = [
-            one(Ref(index), None if few is None else few.dim) if index in smooth else None
+            one(Ref(index), None if tokens is None else tokens.dim) if index in smooth else None
             for index in self.step.outputs
         ]
-        return Resolved(tuple(_every(new, *each) for each in args), kwargs, y[0] if self.step.single else tuple(y))
+        return Resolved(tuple(_every(new, *items) for items in args), kwargs, y[0] if self.step.single else tuple(y))
 
 
-def _every(function: Callable[[Any, Any, int | None], Any], item: Any, now: Any, dim: int | None = None) -> Any:
+def _every(function: Callable[[Any, Any, int | None], Any], item: Any, here: Any, dim: int | None = None) -> Any:
     """Return a function of an argument, or of every item of a list."""
     if type(item) in (list, tuple):
-        return type(item)(_every(function, *each) for each in zip(item, now, strict=True))
-    return function(item, now, dim)
+        return type(item)(_every(function, *items) for items in zip(item, here, strict=True))
+    return function(item, here, dim)
 
 
 def values_in(arguments: Any, *others: Any) -> Iterator[tuple[Any, ...]]:

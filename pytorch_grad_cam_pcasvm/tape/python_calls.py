@@ -149,5 +149,5 @@ def _is_checkpoint() -> bool:
 _SWITCHING = {"torch.autograd.grad_mode", "torch.utils._contextlib"}
 
 
-def _hooked(what: str) -> NoClosedFormError:
-    return NoClosedFormError(f"{what}, which may change gradients unseen", "remove the hook")
+def _hooked(reason: str) -> NoClosedFormError:
+    return NoClosedFormError(f"{reason}, which may change gradients unseen", "remove the hook")

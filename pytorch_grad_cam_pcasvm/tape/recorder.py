@@ -78,33 +78,33 @@ class Recorder(Values, TorchDispatchMode):
         kwargs = kwargs or {}
         if explanation.get() is not self._explaining:
             return func(*args, **kwargs)
-        known = operation(func)
-        if known.draws:
-            known.check_randomness(args, kwargs)
+        op = operation(func)
+        if op.draws:
+            op.check_randomness(args, kwargs)
         if not self.tape.roots:
             return func(*args, **kwargs)
         if self._written is not None:
-            for tensor in known.written_in(args, kwargs):
+            for tensor in op.written_in(args, kwargs):
                 self._before_write(tensor)
             return func(*args, **kwargs)
         if not self.depends((args, kwargs)):
-            for tensor in known.written_in(args, kwargs):
-                self._write_constant(tensor, known.name)
+            for tensor in op.written_in(args, kwargs):
+                self._write_constant(tensor, op.name)
             result = func(*args, **kwargs)
-            if known.aliases:
+            if op.aliases:
                 self._note_views(func, args, kwargs, result, switch=is_constant(func))
-            if self._halves and known.name in _CASTS and result.dtype in HALF and args[0].dtype not in HALF:
+            if self._halves and op.name in _CASTS and result.dtype in HALF and args[0].dtype not in HALF:
                 self._cast[id(result)] = result, args[0]
             return result
-        if known.of_shape:
+        if op.of_shape:
             self.check_functions(args)
             return func(*args, **kwargs)
         smooth = self._is_smooth((args, kwargs)) and self._has_gradients() and not is_constant(func)
-        if known.written:
+        if op.written:
             try:
-                return self._write(func, known, args, kwargs, smooth=smooth)
+                return self._write(func, op, args, kwargs, smooth=smooth)
             finally:
-                for tensor in known.written_in(args, kwargs):
+                for tensor in op.written_in(args, kwargs):
                     self._recount(tensor)
         if smooth and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
             with self._listening():
@@ -166,8 +166,8 @@ class Recorder(Values, TorchDispatchMode):
 
     def finish(self, output: Any) -> Tape:
         """Return the tape of a pass that returned ``output``."""
-        for now, before, memory in self._exposed:
-            if memory not in self._memories and not torch.equal(now, before):
+        for tensor, before, memory in self._exposed:
+            if memory not in self._memories and not torch.equal(tensor, before):
                 raise hidden_write("something that cannot be seen")
         with self._alone():
             leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -245,11 +245,11 @@ class Recorder(Values, TorchDispatchMode):
                     self._keep(index)
         return function, args, kwargs, tuple(inputs)
 
-    def _reads(self, function: Any, what: str) -> bool:
+    def _reads(self, function: Any, part: str) -> bool:
         """Return whether a rule reads numbers of its inputs, of the others of them, or its output."""
         rule = rule_of(function)
         compared = rule is not None and rule.foreign and function not in self._foreign  # with autograd
-        return rule is None or compared or rule.needs in ("all", what)
+        return rule is None or compared or rule.needs in ("all", part)
 
     def _note(
         self, noted: tuple[Any, ...], result: Any, *, smooth: bool, inplace: bool = False, several: bool = False,
@@ -300,45 +300,45 @@ class Recorder(Values, TorchDispatchMode):
         if self._shares(tensor):
             raise unseen_write(by)
 
-    def _write(self, func: Any, known: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
+    def _write(self, func: Any, op: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
         """Run an operation that writes into its first argument, and record it as one that does not."""
         with self._listening():
             mask = mask_of(func, args)
             if mask is not None:
                 return args[0].masked_fill_(mask, args[2].reshape(()))
-        (target, *others), twin = known.written_in(args, kwargs), functional(func)
+        (target, *others), twin = op.written_in(args, kwargs), functional(func)
         if others or twin is None:
             if not others and (parts := decomposed(func)) is not None:
                 with self._listening():
                     return parts(*args, **kwargs)
             refuse(
                 ValueError if any(item.is_out for item in func._schema.arguments) else NoClosedFormError,  # as autograd
-                f"{known.name} writes into tensors, and is not known as an operation that does not",
+                f"{op.name} writes into tensors, and is not known as an operation that does not",
                 "write y = ..., without out= or an underscore",
             )
-        given = {name: item for name, item in kwargs.items() if item is not target}  # without out=
+        options = {name: item for name, item in kwargs.items() if item is not target}  # without out=
         if smooth and rule_of(twin) is None:
             if (parts := decomposed(func)) is not None:
                 with self._listening():
                     return parts(*args, **kwargs)
             if (parts := decomposed(twin)) is not None:
                 with self._listening():
-                    return target.copy_(parts(*args, **given))
+                    return target.copy_(parts(*args, **options))
         if not smooth and self._is_smooth((target,)) and not is_constant(func):
-            raise hidden_write(f"{known.name}, without gradients,")
-        call = self._noted(twin, args, given, smooth=smooth, written=target)
+            raise hidden_write(f"{op.name}, without gradients,")
+        call = self._noted(twin, args, options, smooth=smooth, written=target)
         upwards = self._upwards(target)
         self._before_write(target)
         result = func(*args, **kwargs)
         alias = self._alias(target)
         if memory_of(target) != alias.memory:
-            refuse(ValueError, f"{known.name} gives a tensor other memory", "write y = x")  # as autograd
+            refuse(ValueError, f"{op.name} gives a tensor other memory", "write y = x")  # as autograd
         shared = bool(upwards) or len(self._sharing.get(alias.memory, ())) > 1 if alias.memory is not None else False
-        if known.reshapes and shared:
-            raise unseen_write(known.name)
-        if alias.memory is not None and not known.reshapes:
-            self._bump(alias.memory, known.name)
-        alias.view = None if known.reshapes else alias.view
+        if op.reshapes and shared:
+            raise unseen_write(op.name)
+        if alias.memory is not None and not op.reshapes:
+            self._bump(alias.memory, op.name)
+        alias.view = None if op.reshapes else alias.view
         self._note(call, target, smooth=smooth, over=True)
         value = alias.value
         for parent, parent_before, view in upwards:
@@ -355,7 +355,7 @@ class Recorder(Values, TorchDispatchMode):
 
     def _upwards(self, target: Tensor) -> list[tuple[Tensor, Any, View]]:
         """Return the tensors that one is a view of, with their values before a write into it, and how it is a view."""
-        found: list[tuple[Tensor, Any, View]] = []
+        parents: list[tuple[Tensor, Any, View]] = []
         view = self._alias(target).view
         while view is not None:
             while (outer := self._alias(view.parent).view) is not None and overlaps(view.parent):
@@ -367,9 +367,9 @@ class Recorder(Values, TorchDispatchMode):
                 if view.switch and before is not None and before not in self.tape.switches:
                     self._detached.add(self._alias(view.parent).memory)
                     break  # its gradient knows nothing of this write
-                found.append((view.parent, view.parent.clone() if before is None else Ref(before), view))
+                parents.append((view.parent, view.parent.clone() if before is None else Ref(before), view))
             view = outer
-        return found
+        return parents
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

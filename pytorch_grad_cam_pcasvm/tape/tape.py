@@ -224,14 +224,16 @@ class Tape:
     def structured(self, tensors: Sequence[Tensor]) -> Any:
         """Return tensors in the structure of the output."""
         leaves, structure = tree_flatten(self.output)
-        given = iter(tensors)
-        return tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+        leaves_in_order = iter(tensors)
+        return tree_unflatten(
+            [next(leaves_in_order) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
+        )
 
-    def replay(self, given: Mapping[int, Tensor], until: int | None = None) -> dict[int, Tensor]:
+    def replay(self, values: Mapping[int, Tensor], until: int | None = None) -> dict[int, Tensor]:
         """Run the steps after values again, from other numbers of the same shape.
 
         Args:
-            given: the new numbers of values, by position.
+            values: the new numbers of values, by position.
             until: the value to stop at; None: the output.
 
         Returns:
@@ -243,15 +245,15 @@ class Tape:
         """
         if not self.complete:
             raise RuntimeError(
-                "the path was recorded for gradients alone: a method that replays it sets replays = True"
+                'the path was recorded for gradients alone: a method that replays it has needs = "replay"'
             )
         self.check_constants()
-        steps = self.leading(self.following(*given, switches=True)[0], self.outputs if until is None else [until])
-        values = {root: _like(activations, self.values[root]) for root, activations in given.items()}
-        (kind,) = {activations.device.type for activations in given.values()}
+        steps = self.leading(self.following(*values, switches=True)[0], self.outputs if until is None else [until])
+        values = {root: _like(activations, self.values[root]) for root, activations in values.items()}
+        (device_type,) = {activations.device.type for activations in values.values()}
         with torch.no_grad():
             for step in steps:
-                with _autocast(step.autocast, kind):
+                with _autocast(step.autocast, device_type):
                     result = self.called(step, values)
                 for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
                     if output is not None:
@@ -274,26 +276,26 @@ class Tape:
             for index, leaf in zip(self.outputs, self.leaves, strict=True)
         ]
 
-    def in_blocks(self, given: Mapping[int, Tensor]) -> list[Tensor]:
+    def in_blocks(self, values: Mapping[int, Tensor]) -> list[Tensor]:
         """Run the steps after values again for M rows, in blocks of the recorded batch size N.
 
         Row m takes the place of the recorded row ``m % N``: whatever bypasses the values is that row's.
 
         Args:
-            given: the new numbers of values, shape (M, ...) each, by position.
+            values: the new numbers of values, shape (M, ...) each, by position.
 
         Returns:
             The tensors of the output, of M rows each.
         """
-        count = len(next(iter(given.values())))
+        count = len(next(iter(values.values())))
         padded = {}
-        for root, rows in given.items():
+        for root, rows in values.items():
             recorded = self.values[root]
             missing = -count % len(recorded)
             whole = torch.cat([rows, recorded[len(recorded) - missing :].to(rows)]) if missing else rows
             padded[root] = whole.split(len(recorded))
-        each = (dict(zip(padded, blocks, strict=True)) for blocks in zip(*padded.values(), strict=True))
-        blocks = [self.outputs_of(self.replay(block)) for block in each]
+        starts = (dict(zip(padded, blocks, strict=True)) for blocks in zip(*padded.values(), strict=True))
+        blocks = [self.outputs_of(self.replay(start)) for start in starts]
         if len(blocks) == 1 and not missing:
             return blocks[0]
         return [torch.cat(parts)[:count] for parts in zip(*blocks, strict=True)]
@@ -335,7 +337,7 @@ class Tape:
         """Return what a step gives for other values."""
         args, kwargs = self.resolved(step.args, values), self.resolved(step.kwargs, values)
         if step.inplace:
-            args, kwargs = (tree_map_only(Tensor, Tensor.clone, given) for given in (args, kwargs))
+            args, kwargs = (tree_map_only(Tensor, Tensor.clone, items) for items in (args, kwargs))
         if step.is_layer:
             layer, x = args
             with unchanged(layer):
@@ -347,16 +349,16 @@ class Tape:
         return step.function(*args, **kwargs)
 
 
-def autocast_dtype(kind: str) -> torch.dtype | None:
-    """Return the dtype of autocast on a kind of device; None if it is off."""
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """Return the dtype of autocast on a type of device; None if it is off."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
-def _autocast(dtype: torch.dtype | None, kind: str) -> AbstractContextManager[Any]:
+def _autocast(dtype: torch.dtype | None, device_type: str) -> AbstractContextManager[Any]:
     """Return a context in which autocast is as it was."""
-    if dtype == autocast_dtype(kind):
+    if dtype == autocast_dtype(device_type):
         return nullcontext()
-    return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def frozen(tape: Tape) -> Tape:
@@ -366,7 +368,7 @@ def frozen(tape: Tape) -> Tape:
         rule = rule_of(step.function)
         if rule is not None and rule.attends:
             names = [*rule.parameters[: len(step.args)], *[""] * len(step.args)]
-            args = tuple(_fixed(tape, *each, rule.attends) for each in zip(names, step.args, strict=False))
+            args = tuple(_fixed(tape, name, item, rule.attends) for name, item in zip(names, step.args, strict=False))
             kwargs = {name: _fixed(tape, name, item, rule.attends) for name, item in step.kwargs.items()}
             left = (item.index for item in tree_leaves((args, kwargs)) if isinstance(item, Ref))
             step = replace(step, args=args, kwargs=kwargs, inputs=tuple(left))

@@ -142,12 +142,12 @@ class Values:
 
     def _shape_of(self, tensor: Tensor) -> Tensor:
         """Return the shape of a tensor in no memory."""
-        kind = tensor.dtype, tensor.device
-        if kind not in self._nothing:
-            self._nothing[kind] = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+        key = tensor.dtype, tensor.device
+        if key not in self._nothing:
+            self._nothing[key] = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
             if has_gradient(tensor):
-                self._nothing[kind].fill_(torch.nan)
-        return self._nothing[kind].expand(tensor.shape)
+                self._nothing[key].fill_(torch.nan)
+        return self._nothing[key].expand(tensor.shape)
 
     def _keep(self, index: int) -> None:
         """Keep the numbers of a value, which its tensor has now."""

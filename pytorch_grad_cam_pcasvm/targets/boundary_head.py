@@ -59,10 +59,10 @@ def _alternatives(target: Any, head: Head | None, output: Any, apart: bool) -> t
     """Return targets with one boundary each, and which of them is that of each image."""
     if isinstance(target, Rowwise):
         parts = [_alternatives(one, head, output.rows([image]), apart) for image, one in enumerate(target.targets)]
-        names = list(dict.fromkeys(name for found, _ in parts for name in found))
+        names = list(dict.fromkeys(name for row_names, _ in parts for name in row_names))
         rows = []
-        for found, which in parts:
-            places = torch.tensor([names.index(name) for name in found], device=output.device)
+        for row_names, which in parts:
+            places = torch.tensor([names.index(name) for name in row_names], device=output.device)
             rows.append(places[:1] if which is None else places[which])
         return names, torch.cat(rows)
     if apart and isinstance(target, PCATarget):
@@ -72,8 +72,8 @@ def _alternatives(target: Any, head: Head | None, output: Any, apart: bool) -> t
         return [target.at_boundary(head, 0) if count else None], None
     which = target.boundary_of(output)
     if may_choose(which) or count > _MANY:
-        found, which = which.unique(return_inverse=True)
-        return [target.at_boundary(head, number) for number in found.tolist()], which
+        numbers, which = which.unique(return_inverse=True)
+        return [target.at_boundary(head, number) for number in numbers.tolist()], which
     return [target.at_boundary(head, number) for number in range(count)], which
 
 
@@ -109,8 +109,10 @@ class Boundary:
         if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
             return False  # they may do anything
         same = all(
-            tensor is known and version_of(tensor) == version and (not may_look(tensor) or torch.equal(tensor, numbers))
-            for tensor, (known, version, numbers) in zip(tensors, self._tensors, strict=True)
+            tensor is original
+            and version_of(tensor) == version
+            and (not may_look(tensor) or torch.equal(tensor, numbers))
+            for tensor, (original, version, numbers) in zip(tensors, self._tensors, strict=True)
         )
         return same and _kernels(head) == self._kernels
 
@@ -133,8 +135,8 @@ class Boundary:
         parts = []
         for members, names, which in grouped(targets, self.head, output):
             there = self.at(names, which)
-            kind = there.head_trace.values[until].dtype if until else dtype
-            seeds = gradients_of(output, output.count, [targets[k] for k in members], kind, there, until=until)
+            value_dtype = there.head_trace.values[until].dtype if until else dtype
+            seeds = gradients_of(output, output.count, [targets[k] for k in members], value_dtype, there, until=until)
             (grad,) = seeds.grads
             assert grad is not None
             step = there.head_trace.values[until] - self.start.head_trace.values[until]
@@ -156,8 +158,8 @@ class Boundary:
         if target not in self._points:
             try:
                 with torch.no_grad(), full_precision(torch.device("cpu")):
-                    found = self._found(target)
-                self._points[target] = found.to(self.start.features)
+                    point = self._found(target)
+                self._points[target] = point.to(self.start.features)
             except NoBoundaryError as error:
                 if needed:
                     raise
@@ -175,12 +177,12 @@ class Boundary:
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
         position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
         size = float(target(near).abs())
-        found = _Search(head, target, position, size).nearest(values[position][0])
+        nearest = _Search(head, target, position, size).nearest(values[position][0])
         if not position:
-            return self._in_reach(target, found, size)
+            return self._in_reach(target, nearest, size)
         # The nearest features that lead there: those that stages leave out stay as they are.
         jacobian, _ = head.pullback(near.head_trace, {position: None})
-        change = torch.linalg.lstsq(jacobian[0], (found - values[position][0]).unsqueeze(1), driver="gelsd")
+        change = torch.linalg.lstsq(jacobian[0], (nearest - values[position][0]).unsqueeze(1), driver="gelsd")
         point = values[0][0] + change.solution[:, 0]
         return self._in_reach(target, _Search(head, target, 0, size).polished(point), size)
 
@@ -210,9 +212,9 @@ def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:
     def copied(tensor: Tensor) -> Tensor:
         return tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu()
 
-    kept = [item for module in head.modules() for item in vars(module).items()]
-    shared = [head._fit, head.training_set, *(value for name, value in kept if "_hooks" in name)]
-    tensors = [*buffers, *(value for _, value in kept if isinstance(value, Tensor))]  # constants are no buffers
+    attributes = [item for module in head.modules() for item in vars(module).items()]
+    shared = [head._fit, head.training_set, *(value for name, value in attributes if "_hooks" in name)]
+    tensors = [*buffers, *(value for _, value in attributes if isinstance(value, Tensor))]  # constants are no buffers
     memo: dict[int, Any] = {id(value): value for value in shared} | {id(tensor): copied(tensor) for tensor in tensors}
     return copy.deepcopy(head, memo), copied(start)
 
@@ -256,13 +258,13 @@ class _Search:
     def _candidates(self) -> Tensor:
         """Return the support vectors that are among the values at the position, shape (S, Q)."""
         decision = self._head.stages[-1]
-        found: list[Tensor] = []
+        vectors: list[Tensor] = []
         if self._position == len(self._head.stages) - 1:
             for member in decision.members if isinstance(decision, Ensemble) else [decision]:
                 svm = member.stages[0] if isinstance(member, Chain) else member
                 if isinstance(svm, KernelSVM):
-                    found.append(svm.support_vectors)
-        return torch.cat(found).unique(dim=0) if found else torch.zeros(0, 0)
+                    vectors.append(svm.support_vectors)
+        return torch.cat(vectors).unique(dim=0) if vectors else torch.zeros(0, 0)
 
     def _crossed(self, start: Tensor, ends: Tensor, reach: float) -> Tensor | None:
         """Return the crossing nearest to the start on the ways to some of the ends, or beyond; None without one."""

@@ -46,7 +46,7 @@ class OutputGradients:
             tensors = [getattr(part, name) for _, part in parts]
             return None if tensors[0] is None else in_order(tensors, members)
 
-        grads: Any = [in_order(each, members, 0) for each in zip(*(part.grads for _, part in parts), strict=True)]
+        grads: Any = [in_order(pieces, members, 0) for pieces in zip(*(part.grads for _, part in parts), strict=True)]
         return OutputGradients(
             grads, column("log_scale"), column("values"), column("baseline_values"), column("excess")
         )
@@ -109,13 +109,13 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
     """
     columns = []
     row, count = row_of(output, image), len(tree_leaves(changed)[0])
-    for each in targets:
-        target = each.targets[image] if isinstance(each, Rowwise) else each
+    for entry in targets:
+        target = entry.targets[image] if isinstance(entry, Rowwise) else entry
         if isinstance(target, ClosedFormTarget):
             isolated = row if isinstance(row, HeadRun | HeadOutput) else row.reshape(1, -1)
-            found = target.of_changed(changed, isolated)
-            if found is not None:
-                columns.append(found)
+            values = target.of_changed(changed, isolated)
+            if values is not None:
+                columns.append(values)
                 continue
             ((position, seed),) = target.seeds(isolated).items()
             value = (
@@ -140,8 +140,8 @@ def row_of(output: Any, image: int) -> Any:
 
 def is_closed_form(target: Any) -> bool:
     """Return whether every target, also of a Rowwise, has a closed-form gradient by components or the decision."""
-    each = target.targets if isinstance(target, Rowwise) else [target]
-    return all(isinstance(t, ClosedFormTarget) and t.behind_reduction for t in each)
+    targets = target.targets if isinstance(target, Rowwise) else [target]
+    return all(isinstance(t, ClosedFormTarget) and t.behind_reduction for t in targets)
 
 
 def _shared(target: Any) -> Any:
@@ -193,7 +193,7 @@ def _of_head(
     if len(parts) == 1:
         parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
     order = [k for members, _ in parts for k in members]
-    grad, *others = (in_order(each, order) for each in zip(*(tensors for _, tensors in parts), strict=True))
+    grad, *others = (in_order(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
     return OutputGradients([grad.to(dtype).transpose(0, 1)], *others)
 
 
@@ -205,12 +205,12 @@ def _at_baseline(
     baseline: HeadRun | HeadOutput,
 ) -> Tensor:
     """Return the values of targets at the baseline, shape (N, K), by their values (N, K) and gradients at the image."""
-    now, then = output.head_trace.values, baseline.head_trace.values
+    here, start = output.head_trace.values, baseline.head_trace.values
     at, terms = values, values.abs()
     for position, seed in seeds.items():
         if seed is None:  # each number of that value itself
-            return then[position].expand_as(values).clone()
-        rises = (now[position] - then[position]).unsqueeze(1) * seed
+            return start[position].expand_as(values).clone()
+        rises = (here[position] - start[position]).unsqueeze(1) * seed
         at, terms = at - rises.sum(-1), terms + rises.abs().sum(-1)
     for k, target in enumerate(targets):
         first = target.targets[0] if isinstance(target, Rowwise) else target
@@ -236,17 +236,17 @@ def _called_at_baseline(target: Any, rows: Sequence[Any], terms: Tensor, expecte
     Raises:
         ValueError: the target is not linear.
     """
-    each = target.targets if isinstance(target, Rowwise) else [target] * len(rows)
-    found = torch.stack([_value(one, row) for one, row in zip(each, rows, strict=True)])
-    tolerance = max(1e-3, torch.finfo(found.dtype).eps ** 0.5)
-    wrong = (found - expected).abs() > tolerance * (terms + found.abs())
+    targets = target.targets if isinstance(target, Rowwise) else [target] * len(rows)
+    values = torch.stack([_value(one, row) for one, row in zip(targets, rows, strict=True)])
+    tolerance = max(1e-3, torch.finfo(values.dtype).eps ** 0.5)
+    wrong = (values - expected).abs() > tolerance * (terms + values.abs())
     if bool(wrong.any()):
-        name = _name_of(each[int(wrong.nonzero()[0])])
+        name = _name_of(targets[int(wrong.nonzero()[0])])
         raise ValueError(
             f"{name} is not linear in the network's scores, so no map adds up to it: use "
             "SVMTarget or PCATarget, or a gradient method such as ClosedFormGradCAM"
         )
-    return found
+    return values
 
 
 def _name_of(target: Any) -> str:
@@ -312,8 +312,8 @@ def _of_output(
             leaves = [_leaf(t) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
             rows = _rows(tree_unflatten(leaves, structure), count)
             floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-            values, found = _differentiated(target, rows, floating)
-        by_leaf = {id(leaf): grad for leaf, grad in zip(floating, found, strict=True)}
+            values, leaf_grads = _differentiated(target, rows, floating)
+        by_leaf = {id(leaf): grad for leaf, grad in zip(floating, leaf_grads, strict=True)}
         grads = [by_leaf.get(id(leaf)) for leaf in leaves if isinstance(leaf, Tensor)]
         at_baseline = None
         if baseline is not None:
@@ -395,7 +395,7 @@ def _differentiated(
         ValueError: a target gives more than one number, or depends on nothing that the network computed.
     """
     targets = target.targets if isinstance(target, Rowwise) else [target] * len(rows)
-    stacked = torch.stack([_value(each, row) for each, row in zip(targets, rows, strict=True)])
+    stacked = torch.stack([_value(one, row) for one, row in zip(targets, rows, strict=True)])
     if not stacked.requires_grad:
         return stacked, [torch.zeros_like(leaves[0]), *[None] * (len(leaves) - 1)]
     return stacked.detach(), list(torch.autograd.grad(stacked.sum(), leaves, allow_unused=True))

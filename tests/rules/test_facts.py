@@ -54,7 +54,7 @@ def bytes_of(tape):
 def test_a_path_of_gradients_keeps_less_and_gives_the_same(fused, share):
     net, x = Block(nn.GELU(), fused).double().eval(), torch.randn(2, 30, 8, dtype=torch.float64)
     with torch.no_grad():
-        whole, few = (Path(net, None, ["start"], replays=replays).record(x) for replays in (True, False))
+        whole, few = (Path(net, None, ["start"], needs=needs).record(x) for needs in ("replay", "gradient"))
         seeds = [torch.randn(3, 2, 8, dtype=torch.float64)]
         assert relative(few.pullback(seeds, 0).dense(), whole.pullback(seeds, 0).dense()) == 0
         assert relative(few.pullback(seeds, 0).token_sums(1, 0, 30), whole.pullback(seeds, 0).token_sums(1, 0, 30)) == 0
@@ -73,7 +73,7 @@ def test_what_the_network_drops_is_not_held():
 
     net = nn.Sequential(nn.Identity(), Wide())
     with torch.no_grad():
-        passed = Path(net, None, ["0"], replays=False).record(torch.randn(2, 3, 8))
+        passed = Path(net, None, ["0"], needs="gradient").record(torch.randn(2, 3, 8))
         assert not len(net[1].freed)
         assert passed.pullback([torch.ones(1, 2, 8)], 0).dense().isfinite().all()
 

@@ -131,7 +131,7 @@ class Start(nn.Module):
 def pulled(function, x, targets=2, twin=None):
     """Return pullback (K, *x.shape), weights (K, N, T), and autograd's derivative of a function at x."""
     with torch.no_grad():
-        passed = Path(Start(function), None, ["start"], replays=False).record(x)  # what is not needed is NaN
+        passed = Path(Start(function), None, ["start"], needs="gradient").record(x)  # what is not needed is NaN
         assert relative(passed.activations[0], x) == 0, "something wrote over the activations"
         seeds = torch.randn(targets, *passed.output.shape, dtype=torch.float64)
         actual, weights = passed.pullback([seeds], 0).dense(), passed.pullback([seeds], 0).sums()
