@@ -732,7 +732,7 @@ def test_eigen_smoothing_of_positions_is_refused() -> None:
 def test_the_class_between_is_no_method() -> None:
     p = explained("relu", "rbf")
     with pytest.raises(NotImplementedError, match="ClosedFormCAM is not a method itself"):
-        package.methods.method.ClosedFormCAM(p.net, [p.layer]).explain(p.x)
+        package.ClosedFormCAM(p.net, [p.layer]).explain(p.x)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
