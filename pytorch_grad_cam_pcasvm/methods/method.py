@@ -167,7 +167,8 @@ class Method(Named, BaseCAM):
                 sizes = [torch.stack(sizes).amax(0)] * len(results)
             names = [tuple(run.layers[n : n + 1] if branches else run.layers) for n in range(len(results))]
             signed = [self._signed(run, *of_layer, targets) for of_layer in zip(results, sizes, names, strict=True)]
-            self._warnings.of_results(signed, blind=warn_of_blind_tokens(run, 0, sizes[0]))
+            blind = warn_of_blind_tokens(run, 0, sizes[0])
+        self._warnings.of_results(signed, blind=blind)
         if isinstance(run.output, HeadRun):
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return signed if branches else signed[0]
