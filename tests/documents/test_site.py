@@ -41,6 +41,7 @@ PAGES = {
 }
 TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 NAME = package.__name__
+PACKAGE = ROOT / NAME
 PUBLIC = (package, head, figures, atlas, evaluation, export)
 
 # --- names --------------------------------------------------------------------------------------------------------
@@ -118,6 +119,10 @@ def test_classes_and_attributes_on_a_page_exist(page):
         re.findall(r"class (\w+)", code)
     )
     known |= set(dir(builtins))
+    if page == "docs/architecture.md":  # which is about the package's own, too
+        known |= {
+            name for file in PACKAGE.rglob("*.py") for name in re.findall(r"^class (\w+)", file.read_text(), re.M)
+        }
     classes = re.findall(r"(?<![\w.])[A-Z]\w*(?:CAM|Target|Maps|Effect|Error|Warning|SVMNet|Output)\b", code)
     assert sorted(set(classes) - known) == []
     objects = {
@@ -131,6 +136,12 @@ def test_classes_and_attributes_on_a_page_exist(page):
     for name, kind in objects.items():
         found = re.findall(rf"(?<![\w./]){re.escape(name)}\.([a-z]\w*)", code)
         assert sorted(set(found) - members(kind) - {"py", "png", "safetensors"}) == [], name
+
+
+def test_files_on_the_page_of_the_architecture_exist():
+    names = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", TEXTS["docs/architecture.md"])
+    assert len(names) > 50
+    assert [name for name in names if not any((root / name).exists() for root in (PACKAGE, ROOT, ROOT / "tests"))] == []
 
 
 @pytest.mark.slow
