@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,14 @@ def translate(method: Any) -> None:
     if vars(method).get("weights_are_sums"):
         _warn(f"{method.__name__}.weights_are_sums = True", "the method host_divisor")
         method.host_divisor = lambda self, activations: activations[0, 0].numel()
+
+
+def translate_stage(stage: Any) -> None:
+    """Give a stage whose pullback takes ``saved0`` its secant."""
+    pullback = vars(stage).get("pullback")
+    if pullback is not None and "secant" not in vars(stage) and "saved0" in signature(pullback).parameters:
+        _warn(f"{stage.__name__}.pullback(saved, grad, saved0)", "a method of its own, secant(saved, saved0, grad)")
+        stage.secant = lambda self, saved, saved0, grad: pullback(self, saved, grad, saved0=saved0)
 
 
 class _Moved(ModuleType):

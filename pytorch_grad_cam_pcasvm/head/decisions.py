@@ -173,9 +173,13 @@ class KernelSVM(WithConstants, Decision):
         parts = torch.cat([value @ coef.T for value, coef in blocks], 1)
         return parts[:, self._first] + parts[:, self._second] + self.intercept, (x, argument)
 
-    def pullback(self, saved: At, grad: Tensor, saved0: At | None = None) -> Scaled:
-        """Return ``grad da/dp``, or the secant, shape (N, K, B), divided by its factor."""
-        return self.kernel.pullback(saved, self.support_vectors, self._coefficients(grad), saved0)
+    def pullback(self, saved: At, grad: Tensor) -> Scaled:
+        """Return ``grad da/dp``, shape (N, K, B), divided by its factor."""
+        return self.kernel.pullback(saved, self.support_vectors, self._coefficients(grad))
+
+    def secant(self, saved: At, saved0: At, grad: Tensor) -> Scaled:
+        """Return the same of the kernel's secants."""
+        return self.kernel.secant(saved, saved0, self.support_vectors, self._coefficients(grad))
 
     def _machines(self) -> Tensor | None:
         """Return the coefficients of all SVMs, shape (P, I); None if they are too many."""

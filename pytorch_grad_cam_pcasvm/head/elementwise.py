@@ -48,13 +48,13 @@ class OneToOne(Stage):
         y = self.function(x)
         return y, (x, y)
 
-    def pullback(
-        self, saved: tuple[Tensor, Tensor], grad: Tensor, saved0: tuple[Tensor, Tensor] | None = None
-    ) -> Scaled:
-        """Return ``grad f'(x)``; from a baseline ``grad (y - y0) / (x - x0)``."""
+    def pullback(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
+        """Return ``grad f'(x)``."""
+        return grad * self.slope(saved[0]).unsqueeze(1), None
+
+    def secant(self, saved: tuple[Tensor, Tensor], saved0: tuple[Tensor, Tensor], grad: Tensor) -> Scaled:
+        """Return ``grad (y - y0) / (x - x0)``."""
         x, y = saved
-        if saved0 is None:
-            return grad * self.slope(x).unsqueeze(1), None
         # Where only rounding is left of the quotient, the slope half-way is nearest to it.
         return grad * quotient(x, y, *saved0, self.slope((x + saved0[0]) / 2)).unsqueeze(1), None
 

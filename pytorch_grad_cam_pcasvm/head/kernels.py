@@ -1,14 +1,15 @@
 """The kernels of support vector machines: their values and gradients.
 
-Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has four
+Every kernel is a function of one number per pair, its argument: a squared distance or an inner product. It has five
 methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shape (I, B):
 
 - ``argument(x, points)``: shape (N, I), computed once for everything below;
 - ``value(argument)``: ``K(p_i, x)``, shape (N, I);
-- ``pullback(at, points, coefficients, at0=None)``, where ``at`` is x and its argument: ``sum_i c_i dK(p_i, x)/dx`` for
+- ``pullback(at, points, coefficients)``, where ``at`` is x and its argument: ``sum_i c_i dK(p_i, x)/dx`` for
   coefficients of shape (N, K, I) or (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a
-  factor that was taken out of it, shape (N, K). With ``at0``, a baseline x0 of N rows or of 1 and its argument, the
-  secant instead: the product of the vector with ``x - x0`` is ``sum_i c_i (K(p_i, x) - K(p_i, x0))``;
+  factor that was taken out of it, shape (N, K);
+- ``secant(at, at0, points, coefficients)``, where ``at0`` is a baseline x0 of N rows or of 1 and its argument: the
+  vectors whose products with ``x - x0`` are ``sum_i c_i (K(p_i, x) - K(p_i, x0))``, as a pair, too;
 - ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
 The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare. Far from every support vector
@@ -85,10 +86,14 @@ class Linear(_OfInnerProduct):
         """Return ``K(p_i, x)``, shape (N, I)."""
         return argument
 
-    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K); from a baseline, the same."""
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
         grad = torch.tensordot(coefficients, points, 1).expand(at[0].shape[0], -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
+
+    def secant(self, at: At, at0: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same: the kernel is linear."""
+        return self.pullback(at, points, coefficients)
 
 
 @dataclass(frozen=True)
@@ -103,18 +108,20 @@ class Polynomial(_OfInnerProduct):
         """Return ``K(p_i, x)``, shape (N, I)."""
         return (self.gamma * argument + self.coef0).pow(self.degree)
 
-    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i slope p_i``, shape (N, K, B), and zeros, shape (N, K).
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i slope p_i``, shape (N, K, B), slope ``degree gamma z^(degree-1)``; and zeros, (N, K)."""
+        return Linear().pullback(at, points, coefficients * self._slope(at).unsqueeze(1))
 
-        The slope is ``degree gamma z^(degree-1)``, or from a baseline ``gamma (z^degree - z0^degree) / (z - z0)``.
-        """
-        return Linear().pullback(at, points, coefficients * self._slope(at, at0).unsqueeze(1))
+    def secant(self, at: At, at0: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same with the slope ``gamma (z^degree - z0^degree) / (z - z0)``."""
+        return Linear().pullback(at, points, coefficients * self._mean_slope(at, at0).unsqueeze(1))
 
-    def _slope(self, at: At, at0: At | None = None) -> Tensor:
+    def _slope(self, at: At) -> Tensor:
         z = self.gamma * at[1] + self.coef0
-        if at0 is None:
-            return self.degree * self.gamma * z.pow(self.degree - 1) if self.degree else torch.zeros_like(z)
-        z0 = self.gamma * at0[1] + self.coef0
+        return self.degree * self.gamma * z.pow(self.degree - 1) if self.degree else torch.zeros_like(z)
+
+    def _mean_slope(self, at: At, at0: At) -> Tensor:
+        z, z0 = (self.gamma * argument + self.coef0 for _, argument in (at, at0))
         if self.degree == int(self.degree):
             # sum_j z^j z0^(degree-1-j), by Horner's rule: nothing cancels.
             total = torch.zeros_like(z)
@@ -139,29 +146,26 @@ class Sigmoid(_OfInnerProduct):
         """Return ``K(p_i, x)``, shape (N, I)."""
         return torch.tanh(self.gamma * argument + self.coef0)
 
-    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
-        """Return ``sum_i c_i gamma slope p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K).
-
-        The slope is ``sech(z)^2``, or from a baseline ``sinh(u) / (u cosh(z) cosh(z0))``, u = z - z0.
-        """
-        scaled, log_scale = _times_exp(self.gamma * coefficients, self._log_slope(at, at0))
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
+        scaled, log_scale = _times_exp(self.gamma * coefficients, 2 * self._log_sech(at[1]))
         return torch.tensordot(scaled, points, 1), log_scale
 
-    def _slope(self, at: At) -> Tensor:
-        return self.gamma * self._log_slope(at).exp()
-
-    def _log_slope(self, at: At, at0: At | None = None) -> Tensor:
-        """Return the slope's logarithm, written so that nothing cancels where tanh saturates, as in 1 - tanh(z)^2."""
-        _, argument = at
-        if at0 is None:
-            return 2 * self._log_sech(argument)
-        _, argument0 = at0
+    def secant(self, at: At, at0: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same with ``sinh(u) / (u cosh(z) cosh(z0))``, u = z - z0, in place of ``sech(z)^2``."""
+        (_, argument), (_, argument0) = at, at0
         u = (self.gamma * (argument - argument0)).abs()
         # sinh(u) / u = exp(u) (1 - exp(-2u)) / (2u), whose parts overflow where their quotient does not.
         mean = torch.where(u > 0, -torch.expm1(-2 * u) / (2 * torch.where(u > 0, u, 1.0)), 1.0)
-        return u + mean.log() + self._log_sech(argument) + self._log_sech(argument0)
+        log_slope = u + mean.log() + self._log_sech(argument) + self._log_sech(argument0)
+        scaled, log_scale = _times_exp(self.gamma * coefficients, log_slope)
+        return torch.tensordot(scaled, points, 1), log_scale
+
+    def _slope(self, at: At) -> Tensor:
+        return self.gamma * (2 * self._log_sech(at[1])).exp()
 
     def _log_sech(self, argument: Tensor) -> Tensor:
+        """Return the logarithm of sech(z), written so that nothing cancels where tanh saturates."""
         z = (self.gamma * argument + self.coef0).abs()
         return math.log(2) - z - torch.log1p(torch.exp(-2 * z))
 
@@ -180,24 +184,25 @@ class RBF:
         """Return ``K(p_i, x)``, shape (N, I)."""
         return torch.exp(-self.gamma * argument)
 
-    def pullback(self, at: At, points: Tensor, coefficients: Tensor, at0: At | None = None) -> tuple[Tensor, Tensor]:
+    def pullback(self, at: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, (N, K, B), and the logarithm of its factor, (N, K).
 
         It is 0 where it is no larger than the rounding errors that x has from its network (see :func:`known_to`).
-        From a baseline, it is the mean of the gradient along the straight line from x0 to x,
-        ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``: I_i is the mean value of the kernel on the line, and
-        tau_i, from 0 to 1, the centre of the kernel's weight on it.
         """
-        (x, argument), coefficients = at, 2 * self.gamma * coefficients
-        if at0 is None:
-            scaled, log_scale = _times_exp(coefficients, -self.gamma * argument)
-            grad = _around(scaled, points, x)
-            # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
-            noise = (grad.abs() <= scaled.abs().sum(-1, keepdim=True) * rounding_errors(x).unsqueeze(1)).all(
-                -1, keepdim=True
-            )
-            return grad - grad.detach() * noise, log_scale
-        x0, argument0 = at0
+        x, argument = at
+        scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
+        grad = _around(scaled, points, x)
+        # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
+        rounding = scaled.abs().sum(-1, keepdim=True) * rounding_errors(x).unsqueeze(1)
+        return grad - grad.detach() * (grad.abs() <= rounding).all(-1, keepdim=True), log_scale
+
+    def secant(self, at: At, at0: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean of the gradient along the straight line from x0 to x.
+
+        It is ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``: I_i is the mean value of the kernel on the line,
+        and tau_i, from 0 to 1, the centre of the kernel's weight on it.
+        """
+        (x, argument), (x0, argument0) = at, at0
         step = x - x0
         scaled_step = self.gamma * step
         # Around the baseline, so that nothing cancels in products of points that are far from 0.
@@ -207,7 +212,7 @@ class RBF:
             along = along - (start * scaled_step).sum(-1, keepdim=True)
         length = (step * scaled_step).sum(-1, keepdim=True)
         log_mean, tau = _along_a_line(self.gamma * torch.minimum(argument0, argument), along, length)
-        scaled, log_scale = _times_exp(coefficients, log_mean)
+        scaled, log_scale = _times_exp(2 * self.gamma * coefficients, log_mean)
         grad = torch.tensordot(scaled, points, 1) if start is None else _around(scaled, points, start)
         return grad - (scaled * tau.unsqueeze(1)).sum(-1, keepdim=True) * step.unsqueeze(1), log_scale
 

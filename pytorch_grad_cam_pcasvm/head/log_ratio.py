@@ -7,7 +7,7 @@ sign. ``log K(p_i, x) = -gamma |p_i - x|^2`` is taken as it is, so nothing under
 Bley et al., arXiv 2508.03913.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -62,14 +62,21 @@ class LogRatio(Stage):
         """Return the log-ratios, shape (N, P); and x."""
         return torch.stack([evidence.value(x) for evidence in self._evidence()], -1), x
 
-    def pullback(self, saved: Tensor, grad: Tensor, saved0: Tensor | None = None) -> Scaled:
-        """Return ``grad dr/dx``, or the secant, shape (N, K, B)."""
+    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
+        """Return ``grad dr/dx``, shape (N, K, B)."""
+        return self._rows(saved, grad, lambda evidence: evidence.gradient(saved))
+
+    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
+        """Return the same with the mean of the gradient along the straight line from x0 to x."""
+        return self._rows(saved, grad, lambda evidence: evidence.secant(saved, saved0))
+
+    def _rows(self, x: Tensor, grad: Tensor, slope: "Callable[[Evidence], Tensor]") -> Scaled:
         rows = []
         for seed, evidence in zip(grad.unbind(-1), self._evidence(), strict=True):
             if may_look(seed) and not bool(seed.any()):
-                rows.append(torch.zeros_like(saved))  # a pair that no target is about
+                rows.append(torch.zeros_like(x))  # a pair that no target is about
             else:
-                rows.append(evidence.gradient(saved) if saved0 is None else evidence.secant(saved, saved0))
+                rows.append(slope(evidence))
         return grad @ torch.stack(rows, 1), None
 
     def _evidence(self) -> "Iterator[Evidence]":

@@ -54,13 +54,13 @@ class Neighbours(WithConstants, Stage):
         votes = (voters.unsqueeze(-1) == torch.arange(len(self.counts), device=x.device)).sum(-2)
         return torch.cat([margins, votes.to(margins)], -1), saved
 
-    def pullback(self, saved: _At, grad: Tensor, saved0: _At | None = None) -> Scaled:
+    def pullback(self, saved: _At, grad: Tensor) -> Scaled:
         """Return ``2 sum_c grad_c (q_c - q_o)``, q the points at whose distance D_c and its rival's D_o are."""
-        x, margins, size = saved
-        grad = grad[..., : len(self.counts)]
-        if saved0 is None:
-            return grad @ self._slopes(x), None
-        x0, margins0, size0 = saved0
+        return grad[..., : len(self.counts)] @ self._slopes(saved[0]), None
+
+    def secant(self, saved: _At, saved0: _At, grad: Tensor) -> Scaled:
+        """Return the mean of that along the straight line from x0 to x, corrected by what its sum then lacks."""
+        (x, margins, size), (x0, margins0, size0) = saved, saved0
         places = (torch.arange(_NODES, dtype=x.dtype, device=x.device) + 0.5) / _NODES
         way = x - x0
         slopes = self._slopes(x0.unsqueeze(1) + places.unsqueeze(-1) * way.unsqueeze(1)).mean(1)
@@ -70,7 +70,7 @@ class Neighbours(WithConstants, Stage):
         missing = torch.where(missing.abs() > rounding, missing, 0.0)
         length = way.square().sum(-1, keepdim=True)
         correction = missing.unsqueeze(-1) * (way / torch.where(length > 0, length, 1.0)).unsqueeze(1)
-        return grad @ (slopes + correction), None
+        return grad[..., : len(self.counts)] @ (slopes + correction), None
 
     def _slopes(self, x: Tensor) -> Tensor:
         """Return the gradients of the margins at x, shape (..., D): (..., C, D)."""

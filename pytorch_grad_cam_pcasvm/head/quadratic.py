@@ -29,8 +29,12 @@ class Quadratic(Stage):
         z = z * self.roots if self.roots.dim() == 2 else (z.unsqueeze(-2) @ self.roots).squeeze(-2)
         return self.offsets - z.square().sum(-1), z
 
-    def pullback(self, saved: Tensor, grad: Tensor, saved0: Tensor | None = None) -> Scaled:
-        """Return ``-2 sum_c grad_c R_c z_c``, z_c = (x - m_c) R_c; from a baseline, at the point half-way to it."""
-        z = 2 * saved if saved0 is None else saved + saved0
+    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
+        """Return ``-2 sum_c grad_c R_c z_c``, z_c = (x - m_c) R_c."""
+        return self.secant(saved, saved, grad)
+
+    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
+        """Return the gradient at the point half-way to the baseline."""
+        z = saved + saved0
         z = z * self.roots if self.roots.dim() == 2 else (self.roots @ z.unsqueeze(-1)).squeeze(-1)
         return -(grad @ z), None

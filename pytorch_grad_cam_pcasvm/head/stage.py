@@ -5,22 +5,21 @@ to the stage's output, of shape (N, K, out), or (1, K, out) if it is the same fo
 derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
 
 A *secant* of a stage f between a baseline x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly; a chain of
-secants is again a secant. With ``saved0``, what was saved at a baseline, the pullback returns ``grad @ J``, whose parts
-add up to the difference that is explained. That of an affine stage, whose J is its derivative, need not take it.
+secants is again a secant. The method ``secant`` returns ``grad @ J``, whose parts add up to the difference that is
+explained. That of an affine stage is its pullback.
 
 A gradient may come divided by a factor that is too small for its dtype, together with the factor's logarithm, of shape
 (N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from inspect import signature
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
@@ -29,10 +28,9 @@ Scaled = tuple[Tensor, Tensor | None]
 
 
 class Stage(Hookable):
-    """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad, saved0=None)``.
+    """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad)``.
 
-    If the pullback does not take ``saved0``, there are only gradients, unless the stage is linear or defines
-    ``secant``.
+    There are only gradients, unless the stage is linear or defines ``secant(saved, saved0, grad)``, too.
 
     Attributes:
         n_inputs: length of an input row, or None if any length will do.
@@ -50,6 +48,12 @@ class Stage(Hookable):
         >>> head = Head([Double(), stage_for(PCA(2).fit(2 * features))])
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        moved.translate_stage(cls)
+        if "pullback" in vars(cls) and "secant" not in vars(cls):
+            cls.secant = Stage.secant  # type: ignore[method-assign]  # an inherited one is of another function
+
     n_inputs: int | None = None
     n_outputs: int | None = None
     reduces: bool = False
@@ -66,13 +70,11 @@ class Stage(Hookable):
         """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a baseline x0.
 
         The baseline has N rows, or one for all of them. If x and x0 are equal, J is the derivative. By default, this is
-        the pullback, if that takes ``saved0`` or the stage is linear.
+        the pullback, if the stage is linear.
 
         Raises:
             NoClosedFormError: the stage defines no secant and is not linear.
         """
-        if _takes_baseline(type(self).pullback):
-            return self.pullback(saved, grad, saved0=saved0)  # type: ignore[call-arg]
         if self.linear:
             return self.pullback(saved, grad)
         raise NoClosedFormError(
@@ -105,11 +107,6 @@ class Stage(Hookable):
         return super()._apply(move, recurse)
 
 
-@lru_cache
-def _takes_baseline(pullback: Callable[..., Scaled]) -> bool:
-    return "saved0" in signature(pullback).parameters
-
-
 def identity(y: Tensor) -> Tensor:
     """Return one seed for each output, shape (1, out, out), for outputs y of shape (N, out)."""
     return torch.eye(y.shape[-1], dtype=y.dtype, device=y.device).unsqueeze(0)
@@ -124,11 +121,6 @@ def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
     rule: Any = stage.pullback if len(saved) == 1 else stage.secant
     grad, log_scale = rule(*map(intact, saved), grad)
     return grad, before if log_scale is None else log_scale if before is None else before + log_scale
-
-
-def ends(saved: Any, saved0: Any) -> list[Any]:
-    """Return what was saved at x and, if there is one, at a baseline."""
-    return [saved] if saved0 is None else [saved, saved0]
 
 
 def errors_after(stages: Iterable[Any], errors: Tensor | None) -> Tensor | None:

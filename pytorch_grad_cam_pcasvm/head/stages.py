@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.hooks import run
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, accuracy, known_to
-from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, ends, errors_after, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
@@ -51,13 +51,15 @@ class Scale(Stage):
         clipped = torch.where(y < low, low, torch.where(y > high, high, y))
         return clipped, (y, clipped, (y >= low) & (y <= high))
 
-    def pullback(self, saved: Any, grad: Tensor, saved0: Any = None) -> Scaled:
-        """Return ``grad / divisor``, 0 where x was clipped; for a secant, times the unclipped share of ``y - y0``."""
+    def pullback(self, saved: Any, grad: Tensor) -> Scaled:
+        """Return ``grad / divisor``, 0 where x was clipped."""
+        return (grad if saved is None else grad * saved[2].unsqueeze(1)) / self.divisor, None
+
+    def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
+        """Return ``grad / divisor``, times the unclipped share of ``y - y0``."""
         if saved is not None:
-            y, clipped, left = saved
-            if saved0 is not None:
-                left = quotient(y, clipped, saved0[0], saved0[1], left.to(y.dtype))
-            grad = grad * left.unsqueeze(1)
+            y, clipped, inside = saved
+            grad = grad * quotient(y, clipped, saved0[0], saved0[1], inside.to(y.dtype)).unsqueeze(1)
         return grad / self.divisor, None
 
     def errors(self, errors: Tensor) -> Tensor:
@@ -218,23 +220,24 @@ class Normalise(Stage):
         y = x / torch.where(norm < _SMALLEST_NORM, 1.0, norm)
         return y, (x, y, norm)
 
-    def pullback(self, saved: _Normed, grad: Tensor, saved0: _Normed | None = None) -> Scaled:
-        """Return ``(grad - <grad, y> d|x|/dx) / |x|``; from a baseline, ``mean(r) grad + <grad, mean(x)> J_r``.
-
-        The latter is the product rule for ``y = x r``. ``J_r`` is the secant of ``r = 1 / |x|``,
-        ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, is left out of the means: with a baseline of
-        zeros, the result is ``grad / |x|``.
-        """
+    def pullback(self, saved: _Normed, grad: Tensor) -> Scaled:
+        """Return ``(grad - <grad, y> d|x|/dx) / |x|``."""
         x, y, norm = saved
-        # A row of zeros was divided by 1, which does not depend on it.
         zeros = norm < _SMALLEST_NORM
-        size = torch.where(zeros, 1.0, norm)
-        if saved0 is None:
-            slope = torch.where(zeros, 0.0, self._norm_slope(x, y)).unsqueeze(1)
-            return (grad - (grad * y.unsqueeze(1)).sum(-1, keepdim=True) * slope) / size.unsqueeze(1), None
-        x0, _, norm0 = saved0
-        zeros0 = norm0 < _SMALLEST_NORM
-        size0 = torch.where(zeros0, 1.0, norm0)
+        slope = torch.where(zeros, 0.0, self._norm_slope(x, y)).unsqueeze(1)
+        along = (grad * y.unsqueeze(1)).sum(-1, keepdim=True)
+        return (grad - along * slope) / torch.where(zeros, 1.0, norm).unsqueeze(1), None
+
+    def secant(self, saved: _Normed, saved0: _Normed, grad: Tensor) -> Scaled:
+        """Return ``mean(r) grad + <grad, mean(x)> J_r``, the product rule for ``y = x r``.
+
+        ``J_r`` is the secant of ``r = 1 / |x|``, ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, is
+        left out of the means: with a baseline of zeros, the result is ``grad / |x|``.
+        """
+        (x, _, norm), (x0, _, norm0) = saved, saved0
+        # A row of zeros was divided by 1, which does not depend on it.
+        zeros, zeros0 = norm < _SMALLEST_NORM, norm0 < _SMALLEST_NORM
+        size, size0 = torch.where(zeros, 1.0, norm), torch.where(zeros0, 1.0, norm0)
         # Between the norms and what was divided by lies, at a row of zeros, a jump: its secant is as much steeper.
         steeper = torch.where(zeros | zeros0, (size - size0) / torch.where(norm == norm0, 1.0, norm - norm0), 1.0)
         slope = -self._norm_secant(x, x0, norm, norm0) * steeper / (size * size0)
@@ -297,9 +300,13 @@ class KernelMap(Stage):
         argument = self.kernel.argument(x, self.points)
         return self.kernel.value(argument) @ self.coefficients + self.offset, (x, argument)
 
-    def pullback(self, saved: At, grad: Tensor, saved0: At | None = None) -> Scaled:
-        """Return ``sum_i <grad, c_i> dK(x_i, x)/dx``, or the secant, shape (N, K, D), divided by its factor."""
-        return self.kernel.pullback(saved, self.points, grad @ self.coefficients.T, saved0)
+    def pullback(self, saved: At, grad: Tensor) -> Scaled:
+        """Return ``sum_i <grad, c_i> dK(x_i, x)/dx``, shape (N, K, D), divided by its factor."""
+        return self.kernel.pullback(saved, self.points, grad @ self.coefficients.T)
+
+    def secant(self, saved: At, saved0: At, grad: Tensor) -> Scaled:
+        """Return the same of the kernel's secants."""
+        return self.kernel.secant(saved, saved0, self.points, grad @ self.coefficients.T)
 
 
 class FourierFeatures(Stage):
@@ -321,14 +328,13 @@ class FourierFeatures(Stage):
         argument = x @ self.weight + self.phase
         return self.amplitude * torch.cos(argument), argument
 
-    def pullback(self, saved: Tensor, grad: Tensor, saved0: Tensor | None = None) -> Scaled:
-        """Return ``-amplitude (grad * sin(a)) W^T``, a = x W + phase.
+    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
+        """Return ``-amplitude (grad * sin(a)) W^T``, a = x W + phase."""
+        return (grad * (-self.amplitude * torch.sin(saved)).unsqueeze(1)) @ self.weight.T, None
 
-        From a baseline, ``(cos(a) - cos(a0)) / (a - a0) = -sin((a + a0) / 2) sin(u) / u``, u = (a - a0) / 2.
-        """
-        slope = -self.amplitude * torch.sin(saved if saved0 is None else (saved + saved0) / 2)
-        if saved0 is not None:
-            slope = slope * torch.sinc((saved - saved0) / (2 * math.pi))
+    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
+        """Return the same with ``(cos(a) - cos(a0)) / (a - a0) = -sin((a + a0) / 2) sin(u) / u``, u = (a - a0) / 2."""
+        slope = -self.amplitude * torch.sin((saved + saved0) / 2) * torch.sinc((saved - saved0) / (2 * math.pi))
         return (grad * slope.unsqueeze(1)) @ self.weight.T, None
 
 
@@ -365,15 +371,22 @@ class Chain(Stage):
             needed.append(saved)
         return x, needed
 
-    def pullback(self, saved: list[Any], grad: Tensor, saved0: list[Any] | None = None) -> Scaled:
-        """Return the pullback, or secant, through all stages, and the logarithm of the product of their factors."""
+    def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
+        """Return the pullback through all stages, and the logarithm of the product of their factors."""
+        return self._through([(of_stage,) for of_stage in saved], grad)
+
+    def secant(self, saved: list[Any], saved0: list[Any], grad: Tensor) -> Scaled:
+        """Return the secant through all stages, in the same way."""
+        return self._through(list(zip(saved, saved0, strict=True)), grad)
+
+    def _through(self, saved: list[tuple[Any, ...]], grad: Tensor) -> Scaled:
         scaled: Scaled = (grad, None)
         eps, errors = accuracy.get()
 
         def before(place: int) -> Callable[[], Tensor | None]:
             return lambda: errors_after(self.stages[:place], errors())
 
-        for place, of_stage in reversed(list(enumerate(zip(*ends(saved, saved0), strict=True)))):
+        for place, of_stage in reversed(list(enumerate(saved))):
             with known_to(eps, before(place)):
                 scaled = pulled_through(self.stages[place], scaled, *of_stage)
         return scaled
@@ -415,11 +428,17 @@ class Union(Stage):
         values, saved = zip(*(run(member, x) for member in self.members), strict=True)
         return self.sign * torch.cat(values, -1), list(saved)
 
-    def pullback(self, saved: list[Any], grad: Tensor, saved0: list[Any] | None = None) -> Scaled:
-        """Return the sum of the members' pullbacks, or secants, their largest factor taken out, and its logarithm."""
-        seeds = (self.sign * grad).split(self.sizes, -1)
-        members = zip(self.members, seeds, *ends(saved, saved0), strict=True)
-        return scaled_sum([pulled_through(member, (seed, None), *of_member) for member, seed, *of_member in members])
+    def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
+        """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""
+        return self._sum(grad, saved)
+
+    def secant(self, saved: list[Any], saved0: list[Any], grad: Tensor) -> Scaled:
+        """Return the sum of the members' secants, in the same way."""
+        return self._sum(grad, saved, saved0)
+
+    def _sum(self, grad: Tensor, *ends: list[Any]) -> Scaled:
+        members = zip(self.members, (self.sign * grad).split(self.sizes, -1), *ends, strict=True)
+        return scaled_sum([pulled_through(member, (seed, None), *saved) for member, seed, *saved in members])
 
     def errors(self, errors: Tensor) -> Tensor | None:
         """Return the errors of all members' outputs."""
