@@ -79,7 +79,7 @@ TESTS = {
     "targets/boundary_head.py": "boundary",
     "maps/multiscale.py": "multiscale boundary",
     "methods/boundary_path.py": "boundary",
-    "methods/explanation.py": "maps methods method contributions token_backward boundary",
+    "methods/network_run.py": "maps methods method contributions token_backward boundary",
     "methods/gradient.py": "methods maps",
     "methods/contributions.py": "contributions baselines methods",
     "methods/perturbation.py": "methods coalitions baselines",
@@ -100,7 +100,7 @@ ONLY = {
     "rules/registry.py": {"unbroadcast", "elementwise"},
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_jacobian"},
-    "methods/explanation.py": {"gradients", "sums", "products", "contributions", "relevance", "_in_shape", "_by_image"},
+    "methods/network_run.py": {"gradients", "sums", "products", "contributions", "relevance", "_in_shape", "_by_image"},
     "maps/signed_maps.py": {
         "_part",
         "positive",
@@ -127,7 +127,6 @@ ROUNDING = "logsumexp takes the largest out itself: rounding alone depends on it
 SIGN = "it is 1 or -1"
 UNREACHED = "nothing pulls from what does not depend on the root"
 NOTHING = "zeros take no share"
-NO_VALUE = "of what has a rule of relevance, only arguments that are no values get None"
 KINK = "which side's slope a kink has differs between versions of torch"
 
 # Functions, and what is in the conditions by which they choose the quicker of two ways, or in the size of steps to one
@@ -212,9 +211,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "rules/weight.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,
     "rules/dense.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
-    "calculus/relevance.py _pairs: without part is not None": NO_VALUE,
-    "calculus/relevance.py _pairs: without part is not None #2": NO_VALUE,
-    "calculus/backward.py _leads: without argument.index == index": "it is asked for the indices of the step itself",
     "calculus/backward.py Walk._apart.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",
     "calculus/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
@@ -228,10 +224,6 @@ EQUIVALENT: dict[str, str] = {
     "calculus/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
     "calculus/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
     "(tensor - tensor[:1]).abs() < bound": BOUND,
-    "calculus/backward.py Walk._token_sums: without ()": "tokens of a step inside are known",
-    "calculus/backward.py Walk._token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
-        "its shape alone counts"
-    ),
     "tape/call.py Call.resolved.one: without tokens is not None": "without a range of tokens, no dimension is given",
     "tape/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": ("ones broadcast"),
@@ -273,15 +265,15 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
-    "methods/perturbation.py ClosedFormScoreCAM._explained: run.count * -(-count // self.batch_size) -> run.count": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._explained: run.count * -(-count // self.batch_size) -> "
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: run.count * -(-count // self.batch_size) -> run.count": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: run.count * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._explained: -(-count // self.batch_size) -> "
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: -(-count // self.batch_size) -> "
     "-count // self.batch_size": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._explained: -count // self.batch_size -> -count": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._explained: -count -> count": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._explained: steps > 20 -> not steps > 20": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._explained: steps > 20 -> steps >= 20": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: -count // self.batch_size -> -count": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: -count -> count": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: steps > 20 -> not steps > 20": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: steps > 20 -> steps >= 20": BAR,
     "methods/perturbation.py _masks: span > 0 -> span >= 0": FLAT,
     "methods/perturbation.py _masks: span > 0 -> span >= 0 #2": FLAT,
     "maps/signed_maps.py SignedMaps._part: sign > 0 -> sign >= 0": SIGN,
