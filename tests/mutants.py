@@ -226,7 +226,7 @@ EQUIVALENT: dict[str, str] = {
     "(tensor - tensor[:1]).abs() < bound": BOUND,
     "tape/call.py Call.resolved.one: without tokens is not None": "without a range of tokens, no dimension is given",
     "tape/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
-    "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": ("ones broadcast"),
+    "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
     "rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
         "what a step is affine in, its derivative does not depend on"
     ),
@@ -265,7 +265,8 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: run.count * -(-count // self.batch_size) -> run.count": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM._from_start: run.count * -(-count // self.batch_size) -> "
+    "run.count": BAR,
     "methods/perturbation.py ClosedFormScoreCAM._from_start: run.count * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,
     "methods/perturbation.py ClosedFormScoreCAM._from_start: -(-count // self.batch_size) -> "
