@@ -1,7 +1,6 @@
 """What version 0.3 had elsewhere or called otherwise, with a DeprecationWarning. Version 0.5 will not have this."""
 
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -10,6 +9,8 @@ from importlib.util import find_spec
 from inspect import signature
 from types import ModuleType
 from typing import Any
+
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _PACKAGE = __package__
 _PLACES = {
@@ -95,7 +96,7 @@ def _new(name: str) -> str:
 
 
 def _warn(old: str, new: str) -> None:
-    warnings.warn(f"{old} is now {new}; the old way goes in version 0.5", DeprecationWarning, stacklevel=3)
+    warn(f"{old} is now {new}; the old way goes in version 0.5", DeprecationWarning)
 
 
 sys.meta_path.append(_Finder())

@@ -24,8 +24,9 @@ def test_public_names_are_where_they_were(place):
     if place == "maps":
         module = importlib.import_module(name)
     else:
-        with pytest.warns(DeprecationWarning, match=f"{place} is now .*; the old way goes in version 0.5"):
+        with pytest.warns(DeprecationWarning, match=f"{place} is now .*; the old way goes in version 0.5") as caught:
             module = importlib.import_module(name)
+        assert {warning.filename for warning in caught} == {__file__}  # where it is seen without -W always
     assert getattr(module, OLD[place]) is getattr(package, OLD[place])
 
 

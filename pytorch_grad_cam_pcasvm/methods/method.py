@@ -253,6 +253,7 @@ class Method(Named, BaseCAM):
                 run.starts[layer] = start
             parts.append(self._from_start(there, layer, [targets[k] for k in members]))
             order += members
+            del there, start  # before the next: a start holds all values of the path
         return joined(parts, order)
 
     def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 # Packages whose frames lie between a user's line and a warning of this package.
-_BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib", "functools"}
+_BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib", "functools", "importlib"}
 
 
 class Way(str):
