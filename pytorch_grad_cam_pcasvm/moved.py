@@ -23,6 +23,13 @@ _PLACES = {
     "model": "network",
 }
 NAMES = {"Explained": "MethodResult"}
+_FLAGS = {
+    "linear": "a subclass of ComponentSums",
+    "heads_add_up": "a subclass of HeadSums",
+    "weights_are_sums": "the method host_divisor",
+    "replays": "needs = 'replay'",
+    "in_single": "needs = 'difference'",
+}
 
 
 def renamed(name: str) -> Any:
@@ -41,14 +48,17 @@ def of_run(run: Any, name: str) -> Any:
 
 def translate(method: Any) -> None:
     """Make a method of a class that has the flags of version 0.3."""
-    if vars(method).get("linear"):
-        _warn(f"{method.__name__}.linear = True", "a subclass of ComponentSums")
-        package = import_module(_PACKAGE)
-        bases = (package.ComponentSums if base is package.ClosedFormCAM else base for base in method.__bases__)
-        method.__bases__ = tuple(bases)
-    if vars(method).get("weights_are_sums"):
-        _warn(f"{method.__name__}.weights_are_sums = True", "the method host_divisor")
+    flags = [flag for flag in _FLAGS if vars(method).get(flag) is True]
+    for flag in flags:
+        _warn(f"{method.__name__}.{flag} = True", _FLAGS[flag])
+    if "linear" in flags:
+        sums = import_module(f"{_PACKAGE}.methods.component_sums")
+        new = sums.HeadSums if "heads_add_up" in flags else sums.ComponentSums
+        method.__bases__ = tuple(new if base is sums.ClosedFormCAM else base for base in method.__bases__)
+    if "weights_are_sums" in flags:
         method.host_divisor = lambda self, activations: activations[0, 0].numel()
+    if "replays" in flags or "in_single" in flags:
+        method.needs = "difference" if "in_single" in flags else "replay"
 
 
 def translate_stage(stage: Any) -> None:

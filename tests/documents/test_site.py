@@ -329,21 +329,18 @@ def test_the_extensions_of_version_0_3_work(started, estimators, rules, monkeypa
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DeprecationWarning)
         exec(compile(code, "extending-0.3.md", "exec"), names)
-        flags = {"linear": True, "weights_are_sums": True, "compute": names["RisingGradCAM"].compute}
+        flags = dict.fromkeys(("linear", "heads_add_up", "weights_are_sums", "replays"), True)
+        flags["compute"] = names["RisingGradCAM"].compute
         flagged = type("Flagged", (package.ClosedFormCAM,), flags)(names["net"], ["1"])
         maps = flagged.explain(names["images"])
-    old = {
-        "Explained",
-        "HiddenUnits.pullback(saved, grad, saved0)",
-        "run.seeds(targets)",
-        "Flagged.linear = True",
-        "Flagged.weights_are_sums = True",
-    }
+    old = {"Explained", "HiddenUnits.pullback(saved, grad, saved0)", "run.seeds(targets)"}
+    old |= {f"Flagged.{flag} = True" for flag in flags if flag != "compute"}
     assert old <= {str(w.message).split(" is now ")[0] for w in caught}
     assert maps.linear
     expected = names["RisingGradCAM"](names["net"], ["1"]).explain(names["images"])
     assert not expected.linear
     assert flagged.host_divisor(torch.zeros(2, 3, 4, 5)) == 20
+    assert flagged.needs == "replay"
 
 
 def test_no_page_with_snippets_is_forgotten():
