@@ -25,9 +25,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-def megabytes(net: nn.Module, layer: str, x: torch.Tensor, *, replays: bool) -> float:
+def megabytes(net: nn.Module, layer: str, x: torch.Tensor, *, needs: str) -> float:
     """Return what a pass keeps."""
-    values = Path(net, None, [layer], replays=replays).record(x).tape.values
+    values = Path(net, None, [layer], needs=needs).record(x).tape.values
     storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in values}
     return sum(storages.values()) / 1e6
 
@@ -41,7 +41,7 @@ def main() -> None:
         torch.manual_seed(0)
         net = make().eval()
         with torch.no_grad():
-            whole, few = (megabytes(net, layer, x, replays=replays) for replays in (True, False))
+            whole, few = (megabytes(net, layer, x, needs=needs) for needs in ("replay", "gradient"))
         print(f"| {name} | `{layer}` | {whole:.1f} | {few:.1f} |", flush=True)
 
 
