@@ -36,6 +36,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     mean_activations,
 )
+from pytorch_grad_cam_pcasvm.methods import grad_cam_protocol
 
 # --- they add up ------------------------------------------------------------------------------------------------------
 
@@ -46,6 +47,22 @@ CASES = [
     *(("pooled", head, 5, "plane") for head in ("linear", "poly", "sigmoid", "kernel pca")),
     *((path, "rbf", 3, "volume") for path in ("relu", "pooled")),
 ]
+
+
+# Behind a mean over positions, maps differ by the same at all of them, which a principal component does not see.
+@pytest.mark.parametrize("path", ["relu", "gelu"])
+def test_what_eigen_smooth_smooths_starts_where_the_map_does(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, seen = explained(path, "rbf"), []
+
+    def smoothed(terms: torch.Tensor, maps: torch.Tensor, targets: Any) -> torch.Tensor:
+        seen.append((terms, maps))
+        return maps
+
+    monkeypatch.setattr(grad_cam_protocol, "smoothed_by_svd", smoothed)
+    mean = mean_activations(p.net, [p.images(60, seed=4)], p.layer, progress=False)
+    ContributionCAM(p.net, [p.layer], mean=mean)(p.x, SVMTarget("bee"), eigen_smooth=True)
+    ((terms, maps),) = seen
+    assert relative(terms.sum(1), maps[:, 0]) < 1e-10
 
 
 def named(p: Any, x: torch.Tensor, target: Any) -> list[Any]:
