@@ -82,7 +82,7 @@ class ContributionCAM(BaselineCAM, HeadSums):
         return result
 
     def _starts_of(self, run: Explanation, layer: int, targets: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
-        return self._starts.of(run, layer, targets, moves=True)
+        return self._starts.of(run, layer, targets, self._warnings, moves=True)
 
     def _refuse_layers(self, *, joined: bool = False) -> None:
         if not joined and len(self._target_layers) > 1:
@@ -98,7 +98,8 @@ class ContributionCAM(BaselineCAM, HeadSums):
     def _of_branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
         layers = range(len(run.layers))
         if self._starts.neutral:  # where a value is 0 depends on all inputs: maps start at the mean
-            starts = {layer: self._starts.undecided(run, layer, targets, None)[0][1] for layer in layers}
+            of_all = (self._starts.undecided(run, layer, targets, None, self._warnings)[0] for layer in layers)
+            starts = {layer: start for layer, (_, start) in zip(layers, of_all, strict=True)}
         else:
             starts = {layer: self._starts.activations(run, layer) for layer in layers}
         for layer in layers:

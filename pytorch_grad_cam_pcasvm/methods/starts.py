@@ -28,15 +28,14 @@ class Starts:
     Args:
         baseline: ``"neutral"``, ``"zero"``, ``"mean"``, activations or an image, as :class:`BaselineCAM` has it.
         mean: the mean of the training set at the target layer, or one for each; None: what the head knows of it.
-        warnings: of the method.
 
     Raises:
         TypeError: the baseline or the mean is something else.
         ValueError: the baseline is another name; or it, or the mean, has NaN or infinite values.
     """
 
-    def __init__(self, baseline: str | Tensor, mean: Tensor | Sequence[Tensor] | None, warnings: WarnOnce) -> None:
-        self.baseline, self.means, self._warnings = baseline, mean, warnings
+    def __init__(self, baseline: str | Tensor, mean: Tensor | Sequence[Tensor] | None) -> None:
+        self.baseline, self.means = baseline, mean
         self._boundary: Boundary | None = None
         self._near_mean: dict[Any, PathBoundary] = {}
 
@@ -75,7 +74,7 @@ class Starts:
         return isinstance(self.baseline, str) and self.baseline == "neutral"
 
     def of(
-        self, run: Explanation, layer: int, targets: Sequence[Any], *, moves: bool
+        self, run: Explanation, layer: int, targets: Sequence[Any], warnings: WarnOnce, *, moves: bool
     ) -> Iterator[tuple[list[int], Start]]:
         """Yield where K targets start, after the numbers of those that share it.
 
@@ -83,6 +82,7 @@ class Starts:
             run: the network's run.
             layer: position of the target layer.
             targets: K targets.
+            warnings: those of the method.
             moves: whether maps from the training mean can be moved to each target's own start by the same at all
                 positions, where features are means over these.
 
@@ -96,7 +96,7 @@ class Starts:
             yield everyone, _at_mean(run, layer, boundary)
             return
         starts = (
-            self.undecided(run, layer, targets, boundary)
+            self.undecided(run, layer, targets, boundary, warnings)
             if self.neutral
             else [(everyone, self.activations(run, layer))]
         )
@@ -114,14 +114,14 @@ class Starts:
         return self._boundary
 
     def undecided(
-        self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None
+        self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
         """Return the activations, of one row or N, at which K targets are undecided, and the numbers of those there."""
         like, head = run.passed.activations[layer], run.output.head if isinstance(run.output, HeadRun) else None
         mean = self._mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
-                self._warnings.tell(
+                warnings.tell(
                     BaselineWarning,
                     f"the training set's mean at {run.layers[layer]!r} is unknown, so maps start at zero activations, "
                     "and add up to the value minus that at zeros (baseline_values): pass mean=mean_activations(net, "
@@ -131,7 +131,7 @@ class Starts:
         if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
             return [(list(range(len(targets))), mean)]
         if mean is not None:
-            return self._starts_near(run, layer, targets, mean)
+            return self._starts_near(run, layer, targets, mean, warnings)
         assert boundary is not None
         starts = []
         for members, names, which in grouped(targets, head, run.output):
@@ -140,7 +140,7 @@ class Starts:
         return starts
 
     def _starts_near(
-        self, run: Explanation, layer: int, targets: Sequence[Any], mean: Tensor
+        self, run: Explanation, layer: int, targets: Sequence[Any], mean: Tensor, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
         """Return the baselines of K targets among the activations near their mean, as :meth:`undecided` does."""
         head = run.output.head if isinstance(run.output, HeadRun) else None
@@ -153,7 +153,7 @@ class Starts:
             points = []
             for name in names:
                 if name is None and together is None:
-                    self._warnings.tell(
+                    warnings.tell(
                         BaselineWarning,
                         f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
                         f"so maps of {', '.join(dict.fromkeys(repr(targets[k]) for k in members))} start at this mean",
@@ -309,7 +309,7 @@ class BaselineCAM(ClosedFormCAM):
         super().__init__(
             model, target_layers, reshape_transform, jacobian=jacobian, attention=attention, max_bytes=max_bytes
         )
-        self._starts = Starts(baseline, mean, self._warnings)
+        self._starts = Starts(baseline, mean)
 
     @property
     def baseline(self) -> str | Tensor:
@@ -330,4 +330,4 @@ class BaselineCAM(ClosedFormCAM):
         self._starts.means = mean
 
     def _starts_of(self, run: Explanation, layer: int, targets: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
-        return self._starts.of(run, layer, targets, moves=False)
+        return self._starts.of(run, layer, targets, self._warnings, moves=False)

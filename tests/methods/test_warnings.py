@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from problems import explained
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.covariance import EllipticEnvelope
 from sklearn.decomposition import PCA, FactorAnalysis, IncrementalPCA, KernelPCA, TruncatedSVD
@@ -416,6 +417,17 @@ def test_code_without_a_name_is_told_as_well(net, x):
     cam, images = doubtful(net, x)
     names = {"cam": cam, "images": images}  # no __name__, as where a snippet or a doctest runs
     assert set(doubts(lambda: exec("cam.explain(images)", names))) == set(DOUBTS)
+
+
+def test_what_a_check_of_a_file_was_told_is_told_again():
+    """Checks put other warnings in the place of those of the method, those of where contributions start among them."""
+    p = explained("relu", "rbf")
+    cam = ContributionCAM(p.net, [p.layer])
+    own, cam._warnings = cam._warnings, WarnOnce()
+    assert doubts(lambda: cam.explain(p.x)) == [BaselineWarning, CoarseMapWarning]
+    assert doubts(lambda: cam.explain(p.x)) == []
+    cam._warnings = own
+    assert doubts(lambda: cam.explain(p.x)) == [BaselineWarning, CoarseMapWarning]
 
 
 def test_where_no_number_may_be_looked_at_they_are_told_by_numpy(net, x):
