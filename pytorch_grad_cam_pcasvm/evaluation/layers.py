@@ -80,9 +80,7 @@ def layers(
     methods: dict[str, Any] = {}
     for title, names in named.items():
         options: dict[str, Any] = {"target_layers": names, "reshape_transform": reshape_transform}
-        options["mean"] = (
-            [means[name] for name in names] if names[0] in means and all(n in means for n in names) else None
-        )
+        options["mean"] = [means[name] for name in names] if _lacks(net, names) else None
         methods[title] = ContributionCAM, options
         if len(names) > 1:
             methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}

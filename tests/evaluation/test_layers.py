@@ -1,11 +1,13 @@
 """Which layer: candidates on the same images, and small images pasted into others."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
 from problems import explained
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, evaluation
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import in_patches
 from pytorch_grad_cam_pcasvm.evaluation.localisation import _pasted
 
@@ -71,6 +73,23 @@ def test_candidates_are_found_by_themselves(found):
     assert "features" in named
     assert any(" + features" in name for name in named)
     assert "labels" in result.settings["not side by side"]
+
+
+def test_means_that_the_head_has_are_its_own(monkeypatch):
+    p, module = explained("pooled", "rbf", 2, size="square"), importlib.import_module(evaluation.layers.__module__)
+    net, methods = PCASVMNet(p.backbone, p.fitted).eval(), {}
+    net.head.training_set.means["features.1"] = torch.zeros(5, 1)
+
+    def stopped(net, subject, named):
+        methods.update(named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_unfit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.layers(net, p.images(6, seed=11), {"early": "features.1", "both": ["features.1", "features"]})
+    # Of two layers one is missing, and so both are means of these images; of the first alone it is still the head's.
+    assert methods["early"][1]["mean"] is None
+    assert len(methods["both"][1]["mean"]) == 2
 
 
 def test_bad_candidates(found):
