@@ -243,7 +243,7 @@ def compare(result: Result, net: nn.Module, x: Tensor) -> None:
 def missing(passed: Any, seeds: list[Tensor | None], target: int) -> Tensor:
     """Return how far contributions from a baseline of zeros are from the difference of outputs, relative to both."""
     x = passed.activations[target]
-    base = passed.baseline({target: torch.zeros_like(x[:1])})
+    base = passed.started({target: torch.zeros_like(x[:1])})
     terms = (passed.pullback(seeds, target, base).dense() * x).flatten(1)
     outputs = zip(seeds, passed.tape.leaves, tree_leaves(base.output), strict=True)
     change = [(seed * (y - y0)).flatten(1) for seed, y, y0 in outputs if seed is not None]

@@ -44,7 +44,7 @@ def main() -> None:
 
         def of_head(net: PCASVMNet = net) -> Any:
             with torch.no_grad():
-                return gradients_of(net.of_features(features), len(features), targets, torch.float32)
+                return gradients_of(net.of_features(features), targets, torch.float32)
 
         def explain(cam: ClosedFormGradCAM = cam) -> Any:
             return cam.explain(x, targets)

@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm import OutsideTrainingWarning, extract_features
 from pytorch_grad_cam_pcasvm.data import Images
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 
 MEAN, STD = (torch.tensor(numbers).reshape(3, 1, 1) for numbers in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
 PREPARED = {

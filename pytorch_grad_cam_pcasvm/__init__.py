@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
     from pytorch_grad_cam_pcasvm.maps.recombination import recombined
     from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-    from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps, signed_maps
+    from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
+    from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
     from pytorch_grad_cam_pcasvm.methods import (
         LIFTCAM,
         ClosedFormAblationCAM,
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums
     from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
-    from pytorch_grad_cam_pcasvm.network.features import extract_features
+    from pytorch_grad_cam_pcasvm.network.extraction import extract_features
     from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
-    from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
+    from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+    from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
     from pytorch_grad_cam_pcasvm.rules import register_jacobian
     from pytorch_grad_cam_pcasvm.runtime.errors import (
         AutogradFallbackWarning,
@@ -69,7 +71,7 @@ _NAMES = {
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
-    "network.features": "extract_features",
+    "network.extraction": "extract_features",
     "network.net": "HeadOutput PCASVMNet",
     "targets": "HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
 }

@@ -75,7 +75,10 @@ class _Moved(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return renamed(name) if name in NAMES else getattr(import_module(_new(self.__name__)), name)
+        if name in NAMES:
+            return renamed(name)
+        module = import_module(_new(self.__name__))
+        return getattr(module, name) if hasattr(module, name) else getattr(import_module(_PACKAGE), name)
 
 
 class _Finder(MetaPathFinder, Loader):

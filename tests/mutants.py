@@ -84,8 +84,12 @@ TESTS = {
     "methods/contributions.py": "contributions baselines methods",
     "methods/perturbation.py": "methods coalitions baselines",
     "maps/signed_maps.py": "maps",
+    "maps/scale.py": "maps",
+    "network/layout.py": "maps token_backward channel_means",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
+    "targets/plain_gradients.py": "output_gradients method",
+    "targets/rowwise.py": "output_gradients method anomalies",
     "targets/target.py": "targets anomalies output_gradients head",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
@@ -100,17 +104,10 @@ ONLY = {
     "rules/registry.py": {"unbroadcast", "elementwise"},
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_jacobian"},
-    "methods/network_run.py": {"gradients", "sums", "products", "contributions", "relevance", "_in_shape", "_by_image"},
-    "maps/signed_maps.py": {
-        "_part",
-        "positive",
-        "negative",
-        "signed_maps",
-        "largest",
-        "divided",
-        "upsampled",
-        "warn_of_blanks",
-    },
+    "methods/network_run.py": {"gradients", "sums", "products", "contributions", "relevance", "_of_images"},
+    "maps/signed_maps.py": {"_part", "positive", "negative"},
+    "maps/scale.py": {"signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
+    "targets/rowwise.py": {"differentiated", "called_at_start"},
 }
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
@@ -119,7 +116,6 @@ NEVER |= {"_check_sums", "_why_unknown", "bytes_per_target", "why_blank"}
 BOUND = "a bound on rounding errors, of which any near it is as good"
 BLOCKS = "the size of a block, chosen for speed"
 NOT_ABOVE = "no score is above the last point, where it was clamped"
-ZERO = "of an ordinary network's output nothing is factored out"
 EYE = "torch.eye(input.shape[axis], dtype=grad.dtype, device=grad.device)"
 BAR = "the length of a progress bar"
 FLAT = "a flat channel is 0 divided by whatever there is"
@@ -254,7 +250,6 @@ EQUIVALENT: dict[str, str] = {
     "rules/pooling.py _max_pool.rule: without None": "torch takes an empty stride for none",
     "head/calibration.py Isotonic.__call__: len(at) - 1 -> len(at) + 1": NOT_ABOVE,
     "head/calibration.py Isotonic.__call__: len(at) - 1 -> len(at)": NOT_ABOVE,
-    "targets/output_gradients.py _of_output: log_scale -> 0 * log_scale": ZERO,
     # Either is right.
     "rules/elementwise.py softplus: input * beta > threshold -> input * beta >= threshold": KINK,
     "rules/elementwise.py _slope_at_limit: x.clamp(min=0.0) -> x.clamp(max=0.0)": "both have the same slope",

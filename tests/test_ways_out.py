@@ -125,7 +125,7 @@ WITHOUT = {
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
     "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
-    "calculus/backward.py: (advice if self.baseline is None": "passes a refusal on, with the way out of every path",
+    "calculus/backward.py: (advice if self.start is None": "passes a refusal on, with the way out of every path",
     "path/record.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
     "tape/python_calls.py: was optimised for inference": "is for single precision, and here all is in double",
     "calculus/backward.py: there is no gradient of": "as that of autograd.py",
@@ -2527,7 +2527,7 @@ OTHERS = [
         {"baseline='mean'": partial(far_from_its_boundary, "mean")},
     ),
     Row(
-        "targets/output_gradients.py: is not linear in the network's scores",
+        "targets/rowwise.py: is not linear in the network's scores",
         partial(stepped, nn.Tanh(), ContributionCAM, targets=[OwnTarget()], baseline="zero"),
         "is not linear in the network's scores",
         {

@@ -11,7 +11,8 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.data.images import Batch
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput, PCASVMNet
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
 

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps, means_of
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import recombined
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target, decoded
 
 _OF_MAPS = ("maps", "opposite", "scale", "nu", "log_scale", "baseline_values", "remainder")

@@ -68,7 +68,7 @@ class AffineBeginning:
         """Return what each player alone brings to the value by the linear map, shape (N, J, *value.shape[1:]).
 
         Args:
-            x: activations, or their difference from a baseline, shape (N, T, ...).
+            x: activations, or their difference from a start, shape (N, T, ...).
             over: ``"channels"``: J = T players, each channel alone; ``"positions"``: each position alone.
             chunk: of the players.
         """

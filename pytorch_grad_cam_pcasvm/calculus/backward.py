@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.calculus.foreign import misfit, verify
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import Baseline, through_secant
+from pytorch_grad_cam_pcasvm.calculus.secants import PathStart, through_secant
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
 from pytorch_grad_cam_pcasvm.tape.call import Call, TokenRange, values_in
@@ -35,7 +35,7 @@ class Walk(Pullback):
         tape: the path.
         seeds: for every tensor of its output the derivatives of K targets, (K, *its shape), or None.
         name: of the target layer.
-        baseline: of secants; None: gradients.
+        start: of secants; None: gradients.
         heads: keep the heads of the first attention apart, as so many targets in place of each.
     """
 
@@ -44,17 +44,17 @@ class Walk(Pullback):
         tape: Tape,
         seeds: Sequence[Tensor | None],
         name: str,
-        baseline: Baseline | None = None,
+        start: PathStart | None = None,
         *,
         heads: bool = False,
     ) -> None:
         tape.check_constants()
-        self.tape, self.baseline = tape, baseline
+        self.tape, self.start = tape, start
         self.root = tape.roots[name]
         self.value = tape.values[self.root]
         self.steps, self.path = tape.following(self.root)
-        # What other branches bring changes from the baseline, too.
-        self.smooth = self.path if baseline is None else tape.following(*baseline.roots)[1]
+        # What other branches bring changes from the start, too.
+        self.smooth = self.path if start is None else tape.following(*start.roots)[1]
         self.cotangents: dict[int, list[Cotangent]] = {}
         self.like = next(seed for seed in seeds if seed is not None)
         self.count = len(self.like)
@@ -77,8 +77,8 @@ class Walk(Pullback):
             has_channels = after.shape[:2] == (rows, channels) or (
                 after.dim() == 2 and after.shape[0] == before.shape[0] == rows
             )
-            # From a baseline only sums of linear steps are kept.
-            if not has_channels or (self.baseline is not None and call.rule.secant != "linear"):
+            # From a start only sums of linear steps are kept.
+            if not has_channels or (self.start is not None and call.rule.secant != "linear"):
                 return False
             recorded = call.recorded(self.tape)
             return call.rule.keeps_sums(*recorded.args, **recorded.kwargs, y=recorded.y)
@@ -138,12 +138,12 @@ class Walk(Pullback):
 
     def contributions(self, change: Tensor, dims: tuple[int, int]) -> Tensor:
         """Return the secants times the change, summed over all but images and tokens, shape (K, N, L)."""
-        assert self.baseline is not None
+        assert self.start is not None
         inside, places = self._region({self.root: dims})
         self._walk_to(inside)
         total = self.like.new_zeros(self.count, *(self.value.shape[dim] for dim in dims))
         for index, parts in self.cotangents.items():
-            change = self.tape.values[index] - self.baseline.values[index]
+            change = self.tape.values[index] - self.start.values[index]
             for part in parts:
                 total = total + part.along(change, *places[index])
         return total
@@ -230,8 +230,8 @@ class Walk(Pullback):
         dtype = next(grad for grad in grads if grad is not None).dtype
         here = call.resolved(values, self.path, dtype, tokens)
         start = None
-        if self.baseline is not None:
-            start = call.resolved(self.baseline.values, self.path, dtype, tokens, here)
+        if self.start is not None:
+            start = call.resolved(self.start.values, self.path, dtype, tokens, here)
 
         def pull(grad: Any, **named: Any) -> Any:
             if start is None:
@@ -259,14 +259,14 @@ class Walk(Pullback):
         """Compare the rules of the user's with autograd, each at its first step, whose numbers are all kept."""
         for step in self.steps:
             call = Call.of(step)
-            key = (None if call is None else call.rule), self.baseline is None
+            key = (None if call is None else call.rule), self.start is None
             if call is None or not call.rule.foreign or key in self.tape.verified:
                 continue
             self.tape.verified.add(key)
             try:
                 here, start = call.resolved(self.tape.values, self.path, self.like.dtype), None
-                if self.baseline is not None and call.rule.secant is not None:
-                    start = call.resolved(self.baseline.values, self.path, self.like.dtype, None, here)
+                if self.start is not None and call.rule.secant is not None:
+                    start = call.resolved(self.start.values, self.path, self.like.dtype, None, here)
                 for at in (None, *([] if start is None else [start])):
                     verify(self.tape, call, self.path, here, at)
             except NoClosedFormError as error:
@@ -321,7 +321,7 @@ class Walk(Pullback):
 
     def _refused(self, reason: str, *ways_out: str) -> NoClosedFormError:
         """Return a refusal that shows the tape, and offers autograd to gradients; it knows no secants."""
-        error = NoClosedFormError(*(advice if self.baseline is None else _as_given)(reason, *ways_out))
+        error = NoClosedFormError(*(advice if self.start is None else _as_given)(reason, *ways_out))
         error.tape = str(self.tape)
         return error
 

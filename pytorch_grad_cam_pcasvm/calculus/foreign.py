@@ -25,7 +25,7 @@ def verify(tape: Tape, call: Call, path: set[int], here: Resolved, start: Resolv
         call: the step.
         path: the values that lead on from the target layer.
         here: its arguments and outputs.
-        start: those at the baseline, for its secant; None: its gradient is compared.
+        start: those at the start, for its secant; None: its gradient is compared.
 
     Raises:
         NoClosedFormError: the rule, its secant, ``keeps_sums`` or ``needs`` is wrong.

@@ -1,6 +1,6 @@
 """The pullback of K targets to the activations of a target layer, and what can be asked of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 
 
 class Pullback:
-    """The derivatives of K targets with respect to activations, or their secants from a baseline.
+    """The derivatives of K targets with respect to activations, or their secants from a start.
 
     Attributes:
         whole: the cotangent of the activations, in the network's own layout.
@@ -22,6 +22,10 @@ class Pullback:
     def dense(self) -> Tensor:
         """Return the derivatives, shape (K, *activations.shape)."""
         return self.whole.dense()
+
+    def arranged(self, by: Callable[[Tensor], Tensor]) -> Cotangent:
+        """Return the derivatives as a layout arranges them."""
+        return Cotangent(by(self.dense()))
 
     def sums(self) -> Tensor:
         """Return the sum over the positions of every channel, shape (K, N, T), for activations (N, T, ...)."""
@@ -45,7 +49,7 @@ class Pullback:
         """Return the secants times the change, summed over all but images and tokens, shape (K, N, L).
 
         Args:
-            change: of the activations from the baseline of these secants.
+            change: of the activations from the start of these secants.
             dims: dimensions of images and of tokens in the activations.
         """
         return self.whole.along(change, *dims)

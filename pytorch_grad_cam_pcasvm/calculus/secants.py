@@ -1,4 +1,4 @@
-"""Secants: from the path at a baseline to the path at the image, step by step, with nothing left over.
+"""Secants: from the path at a start to the path at the image, step by step, with nothing left over.
 
 For every step f there is a matrix J(x0, x) with ``J (x - x0) = f(x) - f(x0)``; a chain of them is exact again.
 """
@@ -19,8 +19,8 @@ from pytorch_grad_cam_pcasvm.tape.tape import Ref
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """What the path computes from the activations of a baseline.
+class PathStart:
+    """What the path computes from the activations of a start.
 
     Attributes:
         values: the values of the tape that depend on the target layers, by position.
@@ -39,7 +39,7 @@ def through_secant(call: Call, here: Resolved, start: Resolved, eps: float, smoo
     Args:
         call: the step.
         here: its arguments and outputs.
-        start: those at the baseline.
+        start: those at the start.
         eps: machine epsilon of the dtype that the network computes in.
         smooth: the values of the tape that have a gradient, of all branches.
         grad: gradient with respect to its output, shape (K, *y.shape), or a tuple of such.
@@ -83,7 +83,7 @@ def through_secant(call: Call, here: Resolved, start: Resolved, eps: float, smoo
 
 
 def _where_switched(call: Call, here: Resolved, base: Base, smooth: set[int], grad: Tensor, pulled: Any) -> Any:
-    """Add, where a switch is another one at the baseline, what shares dy out among the arguments that change."""
+    """Add, where a switch is another one at the start, what shares dy out among the arguments that change."""
     places = [place for place, item in enumerate(call.args) if isinstance(item, Ref) and item.index in smooth]
     changes = {place: here.args[place] - base.args[place] for place in places}
     size = sum((change.square() for change in changes.values()), torch.zeros_like(here.y))

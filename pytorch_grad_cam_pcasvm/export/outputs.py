@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, upsampled
+from pytorch_grad_cam_pcasvm.maps.scale import upsampled
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.net import OfHead, PCASVMNet
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
 
 # What a program gives, where there is some.

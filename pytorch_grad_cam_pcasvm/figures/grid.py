@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
 from pytorch_grad_cam_pcasvm.figures.layout import Layout
 from pytorch_grad_cam_pcasvm.figures.style import FONT, literal
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 

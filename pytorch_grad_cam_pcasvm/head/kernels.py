@@ -8,7 +8,7 @@ methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shap
 - ``pullback(at, points, coefficients)``, where ``at`` is x and its argument: ``sum_i c_i dK(p_i, x)/dx`` for
   coefficients of shape (N, K, I) or (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a
   factor that was taken out of it, shape (N, K);
-- ``secant(at, at0, points, coefficients)``, where ``at0`` is a baseline x0 of N rows or of 1 and its argument: the
+- ``secant(at, at0, points, coefficients)``, where ``at0`` is a start x0 of N rows or of 1 and its argument: the
   vectors whose products with ``x - x0`` are ``sum_i c_i (K(p_i, x) - K(p_i, x0))``, as a pair, too;
 - ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
 
@@ -205,7 +205,7 @@ class RBF:
         (x, argument), (x0, argument0) = at, at0
         step = x - x0
         scaled_step = self.gamma * step
-        # Around the baseline, so that nothing cancels in products of points that are far from 0.
+        # Around the start, so that nothing cancels in products of points that are far from 0.
         points, start = points - x0[:1], x0 - x0[:1] if x0.shape[0] > 1 else None
         along = scaled_step @ points.T
         if start is not None:

@@ -159,7 +159,7 @@ class Evidence:
         """
         step = x - x0
         squared = step.square().sum(-1, keepdim=True)
-        # Around the baseline, so that nothing cancels in products of points that are far from 0.
+        # Around the start, so that nothing cancels in products of points that are far from 0.
         origin = x0[:1]
         slopes = 2 * self.gamma * (step @ (self.points - origin).T - (step * (x0 - origin)).sum(-1, keepdim=True))
         line = Line(

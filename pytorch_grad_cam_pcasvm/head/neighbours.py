@@ -9,7 +9,7 @@ from pytorch_grad_cam_pcasvm.head.multiclass import WithConstants
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 
 _At = tuple[Tensor, Tensor, Tensor]  # x, the margins, and the largest of the distances
-_NODES = 16  # at which neighbours are looked for on the way from a baseline
+_NODES = 16  # at which neighbours are looked for on the way from a start
 
 
 class Neighbours(WithConstants, Stage):
@@ -19,7 +19,7 @@ class Neighbours(WithConstants, Stage):
     more classes a plurality may decide, so that the k nearest points' votes are counted, too: they have no gradient.
 
     Along a line every a_c is continuous and made of straight pieces. Its secant is the mean gradient at 16 places
-    between baseline and x, with the smallest change that makes it exact.
+    between start and x, with the smallest change that makes it exact.
 
     Args:
         points: the training set, shape (I, D), class by class.
@@ -65,7 +65,7 @@ class Neighbours(WithConstants, Stage):
         way = x - x0
         slopes = self._slopes(x0.unsqueeze(1) + places.unsqueeze(-1) * way.unsqueeze(1)).mean(1)
         missing = margins - margins0 - (slopes @ way.unsqueeze(-1)).squeeze(-1)
-        # What is only rounding would be made large where x is near its baseline.
+        # What is only rounding would be made large where x is near its start.
         rounding = 16 * torch.finfo(x.dtype).eps * (size + size0)
         missing = torch.where(missing.abs() > rounding, missing, 0.0)
         length = way.square().sum(-1, keepdim=True)

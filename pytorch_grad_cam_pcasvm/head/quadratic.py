@@ -34,7 +34,7 @@ class Quadratic(Stage):
         return self.secant(saved, saved, grad)
 
     def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
-        """Return the gradient at the point half-way to the baseline."""
+        """Return the gradient at the point half-way to the start."""
         z = saved + saved0
         z = z * self.roots if self.roots.dim() == 2 else (self.roots @ z.unsqueeze(-1)).squeeze(-1)
         return -(grad @ z), None

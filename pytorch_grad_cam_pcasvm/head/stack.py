@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -185,19 +184,19 @@ class Stack(Hookable):
         self,
         trace: HeadTrace,
         seeds: Mapping[int, Tensor | None],
-        baseline: HeadTrace | None = None,
+        start: HeadTrace | None = None,
         until: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
 
-        With a baseline, return the secant instead: its product with ``values[0] - baseline.values[0]`` equals the
+        With a start, return the secant instead: its product with ``values[0] - start.values[0]`` equals the
         product of the seeds with the differences of their values.
 
         Args:
             trace: a trace of N rows.
             seeds: by position in ``trace.values``, the targets' derivatives with respect to that value, shape (N, K, .)
                 or, if they are the same for every image, (1, K, .); None: one target for each number of that value.
-            baseline: a trace of N rows, or one row for all; None: the derivative.
+            start: a trace of N rows, or one row for all; None: the derivative.
             until: differentiate with respect to the value at this position instead; no seed may come before it.
 
         Returns:
@@ -208,27 +207,27 @@ class Stack(Hookable):
             NoClosedFormError: a hook has changed one of the stages, or a stage has no secant.
             ValueError: the trace has only values, or was resumed after a seed's position.
         """
-        traces = [trace] if baseline is None else [trace, baseline]
+        traces = [trace] if start is None else [trace, start]
         if any(len(recorded.saved) != len(self.stages) for recorded in traces):
             raise ValueError("the trace has nothing saved for a pullback: compute it again, head(trace.values[0])")
         # A resumed trace is pulled back to where it was resumed.
-        start = max(until, *(sum(value is None for value in recorded.values) for recorded in traces))
-        if any(position < start for position in seeds):
-            raise ValueError(f"the trace was resumed at position {start}: it has no values before that to explain")
+        first = max(until, *(sum(value is None for value in recorded.values) for recorded in traces))
+        if any(position < first for position in seeds):
+            raise ValueError(f"the trace was resumed at position {first}: it has no values before that to explain")
         scaled: Scaled | None = None
-        for position in range(len(self.stages), start - 1, -1):
-            y, seed = trace.values[position], seeds.get(position)
-            stage = self.stages[position - 1] if position > start else None
-            is_identity = position in seeds and seed is None
-            short = is_identity and scaled is None and stage is not None and (baseline is None or stage.linear)
-            if is_identity and not short:
-                seed = identity(y)
-            if seed is not None:
-                scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
-            if stage is None:
-                break
-            saved = [recorded.saved[position - 1] for recorded in traces]
-            with known_to(trace.eps, partial(self.errors, trace, position - 1)):
+        with known_to(trace.eps, lambda: self.errors(trace, position - 1)):
+            for position in range(len(self.stages), first - 1, -1):
+                y, seed = trace.values[position], seeds.get(position)
+                stage = self.stages[position - 1] if position > first else None
+                is_identity = position in seeds and seed is None
+                short = is_identity and scaled is None and stage is not None and (start is None or stage.linear)
+                if is_identity and not short:
+                    seed = identity(y)
+                if seed is not None:
+                    scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
+                if stage is None:
+                    break
+                saved = [recorded.saved[position - 1] for recorded in traces]
                 if short:
                     scaled = stage.jacobian(intact(saved[0]), y)
                 elif scaled is not None:
@@ -239,8 +238,8 @@ class Stack(Hookable):
 
     def errors(self, trace: HeadTrace, position: int) -> Tensor | None:
         """Return the rounding errors of a value, (N, .), that come from the features; None if they are unknown."""
-        start = sum(value is None for value in trace.values)
-        return errors_after(self.stages[start:position], 8 * trace.eps * trace.values[start].abs())
+        first = sum(value is None for value in trace.values)
+        return errors_after(self.stages[first:position], 8 * trace.eps * trace.values[first].abs())
 
     def bytes_per_target(self, n: int) -> int:
         """Return roughly how much memory one target takes in the head for n images: a few rows of its widest stage."""

@@ -4,7 +4,7 @@ A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, th
 to the stage's output, of shape (N, K, out), or (1, K, out) if it is the same for every image, and returns the
 derivative with respect to its input, (N, K, in) or (1, K, in): ``grad @ dy/dx``.
 
-A *secant* of a stage f between a baseline x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly; a chain of
+A *secant* of a stage f between a start x0 and x is a matrix J with ``J (x - x0) = f(x) - f(x0)`` exactly; a chain of
 secants is again a secant. The method ``secant`` returns ``grad @ J``, whose parts add up to the difference that is
 explained. That of an affine stage is its pullback.
 
@@ -67,9 +67,9 @@ class Stage(Hookable):
         )
 
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
-        """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a baseline x0.
+        """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a start x0.
 
-        The baseline has N rows, or one for all of them. If x and x0 are equal, J is the derivative. By default, this is
+        The start has N rows, or one for all of them. If x and x0 are equal, J is the derivative. By default, this is
         the pullback, if the stage is linear.
 
         Raises:
@@ -115,7 +115,7 @@ def identity(y: Tensor) -> Tensor:
 def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
     """Return the pullback of a gradient that may already be divided by a factor, and the logarithm of both factors.
 
-    ``saved`` is what ``evaluate`` saved; if followed by what it saved at a baseline, the secant is used instead.
+    ``saved`` is what ``evaluate`` saved; if followed by what it saved at a start, the secant is used instead.
     """
     grad, before = scaled
     rule: Any = stage.pullback if len(saved) == 1 else stage.secant

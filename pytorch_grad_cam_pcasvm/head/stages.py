@@ -232,7 +232,7 @@ class Normalise(Stage):
         """Return ``mean(r) grad + <grad, mean(x)> J_r``, the product rule for ``y = x r``.
 
         ``J_r`` is the secant of ``r = 1 / |x|``, ``-J_norm / (|x| |x0|)``. A row of zeros, which was divided by 1, is
-        left out of the means: with a baseline of zeros, the result is ``grad / |x|``.
+        left out of the means: with a start of zeros, the result is ``grad / |x|``.
         """
         (x, _, norm), (x0, _, norm0) = saved, saved0
         # A row of zeros was divided by 1, which does not depend on it.

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, largest
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
@@ -74,10 +75,8 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
 
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
     seeds = _seeds(components, reduction, tail, targets)
-    (grads,) = seeds.grads
-    assert grads is not None
     output = _output(tail, 0, components.values)
-    maps, weights, remainder, of_components = combined(components, grads, seeds.excess)
+    maps, weights, remainder, of_components = combined(components, seeds.by_image, seeds.excess)
     return SignedMaps(
         maps=maps,
         weights=weights,
@@ -95,7 +94,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
 
 
 def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> OutputGradients:
-    """Return the gradients, or secants, of K targets with respect to the components, (N, K, B)."""
+    """Return the gradients, or secants, of K targets with respect to the components."""
     values, count = components.values, len(components.targets)
     at_baseline = components.baseline_values
     grads = values.new_zeros(len(values), len(targets), count)
@@ -128,17 +127,17 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
             if components.neutral and part is not None and position == 0:
                 seeds = boundary_of(components, part).seeds(here, asked, values.dtype)
             else:
-                seeds = gradients_of(here, len(values), asked, values.dtype, start)
-            (grad,) = seeds.grads
-            assert grad is not None
-            grads[:, chosen], of_targets[:, chosen] = grad.transpose(0, 1), seeds.values
+                seeds = gradients_of(here, asked, values.dtype, start)
+            grads[:, chosen], of_targets[:, chosen] = seeds.by_image, seeds.values
             log_scale[:, chosen] = seeds.log_scale
             if seeds.baseline_values is not None:
                 of_baseline[:, chosen] = seeds.baseline_values
             if seeds.excess is not None:
                 excess[:, chosen] = seeds.excess
-    moves = excess if components.neutral else None
-    return OutputGradients([grads], log_scale, of_targets, None if at_baseline is None else of_baseline, moves)
+    before = None if at_baseline is None else of_baseline
+    return OutputGradients(
+        [grads.transpose(0, 1)], log_scale, of_targets, before, excess if components.neutral else None
+    )
 
 
 def boundary_of(components: SignedMaps, tail: Head) -> Boundary:
@@ -163,14 +162,12 @@ def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Te
         tail = copy.deepcopy(tail).to(components.values.device)
     with torch.no_grad():
         seeds = _seeds(components, reduction, tail, [target])
-        (grads,) = seeds.grads
         origin = components.baseline_values
         if components.neutral and tail is not None and not isinstance(target, PCATarget | HotellingTarget):
             (group,) = grouped([target], tail, _output(tail, 0, components.values))
             origin = boundary_of(components, tail).at(*group[1:]).features
-    assert grads is not None
     assert origin is not None
-    return grads[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
+    return seeds.by_image[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
 
 
 def combined(

@@ -1,7 +1,7 @@
 """Signed maps: weights times activations, their signs, their shared scale, and their upsampling."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.head import storage
-from pytorch_grad_cam_pcasvm.network.features import all_finite
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, per_map, upsampled, warn_of_blanks
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning, warn
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
 
@@ -318,7 +315,7 @@ class SignedMaps:
         size_of_map = self.nu.log() + self.log_scale
         largest = size_of_map.amax(0, keepdim=True)
         factor = torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0).to(maps.dtype)
-        return maps * _per_map(factor, maps)
+        return maps * per_map(factor, maps)
 
 
 _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
@@ -420,74 +417,3 @@ class Jacobians:
     log_scale: Tensor | None
     activations: Tensor
     output: Tensor
-
-
-def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
-    """Return the signed maps ``sum_t weights[n, k, t] activations[n, t]``, (N, K, H, W), in the dtype of the weights.
-
-    Args:
-        weights: shape (N, K, T).
-        activations: shape (N, T, H, W) or (N, T, D, H, W).
-
-    Returns:
-        The maps.
-
-    Example:
-        >>> signed_maps(torch.ones(1, 2, 3), torch.ones(1, 3, 4, 4)).shape
-        torch.Size([1, 2, 4, 4])
-    """
-    with full_precision(weights.device):
-        return torch.bmm(weights, activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
-
-
-def largest(maps: Tensor, opposite: Tensor | None = None) -> Tensor:
-    """Return nu, the largest value of a map and its opposite, which is ``-maps`` if none is given, shape (N, K)."""
-    if opposite is None:
-        return torch.linalg.vector_norm(maps.flatten(2), torch.inf, -1)
-    return torch.maximum(maps, opposite).relu().flatten(2).amax(-1)
-
-
-def divided(maps: Tensor, nu: Tensor) -> Tensor:
-    """Return maps (N, K, ...) divided by nu (N, K); a map of zeros stays zero."""
-    # A division, not a product with 1 / nu: x / x is exactly 1.
-    return maps / _per_map(torch.where(nu > 0, nu, 1.0), maps)
-
-
-def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, in 2-D as pytorch-grad-cam does."""
-    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
-    return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
-
-
-def warn_of_blanks(
-    shown: Tensor, nu: Tensor, target_of: Callable[[int, int], Any], output: Any = None, part: str = ""
-) -> None:
-    """Warn if a shown part of signed maps (N, K, ...) is zero everywhere, with the reason; nu has shape (N, K).
-
-    ``target_of(n, k)`` returns the target of a map; the network's output may add to the reason.
-    """
-    blank = ~shown.flatten(2).any(-1)
-    if not bool(blank.any()):
-        return
-    dead = nu == 0
-    reasons, hidden = [], False
-    for mask, reason in ((dead, "there is no gradient at all"), (blank & ~dead, "all its evidence has the other sign")):
-        for image, k in mask.nonzero().tolist():
-            target = target_of(image, k)
-            knows = isinstance(output, HeadOutput) and hasattr(target, "why_blank")
-            more = target.why_blank(output[image]) if knows else None
-            reasons.append(f"image {image}, {part}{target}: {more or reason}")
-            hidden = hidden or (more is None and mask is not dead)
-    shortened = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    both = f". {'See .maps' if part else 'Use explain()'}, which keeps both signs" if hidden else ""
-    warn(f"blank map: {shortened}{both}", BlankMapWarning)
-
-
-def _per_map(value: Tensor, maps: Tensor) -> Tensor:
-    return value.reshape(*value.shape, *[1] * (maps.dim() - 2))
-
-
-def check_finite(maps: Tensor) -> None:
-    """Raise a ValueError if maps are not finite; waits for the device."""
-    if not all_finite(maps):
-        raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import every_component
@@ -112,10 +111,10 @@ class PathBoundary:
         """Return activations whose components are those of a point on the boundary that the head knows."""
         components = every_component(run.output)
         output = run.moved(layer, self.mean).output
-        if not components or not isinstance(output, HeadRun) or target in components:
+        if not components or run.head is None or target in components:
             return None
         try:
-            there = Boundary(output.head, output.features[0].detach()).at([target], None)
+            there = Boundary(run.head, output.features[0].detach()).at([target], None)
         except NoBoundaryError:
             return None
         goal = torch.stack([component(there) for component in components], -1)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout
-from pytorch_grad_cam_pcasvm.targets.output_gradients import is_closed_form, values_of
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
+from pytorch_grad_cam_pcasvm.targets.output_gradients import values_of
+from pytorch_grad_cam_pcasvm.targets.rowwise import is_closed_form
 
 EXACT = 12  # players of whom all subsets are evaluated
 _BYTES = 1 << 28
@@ -38,12 +38,13 @@ class Players:
     ) -> None:
         self._run, self._targets, self._bytes = run, targets, max_bytes or _BYTES
         self._affine = run.passed.affine(layer)
-        self._rows = self._affine.rows(x, over) if run.transforms[layer] is None else self._reshaped(layer, x, over)
+        moved = not run.layouts[layer].is_that_of_maps
+        self._rows = self._reshaped(layer, x, over) if moved else self._affine.rows(x, over)
         self._origin = self._affine.value
         self._position: int | None = None
-        if self._affine.is_output and isinstance(run.output, HeadRun) and all(map(is_closed_form, targets)):
+        if self._affine.is_output and run.head is not None and all(map(is_closed_form, targets)):
             # The head's linear beginning, too, is passed once, by every player's row.
-            head, trace = run.output.head, run.output.head_trace
+            head, trace = run.head, run.output.head_trace
             self._position, self._origin = head.linear_until, trace.values[head.linear_until]
             self._rows = self._rows.flatten(2).to(self._origin.dtype)
             if self._position:
@@ -57,8 +58,7 @@ class Players:
         numbers = torch.arange(raw[0].numel(), dtype=torch.float64, device=raw.device).reshape(1, *raw.shape[1:])
         place = run.shaped(numbers, layer).long().flatten(2)[0]
         moved = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]
-        only_moves = isinstance(run.transforms[layer], Layout)  # that of a user has to be looked at
-        if not only_moves and not torch.equal(moved, run.activations(layer).flatten(1)):
+        if not run.layouts[layer].is_known and not torch.equal(moved, run.activations(layer).flatten(1)):
             raise ValueError(
                 "reshape_transform changes numbers, so players cannot be mapped back through it: it may only move them"
             )
@@ -77,7 +77,7 @@ class Players:
 
     def at_once(self, image: int) -> int:
         """Return how many changed versions of an image, with their lists of players, fit into the memory."""
-        head = getattr(self._run.output, "head", None)
+        head = self._run.head
         row = 8 * max(self._origin[image].numel(), len(self._rows[image]))
         if self._position is None:
             row *= self._run.count  # what goes around the path may be that of every image
@@ -85,12 +85,13 @@ class Players:
 
     def values(self, image: int, rows: Tensor) -> Tensor:
         """Return the values of the targets for changed versions (M, D) of an image, shape (M, K)."""
-        run, head = self._run, getattr(self._run.output, "head", None)  # type: Explanation, Any
+        run, head = self._run, self._run.head
         parts = []
         for part in rows.split(self.at_once(image)):
             if self._position is None:
-                changed = run.output_of(self._affine.rerun(part, image))
+                changed = run.output_of(self._affine.rerun(part, image), len(part))
             else:
+                assert head is not None
                 changed = HeadRun(head, head.resume(self._position, part))
             parts.append(values_of(run.output, self._targets, image, changed))
         return torch.cat(parts)

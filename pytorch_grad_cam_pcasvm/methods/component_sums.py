@@ -11,9 +11,8 @@ from pytorch_grad_cam_pcasvm.maps.recombination import combined
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
 from pytorch_grad_cam_pcasvm.targets import PCATarget, every_component
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise, is_closed_form
+from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise, is_closed_form
 
 
 class ComponentSums(ClosedFormCAM):
@@ -25,15 +24,12 @@ class ComponentSums(ClosedFormCAM):
     """
 
     def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
-        combines = isinstance(run.output, HeadRun) and run.shares_start(layer)
-        components = every_component(run.output) if combines else []
+        components = every_component(run.output) if run.shares_start(layer) else []
         if not 0 < len(components) < sum(map(_is_behind_components, targets)) == len(targets):
             return super()._from_start(run, layer, targets)
         result = super()._from_start(run, layer, components)  # from where these targets start
         seeds = run.secants(targets, layer, run.output.head.component_position)
-        (grad,) = seeds.grads
-        assert grad is not None
-        maps, weights, remainder, log_scale = combined(result, grad.transpose(0, 1), seeds.excess)
+        maps, weights, remainder, log_scale = combined(result, seeds.by_image, seeds.excess)
         scale, before = seeds.log_scale + log_scale, seeds.baseline_values
         return MethodResult(maps, weights, seeds.values, scale, None, before, remainder)
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
 from pytorch_grad_cam_pcasvm.maps.recombination import moved
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
+from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.component_sums import HeadSums
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
 
 class ContributionCAM(BaselineCAM, HeadSums):
@@ -143,7 +143,8 @@ class LIFTCAM(BaselineCAM):
     def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
         start, seeds = run.starts[layer], run.secants(targets, layer)
         weights = run.products(seeds, layer, run.shaped(start.difference, layer), "positions", start.path)
-        if may_look(weights) and len(run.layers) == 1 and run.transforms[layer] is None:  # or tokens may be left out
+        whole = len(run.layers) == 1 and run.layouts[layer].is_that_of_maps  # or tokens may be left out
+        if whole and may_look(weights):
             _check_sums(run, layer, weights, seeds)
         return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 

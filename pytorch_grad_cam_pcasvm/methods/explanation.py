@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pytorch_grad_cam_pcasvm import moved
-from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
+from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.methods.network_run import NetworkRun
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
@@ -31,7 +30,7 @@ class Start:
         boundary: where each target starts, if not all start here, whose activations are the mean.
     """
 
-    path: Baseline | None
+    path: PathStart | None
     output: Any
     activations: Tensor
     difference: Tensor
@@ -61,7 +60,7 @@ class Explanation(NetworkRun):
 
         Or with respect to another of the head's values, at the position ``until``, in its own precision.
         """
-        return gradients_of(self.output, self.count, targets, self._dtype_of(until), until=until)
+        return gradients_of(self.output, targets, self._dtype_of(until), until=until)
 
     def secants(self, targets: Sequence[Any], layer: int, until: int = 0) -> OutputGradients:
         """Return the secants of K targets from where they start, as :meth:`output_gradients`; without one, these."""
@@ -70,14 +69,14 @@ class Explanation(NetworkRun):
             return self.output_gradients(targets, until)
         if start.boundary is not None:
             return start.boundary.seeds(self.output, targets, self.dtype, until)
-        return gradients_of(self.output, self.count, targets, self._dtype_of(until), start.output, until=until)
+        return gradients_of(self.output, targets, self._dtype_of(until), start.output, until=until)
 
     def _dtype_of(self, position: int) -> torch.dtype:
         return self.output.head_trace.values[position].dtype if position else self.dtype
 
     def started(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:
         """Return where secants start that begin at activations of one layer, or of one in each branch."""
-        path = self.passed.baseline(starts)
+        path = self.passed.started(starts)
         output, activations = self.output_of(path.output), self.passed.activations
         return {layer: Start(path, output, there, activations[layer] - there) for layer, there in starts.items()}
 
@@ -90,13 +89,12 @@ class Explanation(NetworkRun):
         start = self.starts.get(layer)
         if start is None or start.boundary is None:
             return True
-        head = self.output.head
-        return all(stage.linear for stage in head.stages[: head.component_position or 0])
+        return all(stage.linear for stage in self.output.head.stages[: self.output.head.component_position or 0])
 
     @property
     def is_neutral(self) -> bool:
         """Whether each target starts on its boundary, and components are affine in the features."""
-        start, head = self.starts.get(0), self.output.head if isinstance(self.output, HeadRun) else None
+        start, head = self.starts.get(0), self.head
         if head is None or start is None or start.boundary is None or head.component_position is None:
             return False
         return len(self.layers) == 1 and self.shares_start(0)

@@ -21,12 +21,13 @@ from torch.autograd import forward_ad
 
 from pytorch_grad_cam_pcasvm.calculus.dual_numbers import DualNumbers
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
+from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums, HeadSums
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.network_run import by_image
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
 
 class ClosedFormGradCAM(HeadSums, GradCAM):
@@ -92,7 +93,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
                 rising = (sign * grad).relu()
                 return rising / (rising * size).mul_(total).add_(2)
 
-            return gradients.map(share).over_positions().transpose(0, 1)
+            return by_image(gradients.map(share).over_positions())
 
         of_target, of_opposite = weights(1), weights(-1)
         maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
@@ -108,8 +109,8 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
     def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
         activations, seeds = run.activations(layer), run.output_gradients(targets)
         rising, falling = _signs(run.gradients(seeds, layer))
-        maps, opposite = (part.times(activations, [1]).transpose(0, 1) for part in (rising, falling))
-        return MethodResult(maps, rising.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
+        maps, opposite = (by_image(part.times(activations, [1])) for part in (rising, falling))
+        return MethodResult(maps, by_image(rising.over_positions()), seeds.values, seeds.log_scale, opposite)
 
     def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
         return run.gradients(run.output_gradients([target]), layer).dense()[0].relu() * run.activations(layer)
@@ -125,10 +126,10 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
         # relu(d F) = relu(d) relu(F) + relu(-d) relu(-F)
         plus, minus = activations.relu(), (-activations).relu()
         maps, opposite = (
-            (one.times(plus, [1]) + other.times(minus, [1])).transpose(0, 1)
+            by_image(one.times(plus, [1]) + other.times(minus, [1]))
             for one, other in ((rising, falling), (falling, rising))
         )
-        return MethodResult(maps, gradients.over_positions().transpose(0, 1), seeds.values, seeds.log_scale, opposite)
+        return MethodResult(maps, by_image(gradients.over_positions()), seeds.values, seeds.log_scale, opposite)
 
     def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
         return (run.gradients(run.output_gradients([target]), layer).dense()[0] * run.activations(layer)).relu()

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, joined
-from pytorch_grad_cam_pcasvm.maps.signed_maps import (
-    Jacobians,
-    SignedMaps,
-    largest,
-)
+from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions, of_gradient
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.layout import MapLayout
 from pytorch_grad_cam_pcasvm.network.modules import (
     device_of,
     eager,
@@ -30,8 +28,8 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     network_of,
     refuse_parallel,
 )
-from pytorch_grad_cam_pcasvm.network.net import HeadRun, PCASVMNet
-from pytorch_grad_cam_pcasvm.network.reshape import transform_of
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, network_output
+from pytorch_grad_cam_pcasvm.network.reshape import layout_by
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, refuse_repeated
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -40,7 +38,7 @@ from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
-from pytorch_grad_cam_pcasvm.tape.recorder import explaining
+from pytorch_grad_cam_pcasvm.tape.recorder import explain_unseen
 from pytorch_grad_cam_pcasvm.targets import (
     ScoreTarget,
     SVMTarget,
@@ -48,7 +46,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     every_class,
     every_component,
 )
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise
+from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
 # Where torch keeps quantised modules, which have no parameters.
 _QUANTISED = "torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"
@@ -169,7 +167,7 @@ class Method(Named, BaseCAM):
             signed = [self._signed(run, *of_layer, targets) for of_layer in zip(results, sizes, names, strict=True)]
             blind = warn_of_blind_tokens(run, 0, sizes[0])
         self._warnings.of_results(signed, blind=blind)
-        if isinstance(run.output, HeadRun):
+        if run.head is not None:
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return signed if branches else signed[0]
 
@@ -201,8 +199,9 @@ class Method(Named, BaseCAM):
             site = self._target_layers.of(self.model, x)
             path = Path(*site.parts, modules)
             passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
-            run = Explanation(self.model, x, passed, passed.output, site.layers, [None] * len(site.layers), path.run)
-            run.output = run.output_of(passed.output)
+            layouts = [MapLayout()] * len(site.layers)  # in the network's own shapes
+            output = network_output(self.model, passed.output, x.shape[0])
+            run = Explanation(self.model, x, passed, output, site.layers, layouts, path.run)
             targets = default_targets(run.output) if targets is None else listed(targets)
             seeds = run.cotangents(run.output_gradients(targets))
             comparisons = []
@@ -319,17 +318,16 @@ class Method(Named, BaseCAM):
 
     def _of_pass(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Explanation:
         """Return what a pass of the network is explained by."""
-        transforms = [
-            transform_of(self.reshape_transform, site.backbone, name, x, activations, self._warnings.once)
+        layouts = [
+            layout_by(self.reshape_transform, site.backbone, name, x, activations, self._warnings.once)
             for name, activations in zip(site.layers, passed.activations, strict=True)
         ]
         if isinstance(self.model, PCASVMNet) and may_look(x):
             self.model.head.check(flatten(passed.output)[:2])
         if isinstance(self.model, PCASVMNet):
             check_rows(flatten(passed.output), x)
-        run = Explanation(self.model, x, passed, passed.output, site.layers, transforms, record)
-        run.output = run.output_of(passed.output)
-        return run
+        output = network_output(self.model, passed.output, x.shape[0])
+        return Explanation(self.model, x, passed, output, site.layers, layouts, record)
 
     def _signed(
         self, run: Explanation, result: MethodResult, nu: Tensor, layers: tuple[str, ...], targets: Sequence[Any]
@@ -379,9 +377,8 @@ class Method(Named, BaseCAM):
         """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
         with ExitStack() as stack:
             modules = modules_of(self.model)
-            stack.enter_context(evaluating(self.model, modules))
+            explain_unseen(stack.enter_context(evaluating(self.model, modules)))
             stack.enter_context(eager(modules))
-            stack.enter_context(explaining())
             # Evaluating puts this back, not a context, which an interrupt could leave to the garbage collector; and not
             # inference mode, whose tensors a user could not train on.
             set_gradients(False)
@@ -418,7 +415,7 @@ def listed(targets: Sequence[Target] | Target) -> list[Target]:
 
 def default_targets(output: Any) -> list[Target]:
     """Return every component, then the predicted class, or all outputs of several."""
-    if not isinstance(output, HeadRun):
+    if output.head is None:
         return [ScoreTarget()]
     if output.decision is not None and isinstance(output.head.voting, Outputs):
         return [*every_component(output), *every_class(output)]

@@ -1,7 +1,7 @@
 """One run of a network, and the pullbacks along its path, in the shapes of maps."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
-from pytorch_grad_cam_pcasvm.network.features import flatten
-from pytorch_grad_cam_pcasvm.network.net import HeadRun, PCASVMNet
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout
+from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
+from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
@@ -34,7 +34,7 @@ class NetworkRun:
         passed: the pass from target layers to features.
         output: the network's output, or what its head computed.
         layers: names of the target layers.
-        transforms: what brings the activations of each target layer to (N, T, H, W), or None.
+        layouts: how the activations of each target layer are arranged.
     """
 
     model: nn.Module
@@ -42,7 +42,7 @@ class NetworkRun:
     passed: Pass
     output: Any
     layers: Sequence[str]
-    transforms: Sequence[Callable[[Tensor], Tensor] | None]
+    layouts: Sequence[Layout]
     _last: Any = field(default=None, init=False)
 
     @property
@@ -75,8 +75,7 @@ class NetworkRun:
 
     def shaped(self, activations: Tensor, layer: int) -> Tensor:
         """Return activations of a target layer, given in the network's layout, in the shape of maps."""
-        transform = self.transforms[layer]
-        return activations if transform is None else transform(activations)
+        return self.layouts[layer](activations)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -87,119 +86,110 @@ class NetworkRun:
     @property
     def public_output(self) -> Any:
         """The network's output in the form that users get."""
-        return self.output.output() if isinstance(self.output, HeadRun) else self.output
+        return self.output.output()
 
-    def output_of(self, features: Any) -> Any:
-        """Return the network's output for the path's output."""
-        return self.model.head_run(flatten(features)) if isinstance(self.model, PCASVMNet) else features
+    @property
+    def head(self) -> Head | None:
+        """The head, if the network has one."""
+        return self.output.head
 
-    def pullback(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Pullback:
+    def output_of(self, features: Any, count: int | None = None) -> Any:
+        """Return the network's output for the path's output, of N images or so many."""
+        return network_output(self.model, features, self.count if count is None else count)
+
+    def pullback(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Pullback:
         """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""
-        key = id(seeds), layer, id(baseline)
+        key = id(seeds), layer, id(start)
         if self._last is None or self._last[0] != key:
             self._last = None  # and its memory
             with full_precision(seeds.values.device):
-                pulled = self.passed.pullback(self.cotangents(seeds), layer, baseline)
-            self._last = key, pulled, (seeds, baseline)  # which keep their ids
+                pulled = self.passed.pullback(self.cotangents(seeds), layer, start)
+            self._last = key, pulled, (seeds, start)  # which keep their ids
         return self._last[1]
 
-    def gradients(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Cotangent:
+    def gradients(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Cotangent:
         """Return the gradients of K targets, or secants, in the shape of maps, (K, N, T, H, W)."""
-        pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
+        pullback = self.pullback(seeds, layer, start)
         with full_precision(seeds.values.device):
-            return pullback.whole if transform is None else Cotangent(self._in_shape(pullback.dense(), layer))
+            return self.layouts[layer].gradients(pullback)
 
-    def sums(self, seeds: OutputGradients, layer: int, baseline: Baseline | None = None) -> Tensor:
+    def sums(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Tensor:
         """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
-        pullback, transform = self.pullback(seeds, layer, baseline), self.transforms[layer]
+        pullback = self.pullback(seeds, layer, start)
         with full_precision(seeds.values.device):
-            if transform is None:
-                return pullback.sums().transpose(0, 1)
-            if isinstance(transform, Layout) and transform.tokens is not None:
-                return pullback.token_sums(*transform.tokens).squeeze(transform.tokens[0] + 1).transpose(0, 1)
-        return self.gradients(seeds, layer, baseline).over_positions().transpose(0, 1)
+            return by_image(self.layouts[layer].sums(pullback))
 
     def products(
-        self, seeds: OutputGradients, layer: int, x: Tensor, over: str, baseline: Baseline | None = None
+        self, seeds: OutputGradients, layer: int, x: Tensor, over: str, start: PathStart | None = None
     ) -> Tensor:
-        """Return the pullback times x (N, T, H, W), summed over one kind of dimension.
+        """Return the pullback times x (N, T, H, W), summed over one sort of dimension.
 
         Args:
             seeds: of K targets.
             layer: position of the target layer.
             x: what to multiply the pullback by, in the shape of maps.
             over: ``"channels"``: the result is (N, K, H, W); ``"positions"``: (N, K, T).
-            baseline: baseline of secants; None: gradients.
+            start: of secants; None: gradients.
 
         Returns:
             The sums.
         """
         dims = [1] if over == "channels" else list(range(2, x.dim()))
-        moved = self.transforms[layer] is not None
-        pullback = (self.gradients if moved else self.pullback)(seeds, layer, baseline)
+        pullback = (self.pullback if self.layouts[layer].is_that_of_maps else self.gradients)(seeds, layer, start)
         with full_precision(seeds.values.device):
-            return pullback.times(x, dims).transpose(0, 1)
+            return by_image(pullback.times(x, dims))
 
     def contributions(
-        self, seeds: OutputGradients, layer: int, x: Tensor, baseline: Baseline | None
+        self, seeds: OutputGradients, layer: int, x: Tensor, start: PathStart | None
     ) -> tuple[Tensor, Tensor]:
         """Return secants times x, summed over channels, and what is not on the map.
 
         Args:
             seeds: of K targets.
             layer: position of the target layer.
-            x: activations minus those of the baseline, in the network's layout.
-            baseline: baseline of the secants.
+            x: activations minus those of the start, in the network's layout.
+            start: of the secants.
 
         Returns:
             The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
         """
-        transform = self.transforms[layer]
-        if isinstance(transform, Layout) and transform.tokens is not None:
-            tokens, start, length = transform.tokens
-            pullback = self.pullback(seeds, layer, baseline)
+        layout = self.layouts[layer]
+        if isinstance(layout, GridLayout) and layout.tokens is not None:
+            tokens, first, length = layout.tokens
+            pullback = self.pullback(seeds, layer, start)
             with full_precision(seeds.values.device):
-                of_tokens = pullback.contributions(x, (transform.batch, tokens)).transpose(0, 1)
-            others = of_tokens[..., :start].sum(-1) + of_tokens[..., start + length :].sum(-1)
-            return of_tokens.narrow(2, start, length).unflatten(2, transform.grid), others
-        maps = self.products(seeds, layer, self.shaped(x, layer), "channels", baseline)
-        if transform is None or isinstance(transform, Layout):
+                of_tokens = by_image(pullback.contributions(x, (layout.batch, tokens)))
+            others = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
+            return of_tokens.narrow(2, first, length).unflatten(2, layout.grid), others
+        maps = self.products(seeds, layer, layout(x), "channels", start)
+        if layout.is_known:
             return maps, maps.new_zeros(maps.shape[:2])
         with full_precision(seeds.values.device):
-            pulled = self.pullback(seeds, layer, baseline).dense()
+            pulled = self.pullback(seeds, layer, start).dense()
         change = x.to(pulled.dtype)
-        totals = torch.stack([self._by_image(part * change, layer) for part in pulled], 1)
+        totals = torch.stack([self._of_images(part * change, layer) for part in pulled], 1)
         return maps, totals - maps.flatten(2).sum(-1)
 
-    def relevance(self, seeds: OutputGradients, layer: int, baseline: Baseline) -> Tensor:
+    def relevance(self, seeds: OutputGradients, layer: int, start: PathStart) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
         with full_precision(seeds.values.device):
-            shared = self.passed.relevance(self.cotangents(seeds), layer, baseline)
-        return self._in_shape(shared, layer).transpose(0, 1)
+            shared = self.passed.relevance(self.cotangents(seeds), layer, start)
+        return by_image(self.layouts[layer].of_targets(shared))
 
-    def _in_shape(self, pulled: Tensor, layer: int) -> Tensor:
-        """Return what a pass gives, (K, N, ...) as the network has it, in the shape of maps, (K, N, T, H, W)."""
-        if self.transforms[layer] is None or isinstance(
-            self.transforms[layer], Layout
-        ):  # it knows where the images are
-            return self.shaped(pulled, layer)
-        return torch.stack([self.shaped(part, layer) for part in pulled])
-
-    def _by_image(self, numbers: Tensor, layer: int) -> Tensor:
-        """Return the sums over everything else of numbers as the network has them, shape (N,)."""
-        transform = self.transforms[layer]
-        if not isinstance(transform, Layout) and numbers.shape[0] != self.count:
-            if not self._keeps_all(numbers.shape, layer):
-                refuse(
-                    ValueError,
-                    f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does "
-                    "not count images, so what reshape_transform leaves out is unknown",
-                    Way("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
-                    "pass one that leaves nothing out, as crops side by side in (N, T, P H, W)",
-                    "use a gradient method such as ClosedFormGradCAM",
-                )
-            return self.shaped(numbers, layer).flatten(1).sum(1)
-        return numbers.movedim(transform.batch if isinstance(transform, Layout) else 0, 0).flatten(1).sum(1)
+    def _of_images(self, numbers: Tensor, layer: int) -> Tensor:
+        """Return the sums over everything else of numbers that a user's layout is of, shape (N,)."""
+        if numbers.shape[0] == self.count:
+            return numbers.flatten(1).sum(1)
+        if not self._keeps_all(numbers.shape, layer):
+            refuse(
+                ValueError,
+                f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does "
+                "not count images, so what reshape_transform leaves out is unknown",
+                Way("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
+                "pass one that leaves nothing out, as crops side by side in (N, T, P H, W)",
+                "use a gradient method such as ClosedFormGradCAM",
+            )
+        return self.layouts[layer](numbers).flatten(1).sum(1)
 
     def _keeps_all(self, shape: Sequence[int], layer: int) -> bool:
         """Return whether a transform only moves numbers, each to one place: then it leaves nothing out."""
@@ -211,7 +201,12 @@ class NetworkRun:
 
     def cotangents(self, seeds: OutputGradients) -> list[Tensor | None]:
         """Return the seeds in the shapes of what the pass gave."""
-        if not isinstance(self.output, HeadRun):
+        if self.head is None:
             return seeds.grads
         (grad,) = seeds.grads
         return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]
+
+
+def by_image(of_targets: Tensor) -> Tensor:
+    """Return what the path has for each target, (K, N, ...), for each image, (N, K, ...): axes change here alone."""
+    return of_targets.transpose(0, 1)

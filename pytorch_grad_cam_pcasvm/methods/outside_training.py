@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap, Projection, Scale, Union
-from pytorch_grad_cam_pcasvm.network.net import OfHead
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 
 # In any training set at most 1/25 of the standardised features are farther from 0 than 5 (Chebyshev). For new images,
 # docs/reading.md has a table.

@@ -12,15 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-from pytorch_grad_cam_pcasvm.maps.signed_maps import signed_maps
+from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.coalitions import Players, shapley_values
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.features import one_input
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.output_gradients import Rowwise, row_of, values_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import values_of
+from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
 
 class PerturbationCAM(ClosedFormCAM):
@@ -94,7 +96,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
         chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices
-        blank = self.model(torch.zeros_like(run.images[:1]))
+        blank = self._output(torch.zeros_like(run.images[:1]))
         steps = run.count * -(-count // self.batch_size)
         values, weights = [], []
         with progress_bar(None if steps > 20 else False, total=steps, desc="Score-CAM", leave=False) as bar:
@@ -102,18 +104,23 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
                 scores = []
                 for part in chosen[image].split(self.batch_size):
                     masked = run.images[image] * _masks(activations[image, part], run.images.shape[2:])
-                    scores.append(values_of(run.output, targets, image, self.model(masked)))
+                    scores.append(values_of(run.output, targets, image, self._output(masked)))
                     bar.update()
                 rise = torch.cat(scores) - values_of(run.output, targets, image, blank)
                 # A softmax of the falls is not the opposite of one of the rises.
                 signs = (rise.softmax(0), (-rise).softmax(0)) if self.softmax else (rise,)
                 none = rise.new_zeros(activations.shape[1], rise.shape[1])
                 weights.append([none.index_copy(0, chosen[image], weight).T for weight in signs])
-                values.append(values_of(run.output, targets, image, row_of(run.output, image)))
+                values.append(values_of(run.output, targets, image, run.output.rows([image])))
         of_signs = [torch.stack(per_image).to(run.dtype) for per_image in zip(*weights, strict=True)]
         maps, *opposite = (signed_maps(weight, activations) for weight in of_signs)
         value = torch.cat(values)
         return MethodResult(maps, of_signs[0], value, torch.zeros_like(value), *opposite)
+
+    def _output(self, images: Tensor) -> Any:
+        """Return what the network computes for M images."""
+        output = self.model(images)
+        return output if isinstance(output, HeadOutput) else PlainOutput(output, len(images))
 
 
 def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, largest
+from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
 from pytorch_grad_cam_pcasvm.targets import Target, fixed

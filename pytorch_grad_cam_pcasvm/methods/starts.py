@@ -14,8 +14,6 @@ from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -105,9 +103,9 @@ class Starts:
 
     def _boundary_of(self, run: Explanation, layer: int) -> Boundary | None:
         """Return the boundary of targets among features that are means over positions; None for other features."""
-        head = run.output.head if isinstance(run.output, HeadRun) else None
+        head = run.head
         mean = None if head is None else head.feature_mean
-        if head is None or mean is None or run.transforms[layer] is not None or not run.passed.averages(layer):
+        if head is None or mean is None or not run.layouts[layer].is_that_of_maps or not run.passed.averages(layer):
             return None
         if self._boundary is None or not self._boundary.holds_for(head, mean):
             self._boundary = Boundary(head, mean)
@@ -117,7 +115,7 @@ class Starts:
         self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
         """Return the activations, of one row or N, at which K targets are undecided, and the numbers of those there."""
-        like, head = run.passed.activations[layer], run.output.head if isinstance(run.output, HeadRun) else None
+        like, head = run.passed.activations[layer], run.head
         mean = self._mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
@@ -143,7 +141,7 @@ class Starts:
         self, run: Explanation, layer: int, targets: Sequence[Any], mean: Tensor, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
         """Return the baselines of K targets among the activations near their mean, as :meth:`undecided` does."""
-        head = run.output.head if isinstance(run.output, HeadRun) else None
+        head = run.head
         single = run if is_traced() else run.of_black()
         near = self._near(run.layers[layer], mean)
         together = near.of_components(single, layer)
@@ -206,7 +204,7 @@ class Starts:
         """Return activations as the network has them, of one row or N."""
         activations = run.passed.activations[layer]
         shape, image = activations.shape, run.images.shape
-        if numbers.dim() == 1 and run.transforms[layer] is None and len(numbers) == shape[1]:
+        if numbers.dim() == 1 and run.layouts[layer].is_that_of_maps and len(numbers) == shape[1]:
             numbers = numbers.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
         if numbers.shape not in (shape, shape[1:], (1, *shape[1:])):
             raise ValueError(
@@ -223,22 +221,19 @@ class Starts:
                     f"give one mean for each of the {len(run.layers)} target layers, got {len(self.means)}"
                 )
             mean, size = self.means[layer], run.passed.activations[layer].shape
-            if run.transforms[layer] is None and mean.dim() == len(size) - 1 and mean.shape[1:] != size[2:]:
+            if run.layouts[layer].is_that_of_maps and mean.dim() == len(size) - 1 and mean.shape[1:] != size[2:]:
                 mean = mean.flatten(1).mean(1)  # images of another size
             return self._as_activations(mean, run, layer)
-        head = run.output.head if isinstance(run.output, HeadRun) else None
+        head, layout, activations = run.head, run.layouts[layer], run.passed.activations[layer]
         if head is None:
             return None
-        transform, activations = run.transforms[layer], run.passed.activations[layer]
-        if head.feature_mean is not None and transform is None:
+        if head.feature_mean is not None and layout.is_that_of_maps:
             # Numbers alone would tell another start for every batch.
             numbers = isinstance(self.baseline, str) and self.baseline == "mean"
             if run.passed.averages(layer) or (numbers and self._are_means(run, layer)):
                 return _everywhere(head.feature_mean.unsqueeze(0), activations)
         means = head.training_set.means.get(run.layers[layer])
-        if means is None or not (transform is None or isinstance(transform, Layout)):
-            return None
-        return everywhere(means, transform, activations)
+        return everywhere(means, layout, activations) if means is not None and layout.is_known else None
 
     def _are_means(self, run: Explanation, layer: int) -> bool:
         """Return whether the features are means of these activations, as where a norm in between changes nothing."""

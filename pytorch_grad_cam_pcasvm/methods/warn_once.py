@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.signed_maps import check_finite, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.scale import check_finite, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.outside_training import measures
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
-from pytorch_grad_cam_pcasvm.network.net import OfHead
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
@@ -138,9 +137,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 def warn_of_blind_tokens(run: Explanation, layer: int, nu: Tensor) -> bool:
     """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
-    layout = run.transforms[layer]
-    others = isinstance(layout, Layout) and layout.before + layout.after > 0
-    if not others or not may_look(nu) or bool(nu.any()):
+    if not run.layouts[layer].others or not may_look(nu) or bool(nu.any()):
         return False
     norm = next(reversed(norms_before_attention(backbone_of(run.model))), None)
     fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout, layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout, MapLayout
+from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
 
 
@@ -28,7 +29,7 @@ class ChannelMeans:
 
     def __init__(self, backbone: nn.Module, layers: Iterable[str], x: Tensor) -> None:
         self._backbone = backbone
-        self._layouts: dict[str, Layout | None] = {}
+        self._layouts: dict[str, GridLayout | MapLayout] = {}
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._repeated: set[str] = set()
@@ -36,7 +37,7 @@ class ChannelMeans:
             output = output_of(backbone, name if called(name)[1] else f"{name}#1", x)
             if not isinstance(output, Tensor) or output.dim() < 3:
                 continue
-            layout = None
+            layout: GridLayout | MapLayout = MapLayout()
             if output.dim() != x.dim() or looks_channels_last(output.shape, x.shape):
                 try:
                     layout = layout_of(
@@ -73,12 +74,9 @@ class ChannelMeans:
             yield
 
     def _add(self, name: str, output: Tensor) -> None:
-        layout = self._layouts[name]
-        if layout is None:
-            rows = output.flatten(2).double().mean(-1, keepdim=True)
-        else:
-            before, on_grid, after = layout.parts(output.double())
-            rows = torch.cat([before, on_grid.mean(-1, keepdim=True), after], -1)
+        parts = self._layouts[name].parts(output.double())
+        means = (part.mean(-1, keepdim=True) if place == len(parts) // 2 else part for place, part in enumerate(parts))
+        rows = torch.cat(list(means), -1)
         self._sums[name] = self._sums.get(name, 0) + rows.sum(0)
         self._counts[name] = self._counts.get(name, 0) + len(output)
 
@@ -89,25 +87,22 @@ class ChannelMeans:
         return {name: (total / self._counts[name]).float().cpu() for name, total in sums.items()}
 
 
-def everywhere(means: Tensor, layout: Layout | None, activations: Tensor) -> Tensor:
+def everywhere(means: Tensor, layout: Layout, activations: Tensor) -> Tensor:
     """Return activations of one row with a layer's means at all positions, in the network's own layout.
 
     Args:
         means: of :class:`ChannelMeans`.
-        layout: how the output of the layer lies on the image; None: (N, T, ...).
+        layout: how the output of the layer is arranged.
         activations: what the layer gives for images.
 
     Raises:
         ValueError: they are means of another layer.
     """
-    tokens = 1 if layout is None else layout.before + 1 + layout.after
-    channels = activations.shape[1 if layout is None else layout.channels]
+    tokens = 1 + layout.others
+    channels = activations.shape[layout.channels]
     if means.shape != (channels, tokens):
         raise ValueError(
             f"the head holds means of shape {tuple(means.shape)}, but the layer has {channels} channels and "
             f"{tokens - 1} tokens besides those of the image: it is another network than the one it was fitted behind"
         )
-    means = means.to(activations).unsqueeze(0)
-    if layout is None:
-        return means.unflatten(2, (1,) * (activations.dim() - 2)).expand(1, -1, *activations.shape[2:])
-    return layout.filled(means)
+    return layout.filled(means.to(activations).unsqueeze(0), activations.shape)

@@ -140,8 +140,12 @@ _evaluating_lock = threading.RLock()  # a garbage collector may come in between
 
 
 @contextmanager
-def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """Put a model, whose modules may be given, in evaluation mode, and restore it when its last user leaves."""
+def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[Rollback]:
+    """Put a model, whose modules may be given, in evaluation mode, and restore it when its last user leaves.
+
+    Yields:
+        What puts it back, and may put back more.
+    """
     modules = modules_of(model) if modules is None else modules
     with Rollback() as rollback:
         rollback.note_torch()
@@ -154,7 +158,7 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
             for module, training in flags.items():
                 _evaluating.setdefault(module, (training, set()))[1].add(rollback)
                 module.training = False
-        yield
+        yield rollback
 
 
 def _release(user: Rollback, modules: Iterable[nn.Module]) -> None:

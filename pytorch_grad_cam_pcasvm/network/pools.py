@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout, forget
+from pytorch_grad_cam_pcasvm.network.layout import GridLayout
+from pytorch_grad_cam_pcasvm.network.token_layout import forget
 
 POOLS = ("cls", "mean", "cls+mean", "max", "gem")
 
@@ -29,7 +30,7 @@ def _is_power(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
-def pool_of(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor], Tensor]:
+def pool_of(pool: str | tuple[str, float], layout: GridLayout) -> Callable[[Tensor], Tensor]:
     """Return a named pool as a function from an output in this layout to features (N, D).
 
     Raises:
@@ -41,7 +42,7 @@ def pool_of(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor],
     return partial(_pooled, name, float(power), layout)
 
 
-def _pooled(name: str, power: float, layout: Layout, output: Tensor) -> Tensor:
+def _pooled(name: str, power: float, layout: GridLayout, output: Tensor) -> Tensor:
     if name == "cls+mean":
         return torch.cat([_pooled("cls", power, layout, output), _pooled("mean", power, layout, output)], 1)
     positions = [d for d in range(layout.dims) if d not in (layout.batch, layout.channels)]

@@ -1,4 +1,4 @@
-"""Transforms: what brings the activations of a target layer to the shape of maps."""
+"""reshape_transform: how the user says what the activations of a target layer are arranged like."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import images_of
-from pytorch_grad_cam_pcasvm.network.token_layout import Layout, layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout, MapLayout, UserLayout
+from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 
 
-def transform_of(
+def layout_by(
     transform: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, once: Callable[[Any], bool]
-) -> Callable[[Tensor], Tensor] | None:
-    """Return the transform that reshapes the activations of a target layer to (N, T, H, W); None if nothing is needed.
+) -> Layout:
+    """Return how the activations of a target layer are arranged.
 
     Args:
         transform: ``reshape_transform``: ``"tokens"``, a user's function, or None.
@@ -26,13 +27,13 @@ def transform_of(
         once: whether a layer and a shape are asked for the first time, as a hint is given once.
 
     Returns:
-        A function, a :class:`Layout` if that is known, or None.
+        What brings them to the shape of maps.
 
     Raises:
         ValueError: the layout cannot be determined, or the channels seem to come last.
     """
 
-    def layout() -> Layout:
+    def layout() -> GridLayout:
         output_name = f"the output of {name!r}"
         return layout_of(backbone, lambda net, images: output_of(net, name, images), output_name, x, activations)
 
@@ -45,7 +46,7 @@ def transform_of(
                 f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last",
                 Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
             )
-        return None
+        return MapLayout()
     if once((name, x.shape[1:], activations.shape[1:])):
         _hint_at_other_tokens(transform, name, activations, layout)
 
@@ -59,10 +60,10 @@ def transform_of(
                 f"reshape_transform fails on the activations of {name!r}, {tuple(activations.shape)}: {error}{way}"
             ) from error
 
-    return guarded
+    return UserLayout(guarded)
 
 
-def _tokens(layout: Callable[[], Layout]) -> Layout | None:
+def _tokens(layout: Callable[[], GridLayout]) -> GridLayout | None:
     """Return the layout of tokens, or None where it cannot be known or there are none."""
     try:
         token_layout = layout()
@@ -71,7 +72,7 @@ def _tokens(layout: Callable[[], Layout]) -> Layout | None:
     return None if token_layout.tokens is None else token_layout
 
 
-def _words(layout: Layout) -> str:
+def _words(layout: GridLayout) -> str:
     assert layout.tokens is not None
     _, before, patches = layout.tokens
     words = f"{before + patches + layout.after} tokens: {patches} patches"
@@ -80,7 +81,7 @@ def _words(layout: Layout) -> str:
 
 
 def _hint_at_other_tokens(
-    function: Callable[[Tensor], Tensor], name: str, activations: Tensor, layout: Callable[[], Layout]
+    function: Callable[[Tensor], Tensor], name: str, activations: Tensor, layout: Callable[[], GridLayout]
 ) -> None:
     """Say once if a function that only picks tokens, (N, L, D), takes others than those of the patches."""
     if activations.dim() != 3:

@@ -1,4 +1,4 @@
-"""Layout: where on the image every number of a layer's output lies, found by observing the network."""
+"""How a layer's output lies on the image, found by observing the network."""
 
 import math
 from collections import OrderedDict
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.inputs import each, images_of
+from pytorch_grad_cam_pcasvm.network.layout import GridLayout
 from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
@@ -20,58 +21,11 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the output of a layer lies on the image.
-
-    Attributes:
-        grid: its positions, (H, W) or (D, H, W).
-        dims: number of its dimensions.
-        batch: the dimension that counts the images.
-        channels: the dimension that counts the channels; the others are positions, row by row.
-        before: number of tokens before those of the grid: class, distillation, registers.
-        after: number of tokens after them.
-    """
-
-    grid: tuple[int, ...]
-    dims: int
-    batch: int
-    channels: int
-    before: int = 0
-    after: int = 0
-
-    @property
-    def tokens(self) -> tuple[int, int, int] | None:
-        """The dimension of tokens, the first one on the grid, and their number; None if positions have several."""
-        return (1 - self.batch, self.before, math.prod(self.grid)) if self.dims == 3 else None
-
-    def parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the tokens before, on and after the grid, shape (..., N, T, number) each."""
-        first = output.dim() - self.dims
-        moved = output.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
-        return moved.split([self.before, math.prod(self.grid), self.after], -1)  # type: ignore[return-value]
-
-    def filled(self, means: Tensor) -> Tensor:
-        """Return an output with the same numbers at all positions of the grid, for images with other tokens.
-
-        Args:
-            means: shape (N, T, before + 1 + after); the one between is that of the grid.
-        """
-        before, of_grid, after = means.split([self.before, 1, self.after], -1)
-        rows = torch.cat([before, of_grid.expand(-1, -1, math.prod(self.grid)), after], -1)
-        moved = rows if self.dims == 3 else rows.unflatten(-1, self.grid)
-        return moved.movedim((0, 1), (self.batch, self.channels))
-
-    def __call__(self, output: Tensor) -> Tensor:
-        """Return the numbers at the positions of the grid, shape ``(..., N, T, *grid)``; other dimensions may lead."""
-        return self.parts(output)[1].unflatten(-1, self.grid)
-
-
 _TRANSFORM = (
     "pass a function that brings it to (N, T, H, W), such as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is "
     "one class token, or name a block or its norm rather than a layer inside a window"
 )
-_layouts: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
+_layouts: "WeakKeyDictionary[nn.Module, dict[Any, GridLayout]]" = WeakKeyDictionary()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
@@ -83,7 +37,7 @@ def layout_of(
     output: Tensor | None = None,
     fix: str = _TRANSFORM,
     without: str = "choose an earlier layer, as ",
-) -> Layout:
+) -> GridLayout:
     """Find out how the output of a layer lies on the image.
 
     A copy of the network, without any hooks, runs up to the layer on noise. The grid is that of the last convolution
@@ -132,10 +86,10 @@ class _PooledError(Exception):
     """The shape of an output that has no positions, and the last layer whose output has, or None."""
 
 
-def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor) -> Layout:
+def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor) -> GridLayout:
     """Return the layout that a twin of the network shows, in float32 at least if its kernels can do that."""
 
-    def layout(twin: nn.Module, x: Tensor) -> Layout:
+    def layout(twin: nn.Module, x: Tensor) -> GridLayout:
         probe = _Probe(twin, place, x)
         return (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
 
@@ -157,7 +111,7 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
     return layout(without_hooks(backbone), x)
 
 
-def forget(layout: Layout) -> None:
+def forget(layout: GridLayout) -> None:
     """Forget a layout, so that its networks are examined again."""
     for layouts in list(_layouts.values()):
         for key in [key for key, value in layouts.items() if value is layout]:
@@ -252,7 +206,7 @@ class _Probe:
         """Whether there are as many tokens as images."""
         return isinstance(self._output, Tensor) and self._output.shape[:2] == (len(self._images),) * 2
 
-    def layout(self) -> Layout:
+    def layout(self) -> GridLayout:
         """Return the layout of what was found."""
         output, count = self._output, len(self._images)
         if isinstance(output, Tensor) and output.dim() == 2:
@@ -266,7 +220,7 @@ class _Probe:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
         grids = [*self._shapes, *self._sizes]
         places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
-        layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
+        layouts = [GridLayout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
         fitting = [
             layout for layout in layouts if any(_merged(g, math.prod(layout.grid)) == layout.grid for g in grids)
         ]
@@ -279,7 +233,7 @@ class _Probe:
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
         return fitting[0]
 
-    def _of_tokens(self, output: Tensor, count: int) -> Layout:
+    def _of_tokens(self, output: Tensor, count: int) -> GridLayout:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
         if len(batch) != 1:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)} (windows in place of images?)")
@@ -304,7 +258,7 @@ class _Probe:
             changed, margin = (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_largest(of_grid), 0)
             if (tokens is first or tokens.few_changed) and not _in_corners(changed, grid, margin):
                 raise _UnknownError("its tokens do not lie row by row, or every token looks at the whole image")
-        return Layout(grid, 3, batch[0], 2, before, after)
+        return GridLayout(grid, 3, batch[0], 2, before, after)
 
     def _see(self, items: Any) -> None:
         count = len(self._images)

@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
+from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import each
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import called, calls_of, hooked, runs_instead
+from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, calls_of, runs_instead
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.operations import operation
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
@@ -100,7 +100,7 @@ class AutogradPath:
             rollback.note_modes()
             rollback.go_below_autograd()
             _push_mode(mode)
-            output = run_to_features(self._backbone, self._layer, self._names, x, split)
+            output = run_to_features(self._backbone, self._layer, self._names, x, split, Hooks(rollback))
         return AutogradPass([leaves[name] for name in self._names], output)
 
 
@@ -124,9 +124,9 @@ class AutogradPass(Pass):
         """Whether the output depends on a target layer, as far as autograd knows."""
         return any(tensor.requires_grad for tensor in self._graph)
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Pullback:
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, start: PathStart | None = None) -> Pullback:
         """Return the derivative with respect to ``activations[target]``."""
-        if baseline is not None:
+        if start is not None:
             self._refuse("secants")
         leaf = self._leaves[target]
         pairs = [
@@ -165,6 +165,7 @@ def run_to_features(
     names: Sequence[str],
     x: Tensor,
     reached: Any,
+    hooks: Hooks,
     copied: Callable[[Tensor], Tensor] = Tensor.clone,
 ) -> Any:
     """Run a network up to its features, and return them.
@@ -175,6 +176,7 @@ def run_to_features(
         names: dotted names of the target layers.
         x: input, shape (N, ...).
         reached: called with the name and output of every target layer; may return another output.
+        hooks: of this pass.
         copied: copies a tensor of the features that what follows may write into.
     """  # noqa: DOC201, DOC501 - said in one line
     ran, ended = set[str](), list[Counter[str]]()
@@ -189,20 +191,23 @@ def run_to_features(
         ran.add(name)
         return reached(name, output)
 
-    with hooked() as hooks:
-        for name in dict.fromkeys(names):
-            hooks.after_call(backbone, name, hook)
-        try:
-            output = output_of(backbone, layer, x, done=lambda: ended.append(hooks.runs.copy()), copied=copied)
-        except Exception as error:
-            _refuse_several(names, ended[0] if ended else hooks.runs)  # which may be why it fails
-            if not isinstance(error, RuntimeError) or "flex_attention" not in str(error):
-                raise
-            refuse(
-                ValueError,
-                "flex_attention compiles itself, which cannot be done while its steps are watched",
-                "use torch.nn.functional.scaled_dot_product_attention with the mask",
-            )
+    for name in dict.fromkeys(names):
+        hooks.after_call(backbone, name, hook)
+
+    def done() -> None:
+        ended.append(hooks.runs.copy())
+
+    try:
+        output = output_of(backbone, layer, x, done=done, copied=copied, hooks=hooks)
+    except Exception as error:
+        _refuse_several(names, ended[0] if ended else hooks.runs)  # which may be why it fails
+        if not isinstance(error, RuntimeError) or "flex_attention" not in str(error):
+            raise
+        refuse(
+            ValueError,
+            "flex_attention compiles itself, which cannot be done while its steps are watched",
+            "use torch.nn.functional.scaled_dot_product_attention with the mask",
+        )
     runs = ended[0] if ended else hooks.runs
     _refuse_several(names, runs)
     if isinstance(output, Mapping) and tree_is_leaf(output):

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
 from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
 from pytorch_grad_cam_pcasvm.calculus.relevance import relevance
-from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
+from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.registry import rule_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
@@ -26,7 +26,7 @@ class ClosedFormPass(Pass):
         tape: the tape.
         names: dotted names of the target layers.
         heads: keep the heads of the first attention apart: one target per head in place of each.
-        check: called for a network that branches on numbers, with the exact pass and the activations of a baseline, by
+        check: called for a network that branches on numbers, with the exact pass and the activations of a start, by
             position of their target layer; refuses a path that is another function there. None: nothing is checked.
         exact: the pass as it was recorded, if this is another one.
     """
@@ -44,9 +44,9 @@ class ClosedFormPass(Pass):
         self.activations = [self.tape.values[self._root(target)] for target in range(len(self.names))]
         self.output = self.tape.output
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Walk:
-        """Return the derivative with respect to ``activations[target]``, or its secant from a baseline."""
-        return Walk(self.tape, seeds, self.names[target], baseline, heads=self.heads)
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, start: PathStart | None = None) -> Walk:
+        """Return the derivative with respect to ``activations[target]``, or its secant from a start."""
+        return Walk(self.tape, seeds, self.names[target], start, heads=self.heads)
 
     def refuse_missing_rules(self, name: str) -> None:
         """Refuse the path from a target layer if one of its steps has no rule."""
@@ -60,8 +60,8 @@ class ClosedFormPass(Pass):
         floats = filter(has_gradient, self.tape.values)
         return 4 * max(value.numel() * max(4, value.element_size()) for value in floats)
 
-    def baseline(self, starts: Mapping[int, Tensor]) -> Baseline:
-        """Run the path from the activations of a baseline, with one row for all images or N."""
+    def started(self, starts: Mapping[int, Tensor]) -> PathStart:
+        """Run the path from the activations of a start, with one row for all images or N."""
         by_root = {self._root(target): activations for target, activations in starts.items()}
         names = {root: name for name, root in self.tape.roots.items()}
         for root in by_root:
@@ -80,7 +80,7 @@ class ClosedFormPass(Pass):
                     "choose a later target layer",
                     "use a gradient method such as ClosedFormGradCAM",
                 )
-        return Baseline(values, self.tape.structured(outputs), tuple(by_root))
+        return PathStart(values, self.tape.structured(outputs), tuple(by_root))
 
     def moved(self, activations: Tensor, target: int) -> "ClosedFormPass":
         """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
@@ -107,9 +107,9 @@ class ClosedFormPass(Pass):
         """Return whether the output is the mean over all positions of a target layer, by the steps between them."""
         return AffineBeginning(self.tape, self._root(target)).is_mean
 
-    def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
+    def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
-        pairs = zip(seeds, self.tape.leaves, _tensors(baseline.output), strict=True)
+        pairs = zip(seeds, self.tape.leaves, _tensors(start.output), strict=True)
         of_output = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
         return relevance(self.tape, of_output, self._root(target))
 

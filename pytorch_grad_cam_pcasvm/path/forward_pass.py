@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import Baseline
+from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 
@@ -15,7 +15,7 @@ class Pass:
     """One forward pass, ready for pullbacks.
 
     Seeds are, for every tensor of the output, the derivatives of K targets with respect to it, of shape
-    (K, *its shape), or None; from a baseline, their secants. ``target`` is the position of a target layer.
+    (K, *its shape), or None; from a start, their secants. ``target`` is the position of a target layer.
 
     Attributes:
         activations: outputs of the target layers, (N, T, ...) each.
@@ -27,10 +27,10 @@ class Pass:
     output: Any
     heads: bool = False
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline | None = None) -> Pullback:
-        """Return the derivative of K targets with respect to ``activations[target]``, or its secant from a baseline.
+    def pullback(self, seeds: Sequence[Tensor | None], target: int, start: PathStart | None = None) -> Pullback:
+        """Return the derivative of K targets with respect to ``activations[target]``, or its secant from a start.
 
-        From a baseline, ``sum pullback * (activations - theirs)`` is ``sum seeds * (output - its output)`` exactly.
+        From a start, ``sum pullback * (activations - theirs)`` is ``sum seeds * (output - its output)`` exactly.
         """
         raise NotImplementedError
 
@@ -42,8 +42,8 @@ class Pass:
         """Return about how much memory one target takes for the batch."""
         raise NotImplementedError
 
-    def baseline(self, starts: Mapping[int, Tensor]) -> Baseline:
-        """Run the path from a baseline: activations by position of their target layer, of one row for all or N."""
+    def started(self, starts: Mapping[int, Tensor]) -> PathStart:
+        """Run the path from a start: activations by position of their target layer, of one row for all or N."""
         self._refuse("secants")
 
     def moved(self, activations: Tensor, target: int) -> "Pass":
@@ -62,7 +62,7 @@ class Pass:
         """Return whether the output is the mean over all positions of a target layer, whatever its numbers."""
         return False
 
-    def relevance(self, seeds: Sequence[Tensor | None], target: int, baseline: Baseline) -> Tensor:
+    def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
         """Return the relevance of activations, what the output contributes shared out, (K, *activations.shape)."""
         self._refuse("relevance")
 

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import run_to_features
 from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
+from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
@@ -120,8 +121,9 @@ class Path:
                 rollback.note(recorder.clear)
                 rollback.go_below_autograd()
                 _push_mode(recorder)
-                with calls.watching(self._modules):
-                    output = run_to_features(self._backbone, self._layer, self._names, x, reached, recorder.copied)
+                hooks = Hooks(rollback)
+                calls.watch(self._modules, rollback, hooks)
+                output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, recorder.copied)
                 if torch.overrides._get_current_function_mode() is not calls:
                     raise NoClosedFormError(
                         "the network leaves a TorchFunctionMode between the target layer and the features",
@@ -133,14 +135,14 @@ class Path:
             raise
 
     def _check_baseline(self, x: Tensor, passed: ClosedFormPass, starts: Mapping[int, Tensor]) -> None:
-        """Refuse a path whose steps are not those that the network takes at a baseline.
+        """Refuse a path whose steps are not those that the network takes at a start.
 
-        A tape has no control flow: only the network can tell which branches it takes at the baseline.
+        A tape has no control flow: only the network can tell which branches it takes at the start.
 
         Args:
             x: images of the pass, shape (N, ...).
             passed: the pass.
-            starts: activations of the baseline, with one row for all images or N, by position of their target layer.
+            starts: activations of the start, with one row for all images or N, by position of their target layer.
 
         Raises:
             NoClosedFormError: the network's output there differs.
@@ -179,8 +181,8 @@ class Path:
         def replaced(name: str, output: Tensor) -> Tensor:
             return torch.empty_like(output).copy_(by_name[name])
 
-        with unchanged(self._backbone), torch.no_grad():
-            output = run_to_features(self._backbone, self._layer, list(by_name), x, replaced)
+        with unchanged(self._backbone), torch.no_grad(), hooked() as hooks:
+            output = run_to_features(self._backbone, self._layer, list(by_name), x, replaced, hooks)
         return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
 
 

@@ -43,8 +43,8 @@ def _divided(
     grad: Tensor, here: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor], dims: list[int], slope: Tensor
 ) -> Tensor:
     """``y = c / s``: ``dy = (dc - mean(y) ds) / mean(s)`` with ``ds = slope dc``; dims count from behind."""
-    # The means are those of c and s here and at the baseline, without one the numbers themselves. With 1 / s in place
-    # of s this would be exact, too, but of huge terms that cancel, where a baseline of zeros has no s.
+    # The means are those of c and s here and at the start, without one the numbers themselves. With 1 / s in place
+    # of s this would be exact, too, but of huge terms that cancel, where a start of zeros has no s.
     (c, s), (c0, s0) = here, start
     y, divided = c / s if c0 is c else mid(c / s, c0 / s0), grad / mid(s, s0)
     return divided - slope * (divided * y).sum(dims, keepdim=True)
@@ -58,7 +58,7 @@ def _standardised(
     Args:
         grad: shape (K, *x.shape).
         x: the input.
-        x0: that at the baseline.
+        x0: that at the start.
         dims: over which it is standardised, from behind.
         eps: added to the variance.
         centred: whether the mean is subtracted.
@@ -84,7 +84,7 @@ def _standardised(
 def _standard(
     x: Tensor, x0: Tensor, dims: list[int], eps: float, centred: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
-    """Return c and s here, at the baseline, and the slope of s."""
+    """Return c and s here, at the start, and the slope of s."""
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor]:
         c = x - x.mean(dims, keepdim=True) if centred else x

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.rules.rule import Base
 
 def _through_products(x: Tensor, x0: Tensor, grad: Tensor) -> Tensor:
     """Pull grad (K, ..., n) back through ``cumprod(x)`` over the last dimension, ``p0_(i-1) r_i``."""
-    # dp_j = sum_i p0_(i-1) dx_i x_(i+1) ... x_j, exact for any x and x0, with the products p0 at the baseline; and
+    # dp_j = sum_i p0_(i-1) dx_i x_(i+1) ... x_j, exact for any x and x0, with the products p0 at the start; and
     # r_i = grad_i + x_(i+1) r_(i+1).
     before = torch.cat([torch.ones_like(x0[..., :1]), x0.cumprod(-1)[..., :-1]], -1)
     rest, grads = torch.zeros_like(grad[..., 0]), []

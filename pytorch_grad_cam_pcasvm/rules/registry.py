@@ -27,6 +27,7 @@ Pull = TypeVar("Pull", bound=Callable[..., Any])
 
 _rules: dict[Any, Rule] = {}
 _functions: dict[Any, Any] = {}  # what is called in Python as a whole, and what its rule is registered for
+whole_of = _functions.get  # for a function that is one step; or None
 # What depends on its input by number only: autograd passes no gradient, either.
 _constants: set[Any] = set()
 
@@ -75,7 +76,7 @@ def register_jacobian(
             ``"linear"``: the step is affine in each single argument, so that the rule at the midpoint of x0 and x is
             exact; ``"elementwise"``: it works on every number separately, so that (y - y0) / (x - x0) is exact; or a
             callable with the arguments of the rule and, as keyword arguments, ``y``, ``grad`` and ``base``, the call at
-            the baseline: ``base.args`` in the order of the rule's arguments (for a layer, ``(layer, x0)``),
+            the start: ``base.args`` in the order of the rule's arguments (for a layer, ``(layer, x0)``),
             ``base.kwargs`` and ``base.y``. A rule that itself takes ``base`` (None: the derivative) serves as both.
             None: the step has no secant, and such maps raise an error.
         needs: which tensors of the call the derivative uses, so that no others are kept: ``"all"``, ``"inputs"``,
@@ -198,11 +199,6 @@ def rule_of(call: Any) -> Rule | None:
 def is_constant(call: Any) -> bool:
     """Return whether an operation passes no gradient."""
     return call.overloadpacket in _constants if isinstance(call, OpOverload) else call in _constants
-
-
-def whole_of(call: Any) -> Any:
-    """Return what the rule of a Python function is registered for, if it is one step; or None."""
-    return _functions.get(call)
 
 
 def with_rules(modules: Iterable[nn.Module]) -> list[nn.Module]:

@@ -15,7 +15,7 @@ Tokens: TypeAlias = Callable[..., int | Sequence[int | None] | None] | None
 
 @dataclass(frozen=True)
 class Base:
-    """The call of a step at the baseline.
+    """The call of a step at the start.
 
     Attributes:
         args: its arguments in the order of the rule's; for a layer, the layer and its inputs. Those that are the same
@@ -89,7 +89,7 @@ class Rule:
     def pulled(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], y: Any, grad: Any, base: Base | None = None
     ) -> Any:
-        """Return what the rule gives, or its secant from a baseline."""
+        """Return what the rule gives, or its secant from a start."""
         if base is None:
             return self.pull(*args, **kwargs, y=y, grad=grad)
         if callable(self.secant):
@@ -150,7 +150,7 @@ def by_number(dim: int, *args: Any, y: Tensor, **kwargs: Any) -> list[int | None
 
 
 def _changed(args: Sequence[Any], args0: Sequence[Any]) -> int:
-    """Return how many arguments, or items of arguments, are others at the baseline."""
+    """Return how many arguments, or items of arguments, are others at the start."""
     return sum(
         _changed(one, other) if isinstance(one, list | tuple) else one is not other
         for one, other in zip(args, args0, strict=True)
@@ -158,7 +158,7 @@ def _changed(args: Sequence[Any], args0: Sequence[Any]) -> int:
 
 
 def mid(x: Any, x0: Any) -> Any:
-    """Return the midpoint between what is a tensor of numbers, or several of them, and its value at the baseline."""
+    """Return the midpoint between what is a tensor of numbers, or several of them, and its value at the start."""
     if isinstance(x, list | tuple):
         return type(x)(map(mid, x, x0))
     differ = x is not x0 and isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
@@ -166,7 +166,7 @@ def mid(x: Any, x0: Any) -> Any:
 
 
 def first_of(base: Base | None, x: Tensor) -> Tensor:
-    """Return the first argument of a call at the baseline; without one, as it is now."""
+    """Return the first argument of a call at the start; without one, as it is now."""
     return x if base is None else base.args[0]
 
 

@@ -19,7 +19,7 @@ def grid_sampler(
     base: Base | None = None,
 ) -> Any:  # fmt: skip
     """Each point's share of the numbers around it; of the grid, how the picture changes there."""
-    # From a baseline, dy is half of what the picture's change gives at either grid, and what the grid's change gives of
+    # From a start, dy is half of what the picture's change gives at either grid, and what the grid's change gives of
     # the mean picture, one coordinate after another.
     options: Any = {"mode": _MODES[mode], "padding_mode": _PADDINGS[padding], "align_corners": align_corners}
     input0, grid0 = (input, grid) if base is None else base.args[:2]

@@ -83,8 +83,8 @@ class Rollback:
     def note_autograd(self) -> None:
         """Note whether torch dispatches to autograd in this thread."""
         # torch's own guard puts this back whenever it is freed, which after an interrupt may be any time.
-        for key in _AUTOGRAD:
-            self.note(_exclude, self._owner, key, torch._C._dispatch_tls_is_dispatch_key_excluded(key))
+        excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in _AUTOGRAD]
+        self.note(_exclude, self._owner, excluded)
 
     def go_below_autograd(self) -> None:
         """Leave autograd out of what torch dispatches to in this thread, with gradients switched on all the same."""
@@ -185,9 +185,10 @@ def _set_variable(thread: threading.Thread, variable: "ContextVar[Any]", value: 
         variable.set(value)
 
 
-def _exclude(thread: threading.Thread, key: Any, excluded: bool) -> None:
-    if threading.current_thread() is thread:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
+def _exclude(thread: threading.Thread, excluded: list[bool]) -> None:
+    for key, was_excluded in zip(_AUTOGRAD, excluded, strict=True):
+        if threading.current_thread() is thread:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
 
 
 def _set_gradients_of(thread: threading.Thread, enabled: bool) -> None:

@@ -101,11 +101,11 @@ class Call:
         """Return the call in a dtype.
 
         Args:
-            values: of the tape, or those at a baseline.
+            values: of the tape, or those at a start.
             smooth: the values that have a gradient.
             dtype: of the gradients.
             tokens: those that it is for; None: all.
-            like: the call as it is now, if the values are those at a baseline: what is the same stays the same object.
+            like: the call as it is now, if the values are those at a start: what is the same stays the same object.
         """
 
         def one(item: Any, dim: int | None) -> Any:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.rules.registry import layer_kind, whole_of, with_rules
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
-from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
+from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explanation
 from pytorch_grad_cam_pcasvm.tape.values import unseen_write
 
 _READING = {
@@ -40,7 +39,7 @@ class Calls(Mode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call; as one step, if it has a rule as a whole."""
         kwargs = kwargs or {}
-        if not self._recorder.listens:
+        if explanation.get() is not self._recorder.explanation:  # another one inside
             return func(*args, **kwargs)
         if func is torch._C._set_grad_enabled:
             if _is_checkpoint():
@@ -71,31 +70,30 @@ class Calls(Mode):
             return result
         return func(*args, **kwargs)
 
-    @contextmanager
-    def watching(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+    def watch(self, modules: Sequence[nn.Module], rollback: Rollback, hooks: Hooks) -> None:
         """Record layers that have rules of their own as one step each, and refuse what may change gradients unseen.
 
         Args:
             modules: all modules of the network.
+            rollback: puts back what this changes.
+            hooks: of the pass.
         """
-        with Rollback() as rollback, hooked() as hooks:
-            # Compiled further, scripted code runs some operations past the dispatcher.
-            rollback.note(torch._C._set_graph_executor_optimize, torch._C._get_graph_executor_optimize())
-            torch._C._set_graph_executor_optimize(False)
-            everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
-            if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-                hooks.before_scripted(self._refuse_compiled)
-            for module in modules:
-                if isinstance(module, torch.jit.ScriptModule):
-                    continue  # which takes no hooks
-                if module._backward_hooks or module._backward_pre_hooks or everywhere:
-                    hooks.before(module, self._refuse_hooked)
-            for module in with_rules(modules):
-                if not isinstance(module, torch.jit.ScriptModule):
-                    hooks.before(module, self._enter_layer)
-                    # First of all: the user's own hooks on the layer are steps of their own.
-                    hooks.after(module, self._leave_layer, prepend=True, always=True)
-            yield
+        # Compiled further, scripted code runs some operations past the dispatcher.
+        rollback.note(torch._C._set_graph_executor_optimize, torch._C._get_graph_executor_optimize())
+        torch._C._set_graph_executor_optimize(False)
+        everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+        if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+            hooks.before_scripted(self._refuse_compiled)
+        for module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # which takes no hooks
+            if module._backward_hooks or module._backward_pre_hooks or everywhere:
+                hooks.before(module, self._refuse_hooked)
+        for module in with_rules(modules):
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.before(module, self._enter_layer)
+                # First of all: the user's own hooks on the layer are steps of their own.
+                hooks.after(module, self._leave_layer, prepend=True, always=True)
 
     def _enter_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         x = args[0] if len(args) == 1 else args

@@ -67,7 +67,7 @@ class Recorder(Values, TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         Values.__init__(self, keeps_all=keeps_all)
         self._halves = halves
-        self._explaining = explanation.get()
+        self.explanation = explanation.get()
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
         self._foreign: set[Any] = set()  # functions that were noted
         self.enabled = True  # whether Python has gradients switched on: in an autograd.Function torch has them off
@@ -76,7 +76,7 @@ class Recorder(Values, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and record it if it depends on a target layer."""
         kwargs = kwargs or {}
-        if explanation.get() is not self._explaining:
+        if explanation.get() is not self.explanation:
             return func(*args, **kwargs)
         op = operation(func)
         if op.draws:
@@ -183,11 +183,6 @@ class Recorder(Values, TorchDispatchMode):
         self._constants.clear()
         self._exposed.clear()
         self._tensors.clear()
-
-    @property
-    def listens(self) -> bool:
-        """Whether what runs belongs to the pass that is recorded, not to another explanation inside it."""
-        return explanation.get() is self._explaining
 
     def check_functions(self, arguments: Any) -> None:
         """Refuse an ``autograd.Function`` that reads shapes or memory of arguments, and so may compute unseen."""
@@ -390,14 +385,11 @@ def _has_rule(function: Any, args: Any) -> bool:
 explanation: ContextVar[object] = ContextVar("explanation", default=None)
 
 
-@contextmanager
-def explaining() -> Iterator[None]:
-    """Be one explanation: what records another one around it, as where a hook explains a network, does not see it."""
-    with Rollback() as rollback:
-        rollback.set_variable(explanation, object())
-        rollback.note_autograd()
-        rollback.go_above_autograd()
-        yield
+def explain_unseen(rollback: Rollback) -> None:
+    """Begin an explanation: what records another one around it, as where a hook explains a network, does not see it."""
+    rollback.set_variable(explanation, object())
+    rollback.note_autograd()
+    rollback.go_above_autograd()
 
 
 _CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}

@@ -12,13 +12,14 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
-from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, Rowwise, gradients_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
+from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
@@ -108,13 +109,12 @@ class Boundary:
             return False
         if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
             return False  # they may do anything
-        same = all(
-            tensor is original
-            and version_of(tensor) == version
-            and (not may_look(tensor) or torch.equal(tensor, numbers))
-            for tensor, (original, version, numbers) in zip(tensors, self._tensors, strict=True)
-        )
-        return same and _kernels(head) == self._kernels
+        looks = may_look(start)
+        for tensor, (original, version, numbers) in zip(tensors, self._tensors, strict=True):
+            same = torch.equal(tensor, numbers) if looks else version_of(tensor) == version
+            if tensor is not original or not same:
+                return False
+        return _kernels(head) == self._kernels
 
     def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
         """Return what the head computes at the points of targets (see :func:`grouped`), of one row or N.
@@ -136,11 +136,10 @@ class Boundary:
         for members, names, which in grouped(targets, self.head, output):
             there = self.at(names, which)
             value_dtype = there.head_trace.values[until].dtype if until else dtype
-            seeds = gradients_of(output, output.count, [targets[k] for k in members], value_dtype, there, until=until)
-            (grad,) = seeds.grads
-            assert grad is not None
+            seeds = gradients_of(output, [targets[k] for k in members], value_dtype, there, until=until)
             step = there.head_trace.values[until] - self.start.head_trace.values[until]
-            parts.append((members, replace(seeds, excess=(grad * step.to(grad)).sum(-1).T)))
+            excess = (seeds.by_image * step.to(seeds.by_image).unsqueeze(1)).sum(-1)
+            parts.append((members, replace(seeds, excess=excess)))
         return OutputGradients.joined(parts)
 
     def point(self, target: ClosedFormTarget | None, *, needed: bool = True) -> Tensor:
@@ -314,12 +313,11 @@ class _Search:
         """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
         x = start
         for _ in range(100):
-            seeds = gradients_of(self._run(x.unsqueeze(0)), 1, [self._target], start.dtype, until=self._position)
-            value, (grad,) = seeds.values[0, 0], seeds.grads
+            seeds = gradients_of(self._run(x.unsqueeze(0)), [self._target], start.dtype, until=self._position)
+            value, grad = seeds.values[0, 0], seeds.by_image[0, 0]
             if float(value.abs()) <= _EXACT * self._size:
                 return x
-            assert grad is not None
-            step = -value * grad[0, 0] / grad.square().sum() / seeds.log_scale[0, 0].exp()
+            step = -value * grad / grad.square().sum() / seeds.log_scale[0, 0].exp()
             halves = (0.5**halvings for halvings in range(_HALVINGS))
             shorter = next((part for part in halves if self._at(x + part * step).abs() < value.abs()), None)
             if shorter is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.network.net import OfHead
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.scores import ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import Target
@@ -14,10 +14,11 @@ from pytorch_grad_cam_pcasvm.targets.target import Target
 
 def every_class(output: Any) -> Sequence[Target]:
     """Return a target for every class of an output, or for its only value."""
-    if not isinstance(output, OfHead):
-        if not isinstance(output, Tensor) or output.dim() != 2:
+    if output.head is None:
+        scores = output.value
+        if not isinstance(scores, Tensor) or scores.dim() != 2:
             raise ValueError("jacobians needs a network that returns scores (N, C), or a PCASVMNet: use explain")
-        return [ScoreTarget(category) for category in range(output.shape[-1])]
+        return [ScoreTarget(category) for category in range(scores.shape[-1])]
     if output.decision is None:
         return ()
     classes = output.head.classes_

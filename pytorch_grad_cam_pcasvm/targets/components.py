@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput, OfHead
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target, check_sign, components_of, factor_of
 
 
@@ -31,12 +31,12 @@ class QuadraticTarget(ClosedFormTarget):
     def __post_init__(self) -> None:
         check_sign(self.sign)
 
-    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position, or the secant: for a quadratic target, the mean of both ends' gradients."""
         here = self._gradient(output)
-        if baseline is None:
+        if start is None:
             return here
-        there = self._gradient(baseline)
+        there = self._gradient(start)
         return {position: (seed + there[position]) / 2 for position, seed in here.items()}
 
     def of_changed(self, changed: Any, output: Any) -> Tensor:
@@ -80,7 +80,7 @@ class PCATarget(ClosedFormTarget):
         components = self._components(output)
         return components[..., self.component] * factor_of(self.sign)
 
-    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
         components = self._components(output)
         seed = components.new_zeros(1, components.shape[-1])
@@ -228,8 +228,7 @@ def _why_unknown(reduction: Any) -> str:
 
 def every_component(output: Any) -> Sequence[Target]:
     """Return a target for every component of an output, if it has any."""
-    components = output.components if isinstance(output, OfHead) else None
-    return () if components is None else _components(components.shape[-1])
+    return () if output.components is None else _components(output.components.shape[-1])
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, check_sign, head_of
 
 
@@ -68,7 +68,7 @@ class SVMTarget(ClosedFormTarget):
         decision = self.decision(output)
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
-    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output).detach()
         named = self.category is not None and not self._means("runner-up", output.head)
@@ -208,10 +208,10 @@ class LogRatioTarget(ClosedFormTarget):
         """Return the log-ratio: a number for a row, shape (N,) for a batch."""
         return self._value(output, output)
 
-    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position: rows over the input of the SVM, shape (N, B)."""
         stage, position = self._stage(output)
-        traces = [head_output.head_trace for head_output in (output, baseline) if head_output is not None]
+        traces = [head_output.head_trace for head_output in (output, start) if head_output is not None]
         saved = [stage.evaluate(trace.values[position])[1] for trace in traces]
         with known_to(traces[0].eps, partial(output.head.errors, traces[0], position)):
             grad, log_scale = pulled_through(stage, (self._margin.seed(output).unsqueeze(1), None), *saved)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, ShortRepr, check_sign, factor_of
 
@@ -55,7 +55,7 @@ class ScoreTarget(ClosedFormTarget):
         """Return the score: a number for a row, shape (N,) for a batch."""
         return output.max(-1).values if self.category is None else output[..., self.category]
 
-    def seeds(self, output: Tensor, baseline: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: Tensor, start: Any = None) -> dict[int, Tensor]:
         """Return a one-hot row per image, shape (N, C)."""
         index = output.argmax(-1) if self.category is None else torch.full_like(output[..., 0], self.category).long()
         return {0: torch.zeros_like(output).scatter(-1, index.unsqueeze(-1), 1.0)}

@@ -34,8 +34,8 @@ class ClosedFormTarget(ShortRepr, ABC):
         """Return the target's value: a number for a row of the output, shape (N,) for a batch."""
 
     @abstractmethod
-    def seeds(self, output: Any, baseline: Any = None) -> dict[int, Tensor]:
-        """Return the gradient, or the secant from a baseline of N rows, by position of the head's value.
+    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
+        """Return the gradient, or the secant from a start of N rows, by position of the head's value.
 
         Its shape is (N, .), or (1, .) if it is the same for all images.
         """

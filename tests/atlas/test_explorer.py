@@ -49,7 +49,8 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example
 from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
-from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps, largest
+from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
 COUNT, COMPONENTS = 60, 4
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(2)>", "a\u2028b & \"c\" 'd' __proto__"]

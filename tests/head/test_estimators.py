@@ -70,7 +70,7 @@ from test_head import by_autograd, pulled_back, seeds_of, trace_of
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, ProbabilityTarget
 from pytorch_grad_cam_pcasvm.head.calibration import Isotonic, PerClass
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 
 RNG = np.random.default_rng(0)
 WIDTH = 10

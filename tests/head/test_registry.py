@@ -228,7 +228,7 @@ def test_outputs_go_by_their_names():
     from sklearn.multioutput import MultiOutputClassifier
 
     from pytorch_grad_cam_pcasvm import SVMTarget
-    from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+    from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 
     x, labels = data(3)
     several = MultiOutputClassifier(SVC()).fit(x, np.stack([labels > 0, labels > 1, labels == 1], 1).astype(int))

@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 
 IMAGES = torch.randn(9, 2, 7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = np.arange(9) % 2

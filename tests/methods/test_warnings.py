@@ -38,7 +38,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
 )
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.net import HeadRun
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
 
 DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)

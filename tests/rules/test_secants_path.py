@@ -27,7 +27,7 @@ def recorded(function, x):
 
 def adds_up(passed, x0, targets=2, tolerance=1e-10):
     """Hold sums of pullback, weights and products against the difference of outputs; return the pullback."""
-    base = passed.baseline({0: x0})
+    base = passed.started({0: x0})
     x = passed.activations[0]
     seeds = random(targets, *passed.output.shape, seed=7)
     pulled = passed.pullback([seeds], 0, base).dense()
@@ -68,7 +68,7 @@ def test_where_nothing_changes_the_secant_is_the_gradient(case):
     x = random(2, 4, 6, 5)
     passed = recorded(FUNCTIONS[case], x)
     seeds = random(2, *passed.output.shape, seed=7)
-    base = passed.baseline({0: x})
+    base = passed.started({0: x})
     assert relative(passed.output, base.output) == 0
     assert relative(passed.pullback([seeds], 0, base).dense(), passed.pullback([seeds], 0).dense()) < 1e-10
 
@@ -122,7 +122,7 @@ def test_max_pools_hand_on_a_share():
     x, x0 = random(2, 3, 6, 6), random(2, 3, 6, 6, seed=1)
     passed = recorded(lambda x: F.max_pool2d(x, 2), x)
     ones = torch.ones(1, *passed.output.shape, dtype=torch.float64)
-    pulled = passed.pullback([ones], 0, passed.baseline({0: x0})).dense()
+    pulled = passed.pullback([ones], 0, passed.started({0: x0})).dense()
     assert ((pulled >= 0) & (pulled <= 1)).all()
     assert ((pulled != 0).reshape(2, 3, 3, 2, 3, 2).sum((3, 5)) <= 1).all()
 
@@ -150,7 +150,7 @@ def test_what_has_no_secant_is_refused_by_name(case, rules):
     function, message = REFUSED[case]
     passed = recorded(function, random(2, 4, 6, 5))
     with pytest.raises(NoClosedFormError, match=message) as raised:
-        passed.pullback([random(2, *passed.output.shape)], 0, passed.baseline({0: random(2, 4, 6, 5, seed=1)})).dense()
+        passed.pullback([random(2, *passed.output.shape)], 0, passed.started({0: random(2, 4, 6, 5, seed=1)})).dense()
     assert "jacobian='auto'" not in str(raised.value), "autograd has no secants"
 
 
@@ -216,7 +216,7 @@ def test_contributions_of_a_whole_path_add_up(case):
     for x0 in (torch.zeros(1, 4, 4, 4).double(), random(1, 4, 4, 4, seed=1), random(3, 4, 4, 4, seed=2)):
         adds_up(passed, x0)
         rest = NETS[case][1:](x0.clone())
-        assert (passed.baseline({0: x0}).output - rest).abs().max() < 1e-12
+        assert (passed.started({0: x0}).output - rest).abs().max() < 1e-12
     assert relative(passed.rerun({0: random(7, 4, 4, 4)}), NETS[case][1:](random(7, 4, 4, 4))) < 1e-12
 
 
@@ -227,7 +227,7 @@ def test_contributions_in_other_precisions(dtype):
         with torch.no_grad():
             passed = Path(other, None, ["0"]).run(X.to(dtype))
         x, seeds = passed.activations[0], random(2, *passed.output.shape).float()
-        base = passed.baseline({0: torch.zeros_like(x[:1])})
+        base = passed.started({0: torch.zeros_like(x[:1])})
         terms = (passed.pullback([seeds], 0, base).dense() * x).flatten(1)
         expected = (seeds * (passed.output.float() - base.output.float())).flatten(1).sum(1)
         assert missing(terms, expected) < (1e-6 if dtype == torch.float32 else 0.02)
@@ -313,7 +313,7 @@ def test_comparisons_are_made_again_at_the_baseline(statements):
     module, x, x0 = Masked(statements), random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
     with torch.no_grad():
         passed = Path(module, None, ["start"]).run(x)
-    assert relative(passed.baseline({0: x0}).output, statements(x0.clone())) < 1e-12
+    assert relative(passed.started({0: x0}).output, statements(x0.clone())) < 1e-12
     adds_up(passed, x0)
     seeds = random(2, *passed.output.shape)
     _, expected = path_by_autograd(module, None, "start", x, seeds.flatten(2))
@@ -332,7 +332,7 @@ def test_a_mask_of_what_is_in_front_of_the_layer():
     x, x0 = random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
     with torch.no_grad():
         passed = Path(module, None, ["0", "1"]).run(x)
-        base, seeds = passed.baseline({1: x0}), random(2, 2, 3, 4, 4)
+        base, seeds = passed.started({1: x0}), random(2, 2, 3, 4, 4)
         pulled = passed.pullback([seeds], 1, base).dense()
     change = (pulled * (passed.activations[1] - x0)).flatten(1).sum(1)
     assert relative(change, (seeds * (passed.output - base.output)).flatten(1).sum(1)) < 1e-12
@@ -343,7 +343,7 @@ def test_an_output_of_whole_numbers_is_an_output():
     x, x0 = random(2, 3, 4, 4), random(1, 3, 4, 4, seed=5)
     with torch.no_grad():
         passed = Path(module, None, ["start"]).run(x)
-    base = passed.baseline({0: x0})
+    base = passed.started({0: x0})
     assert torch.equal(base.output["labels"], x0.mean((2, 3)).argmax(1).expand(2))
     seeds = {"scores": random(2, 2, 3), "labels": None}
     given = [seeds[key] for key in passed.output]
@@ -367,7 +367,7 @@ def test_what_a_tape_cannot_know_is_refused_at_the_baseline(statements):
     with torch.no_grad():
         passed = Path(Masked(statements), None, ["start"]).run(x)
         with pytest.raises(NoClosedFormError, match="another function at the baseline"):
-            passed.baseline({0: -x[:1] - 1})
+            passed.started({0: -x[:1] - 1})
 
 
 @pytest.mark.parametrize(("statements", "expected"), [(leaky, [2]), (branching, [2, 2])])
@@ -376,7 +376,7 @@ def test_only_a_network_that_branches_is_asked_at_the_baseline(statements, expec
     module.register_forward_hook(lambda module, args, output: ran.append(len(output)))
     x = random(2, 3, 4, 4).abs()
     with torch.no_grad():
-        Path(module, None, ["start"]).run(x).baseline({0: x[:1] / 2})
+        Path(module, None, ["start"]).run(x).started({0: x[:1] / 2})
     assert ran == expected
 
 
@@ -396,9 +396,9 @@ def test_a_baseline_of_no_finite_output_or_another_shape_is_refused():
     with torch.no_grad():
         passed = Path(Masked(lambda x: x.log()), None, ["start"]).run(x)
     with pytest.raises(NoClosedFormError, match="does not return finite numbers at the baseline"):
-        passed.baseline({0: -x})
+        passed.started({0: -x})
     with pytest.raises(ValueError, match=r"activations have the shape \(2, 3, 4, 4\), or one row"):
-        passed.baseline({0: x[:, :2]})
+        passed.started({0: x[:, :2]})
 
 
 def test_autograd_has_no_secants_but_products():
@@ -410,8 +410,8 @@ def test_autograd_has_no_secants_but_products():
     for dims in ([1], [2, 3]):
         expected = other.pullback([seeds], 0).times(other.activations[0], dims)
         assert relative(passed.pullback([seeds], 0).times(passed.activations[0], dims), expected) < 1e-12
-    base = other.baseline({0: 0 * other.activations[0]})
-    for refused in (passed.baseline, passed.rerun):
+    base = other.started({0: 0 * other.activations[0]})
+    for refused in (passed.started, passed.rerun):
         with pytest.raises(NoClosedFormError, match="needs the closed form"):
             refused({0: x})
     with pytest.raises(NoClosedFormError, match="needs the closed form"):
@@ -668,7 +668,7 @@ def test_a_missing_or_wrong_secant_of_a_users_is_refused(rules, secant, message)
     with torch.no_grad():
         passed = Path(module, None, ["0"]).run(X)
         seeds = random(2, *passed.output.shape)
-        base = passed.baseline({0: torch.zeros(1, 4, 4, 4).double()})
+        base = passed.started({0: torch.zeros(1, 4, 4, 4).double()})
         with pytest.raises(NoClosedFormError, match=message):
             passed.pullback([seeds], 0, base).dense()
 
@@ -714,7 +714,7 @@ def test_rules_of_operations_and_of_autograd_functions(case, rules):
     adds_up(passed, x0)
     adds_up(passed, x0[:1])
 
-    base, seeds = passed.baseline({0: x0}), random(2, 2, 3, 4, 4)
+    base, seeds = passed.started({0: x0}), random(2, 2, 3, 4, 4)
     register_jacobian(call)(rule)
     with pytest.raises(NoClosedFormError, match=rf"{named} has no secant"):
         passed.pullback([seeds], 0, base).dense()
@@ -757,7 +757,7 @@ def test_sums_stay_in_the_weight(monkeypatch):
     monkeypatch.setattr(cotangents, "through_sums", lambda *args: calls.append(args) or through_sums(*args))
     with torch.no_grad():
         passed = Path(NETS["dense, ReLU"], None, ["0"]).run(X)
-        base, seeds = passed.baseline({0: torch.zeros(1, 4, 4, 4).double()}), random(2, 3, 5)
+        base, seeds = passed.started({0: torch.zeros(1, 4, 4, 4).double()}), random(2, 3, 5)
         calls.clear()
         weights = passed.pullback([seeds], 0, base).sums()
     assert calls
@@ -856,7 +856,7 @@ def test_a_secant_that_is_wrong_a_little_everywhere_is_refused(rules):
     register_jacobian(torch.ops.aten.i0, secant="linear")(lambda x, *, y, grad: grad * torch.special.i1(x))
     x, x0 = (random(4, 32, 24, 24, seed=seed).float() for seed in (0, 1))
     passed = recorded(torch.special.i0, x)
-    base = passed.baseline({0: x0})
+    base = passed.started({0: x0})
     with pytest.raises(NoClosedFormError, match=r"the secant of aten\.i0 is wrong"):
         passed.pullback([random(1, *passed.output.shape).float()], 0, base).dense()
 

@@ -1,5 +1,6 @@
 """Ctrl-C and signals at random moments: what one call leaves behind, the next one puts right."""
 
+import contextlib
 import gc
 import random
 import signal
@@ -27,7 +28,7 @@ from pytorch_grad_cam_pcasvm.network import modules
 from pytorch_grad_cam_pcasvm.runtime import rollback
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look, no_looks
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
-from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explaining, explanation
+from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explain_unseen, explanation
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread"
@@ -143,6 +144,12 @@ def test_what_a_torch_context_brings_back_after_an_interrupt_is_removed():
 
 def test_what_an_interrupt_leaves_to_the_garbage_collector_ends_in_no_other_call():
     """A context whose end was interrupted ends when its generator is freed, which may be during the next call."""
+
+    @contextlib.contextmanager
+    def explaining():
+        with rollback.Rollback() as noted:
+            explain_unseen(noted)
+            yield
 
     def begun(*contexts):
         for context in contexts:

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVR, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import ScoreTarget, fixed
 
 

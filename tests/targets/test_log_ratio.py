@@ -36,7 +36,7 @@ from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.log_ratio import Line, LogRatio
 from pytorch_grad_cam_pcasvm.head.multiclass import Binary, OneClass, OneVsOne
-from pytorch_grad_cam_pcasvm.network.net import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import fixed
 
 WIDTH = 4

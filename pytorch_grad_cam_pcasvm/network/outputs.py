@@ -1,0 +1,228 @@
+"""What a network returns for N images: the output of an ordinary one, or all that a fitted head computed."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
+
+
+class OfHead:
+    """The values that a head computed, and everything derived from them.
+
+    Attributes:
+        head: the head that computed it.
+        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...).
+    """
+
+    head: Head
+    head_trace: HeadTrace
+
+    @property
+    def count(self) -> int:
+        """Number of rows N."""
+        return self.head_trace.values[-1].shape[0]
+
+    @property
+    def features(self) -> Tensor:
+        """The features q, shape (N, D), in the head's precision."""
+        return self.head_trace.values[0]
+
+    @property
+    def components(self) -> Tensor | None:
+        """The components p, shape (N, B), or None without a reduction."""
+        position = self.head.component_position
+        return None if position is None else self.head_trace.values[position]
+
+    @property
+    def decision(self) -> Tensor | None:
+        """The decision values, shape (N, P), or None without an SVM."""
+        position = self.head.decision_position
+        return None if position is None else self.head_trace.values[position]
+
+    @property
+    def margins(self) -> Tensor | None:
+        """The margin of each class, which maps explain, shape (N, C), or None without an SVM.
+
+        For one-vs-one, it is the sum of a class's signed pairwise decisions; otherwise, it is the score.
+        """
+        return None if self.decision is None else self.head.voting.margins(self.decision)
+
+    def labels(self) -> np.ndarray:
+        """Return the fitted estimator's predictions for the rows, shape (N,), or a single label for one row."""
+        if self.head_trace.values[-1].dim() == 1 and self.head.decision_position is not None:
+            return self.head.labels(self.head_trace.rows(None))[0]
+        return self.head.labels(self.head_trace)
+
+
+@dataclass(eq=False)
+class HeadRun(OfHead):
+    """What a head computed for N images, for use by methods: without scores, which maps do not need."""
+
+    head: Head
+    head_trace: HeadTrace
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all its tensors."""
+        return self.head_trace.values[-1].device
+
+    def rows(self, index: Any) -> "HeadRun":
+        """Return some rows."""
+        return HeadRun(self.head, self.head_trace.rows(index))
+
+    def target_rows(self) -> list[Any]:
+        """Return what the target of each image gets."""
+        return list(self.output())
+
+    def output(self) -> Any:
+        """Return it with scores, as a network gives it; as it is for fake tensors, which can take no other class."""
+        plain = type(self.head_trace.values[-1]) is Tensor
+        return HeadOutput.of(self.head, self.head_trace) if plain else self
+
+
+class HeadOutput(OfHead, Tensor):
+    """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else that the head computed.
+
+    Iteration and integer indexing return rows, shape (C,), with the head's values for that row, so that a target can be
+    called on a row or on the batch. Every other operation returns a plain tensor.
+
+    Attributes:
+        head: the head that computed it.
+        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...).
+
+    Example:
+        >>> output = net(images)
+        >>> output.features.shape, output.components.shape, output.margins.shape
+        (torch.Size([2, 8]), torch.Size([2, 3]), torch.Size([2, 3]))
+    """
+
+    head: Head
+    head_trace: HeadTrace
+
+    @staticmethod
+    def of(head: Head, trace: HeadTrace) -> "HeadOutput":
+        """Return the output for a trace of ``head``, with N rows or just one."""
+        return HeadOutput._with(head.scores(trace), head, trace)
+
+    @staticmethod
+    def _with(scores: Tensor, head: Head, trace: HeadTrace) -> "HeadOutput":
+        output = scores.as_subclass(HeadOutput)
+        output.head, output.head_trace = head, trace
+        return output
+
+    def output(self) -> "HeadOutput":
+        """Return it."""
+        return self
+
+    def target_rows(self) -> list[Any]:
+        """Return what the target of each image gets."""
+        return list(self)
+
+    def rows(self, index: Any) -> "HeadOutput":
+        """Return some rows, with the head's values for them."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, self.head_trace.rows(index))
+
+    @staticmethod
+    def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
+        """Return several outputs of one head as one, without the tensors that were saved for pullbacks."""
+        values = [torch.cat(parts) for parts in zip(*(o.head_trace.values for o in outputs), strict=True)]
+        return HeadOutput.of(outputs[0].head, HeadTrace(values, []))
+
+    def moved(self, device: Any) -> "HeadOutput":
+        """Return the output on another device; its head is not moved."""
+        parts = (self.head_trace.values, self.head_trace.saved)
+        trace = HeadTrace(*tree_map_only(Tensor, lambda tensor: tensor.to(device), parts))
+        return HeadOutput._with(self.as_subclass(Tensor).to(device), self.head, trace)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return one row with the head's values for an integer, otherwise a plain tensor."""
+        if isinstance(index, int | np.integer) and self.dim() == 2:
+            return self.rows(int(index))
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Iterate over the rows, each with the head's values for it."""
+        return (self[index] for index in range(len(self)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "HeadOutput":
+        """Copy the scores with the head's values, if torch can copy the tensors (those without a graph)."""
+        parts = (self.as_subclass(Tensor), self.head, self.head_trace)
+        return HeadOutput._with(*(copy.deepcopy(part, memo) for part in parts))  # type: ignore[arg-type]
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return plain tensors from every operation."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, HeadOutput):  # .cpu() where there is nothing to do
+                result = result.as_subclass(Tensor)
+        if func in _SOFTMAX and args and isinstance(args[0], HeadOutput):
+            # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
+            result.head, result.head_trace = args[0].head, args[0].head_trace
+        return result
+
+
+_SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
+
+
+@dataclass(eq=False)
+class PlainOutput:
+    """What an ordinary network returned for N images, for use by methods."""
+
+    value: Any
+    count: int
+    head = components = decision = None
+
+    def output(self) -> Any:
+        """Return what the network returned."""
+        return self.value
+
+    def rows(self, index: Sequence[int]) -> "PlainOutput":
+        """Return it for some images, as from a batch of these."""
+        return PlainOutput(self._mapped(lambda part: torch.stack([part[image] for image in index])), len(index))
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Any:
+        """Return the output with a function of every tensor that has a row for each image."""
+
+        def mapped(part: Any) -> Any:
+            return function(part) if isinstance(part, Tensor) and part.shape[:1] == (self.count,) else part
+
+        return tree_map(mapped, self.value)
+
+    def target_rows(self) -> list[Any]:
+        """Return what the target of each image gets, as in pytorch-grad-cam where that has one.
+
+        Raises:
+            ValueError: the network does not return one item for each image.
+        """
+        if isinstance(self.value, Tensor):
+            return list(self.value)
+        if isinstance(self.value, Mapping):
+            return [self._mapped(itemgetter(image)) for image in range(self.count)]
+        items = list(self.value)
+        if self.count == 1:
+            return items[:1]
+        if len(items) == 1 and isinstance(items[0], Tensor):
+            return list(items[0])
+        raise ValueError(
+            f"the network returns {self} for {self.count} images, but a target gets one item per image, as in "
+            "pytorch-grad-cam: explain one image at a time, or wrap the network so that it returns one tensor"
+        )
+
+    def __str__(self) -> str:
+        if isinstance(self.value, Tensor):
+            return f"a tensor of shape {tuple(self.value.shape)}"
+        return f"a {type(self.value).__name__} of {len(tree_leaves(self.value))} tensors"
