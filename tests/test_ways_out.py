@@ -30,7 +30,7 @@ from atlases import layer as atlas_layer
 from atlases import problem as atlas_problem
 from packaging.version import Version
 from PIL import Image
-from problems import explained
+from problems import closed_form, explained
 from pyarrow import parquet
 from sklearn import cluster, covariance, ensemble, gaussian_process, impute, naive_bayes, neighbors, preprocessing
 from sklearn.base import BaseEstimator
@@ -108,12 +108,17 @@ class Row:
         message: a part of the message.
         ways: for a part of each way out, a function that follows it and returns maps, or what it names; or a reason why
             it cannot be followed here.
+        by_values: for an estimator without a gradient, what follows the advice to use its values.
     """
 
     place: str
     refused: Callable[[], Any]
     message: str
     ways: dict[str, Callable[[], Any] | str] = field(default_factory=dict)
+    by_values: Callable[[], Any] | str = "as for other estimators"
+
+
+BY_VALUES = "use ContributionCAM, which needs values alone"
 
 
 # --- the messages in the source ---------------------------------------------------------------------------------------
@@ -124,6 +129,8 @@ REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_o
 WITHOUT = {
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
+    "head/enumerated.py: self.reason, *self.ways_out": "passes on why there is no closed form, which has a row",
+    "head/storage.py: has other values than when it was written": "needs two versions of a library",
     "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
     "calculus/backward.py: (advice if self.start is None": "passes a refusal on, with the way out of every path",
     "path/record.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
@@ -298,7 +305,7 @@ COLUMNS = np.eye(3, dtype=int)[THREE]  # one for each class
 
 
 def head_of(estimator: Any, y: Any = THREE) -> Head:
-    return Head.of(estimator.fit(FEATURES, y))
+    return closed_form(estimator.fit(FEATURES, y))
 
 
 def maps_of(estimator: Any, y: Any = THREE, targets: Any = None, method: Any = ClosedFormGradCAM) -> SignedMaps:
@@ -316,7 +323,8 @@ def head(place: str, message: str, estimator: Any, ways: dict[str, Any], y: Any 
         way: other if callable(other) or isinstance(other, str) else partial(maps_of, other, y)
         for way, other in ways.items()
     }
-    return Row(place, partial(head_of, estimator, y), message, follow)
+    by_values = partial(maps_of, estimator, y, method=ContributionCAM)
+    return Row(place, partial(head_of, estimator, y), message, follow, by_values)
 
 
 def shows(result: Any) -> bool:
@@ -326,6 +334,34 @@ def shows(result: Any) -> bool:
     if isinstance(result, Tensor | np.ndarray):
         return bool(torch.as_tensor(result).detach().isfinite().all())
     return result is not None
+
+
+class Labelling:
+    """A classifier that no library knows, on two numbers."""
+
+    n_features_in_ = 2
+
+    def __init__(self, classes: Any) -> None:
+        if classes is not None:
+            self.classes_ = classes
+
+    def predict(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return np.digitize(X[:, 0] + X[:, 1], [-0.5, 0.5])
+
+
+def forest() -> Any:
+    return make_pipeline(PCA(2), ensemble.RandomForestClassifier(3, random_state=0))
+
+
+def maps_of_labelling() -> SignedMaps:
+    return maps_of([PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM)
+
+
+def loaded_again(estimator: Any) -> Head:
+    """Return the head of a file."""
+    path = folder() / "estimators.safetensors"
+    Head.of([PCA(2).fit(FEATURES), estimator]).save(path)
+    return Head.load(path)
 
 
 # --- crops and signals ------------------------------------------------------------------------------------------------
@@ -376,7 +412,7 @@ def crops(how: str, method: Any = ClosedFormGradCAM, transform: Any = beside) ->
 
 BUILD, ENSEMBLES = "head/build.py: ", "head/estimators/ensembles.py: "
 PREDICTORS, TRANSFORMERS = "head/estimators/predictors.py: ", "head/estimators/transformers.py: "
-UNSUPPORTED = "head/registry.py: reason, _by_name(_INSTEAD, name)"
+UNSUPPORTED = "head/registry.py: reason, usual, *own"
 
 
 class Patched(SVC):
@@ -495,7 +531,7 @@ class FewClasses(LogisticRegression):
 def calibrated_on_some() -> Any:
     fitted = CalibratedClassifierCV(LinearSVC(), cv=3).fit(FEATURES, THREE)
     fitted.calibrated_classifiers_[0].estimator = LinearSVC().fit(FEATURES[THREE < 2], THREE[THREE < 2])
-    return Head.of(fitted)
+    return closed_form(fitted)
 
 
 def calibrated_by_temperature() -> Head:
@@ -507,7 +543,7 @@ def calibrated_by_temperature() -> Head:
 def bagged_on_some() -> Any:
     fitted = bagged(LogisticRegression()).fit(FEATURES, THREE)
     fitted.estimators_[0] = LogisticRegression().fit(FEATURES[THREE < 2], THREE[THREE < 2])
-    return Head.of(fitted)
+    return closed_form(fitted)
 
 
 def final_that_decides_nothing() -> Head:
@@ -553,7 +589,7 @@ HEADS = [
     head(
         UNSUPPORTED,
         "RadiusNeighborsClassifier has no closed-form Jacobian",
-        neighbors.RadiusNeighborsClassifier(9),
+        neighbors.RadiusNeighborsClassifier(3, outlier_label="most_frequent"),
         {"fit KNeighborsClassifier": neighbors.KNeighborsClassifier()},
     ),
     *(
@@ -627,7 +663,7 @@ HEADS = [
     ),
     Row(
         UNSUPPORTED,
-        lambda: Head.of(naive_bayes.CategoricalNB().fit(abs(FEATURES).astype(int), THREE)),
+        lambda: closed_form(naive_bayes.CategoricalNB().fit(abs(FEATURES).astype(int), THREE)),
         "takes categories, not numbers",
         {"fit GaussianNB": partial(maps_of, naive_bayes.GaussianNB())},
     ),
@@ -2702,6 +2738,32 @@ OTHERS = [
         },
     ),
     Row(
+        "head/enumerated.py: runs outside of PyTorch",
+        lambda: torch.export.export(net_of(forest()), (PICTURES[:2],), strict=False),
+        "RandomForestClassifier runs outside of PyTorch",
+        {"make one without it": lambda: torch.export.export(net_of(PCA(2)), (PICTURES[:2],), strict=False)},
+    ),
+    Row(
+        "head/predictor.py: has no classes_",
+        lambda: Head.of([PCA(2).fit(FEATURES), Labelling(classes=None)]),
+        "Labelling predicts labels, but has no classes_",
+        {
+            "give it the attribute classes_": lambda: maps_of(
+                [PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM
+            )
+        },
+    ),
+    Row(
+        "head/storage.py: which are not read from files",
+        lambda: loaded_again(Labelling(np.arange(3))),
+        "Labelling, which are not read from files",
+        {
+            "pass the fitted estimators themselves": lambda: maps_of(
+                [PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM
+            )
+        },
+    ),
+    Row(
         "maps/signed_maps.py: there are no maps to join",
         lambda: SignedMaps.cat([]),
         "there are no maps to join",
@@ -2785,8 +2847,9 @@ def test_the_message_names_ways_that_work(row: Row) -> None:
     with pytest.raises(Exception, match=re.escape(row.message)) as caught:
         row.refused()
     named = getattr(caught.value, "ways_out", (str(caught.value),))
+    ways = row.ways | ({BY_VALUES: row.by_values} if BY_VALUES in named else {})
     for way in named:
-        assert any(part in way for part in row.ways), f"nothing follows: {way}"
-    for part, follow in row.ways.items():
+        assert any(part in way for part in ways), f"nothing follows: {way}"
+    for part, follow in ways.items():
         assert any(part in way for way in named), f"the message does not say: {part}"
         assert isinstance(follow, str) or shows(follow()), f"nothing comes of: {part}"

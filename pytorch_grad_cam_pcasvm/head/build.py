@@ -10,6 +10,7 @@ from sklearn import __version__ as running_version
 from sklearn import preprocessing
 from sklearn.base import (
     BaseEstimator,
+    ClusterMixin,
     is_regressor,
 )
 from sklearn.feature_selection import SelectFromModel
@@ -17,6 +18,7 @@ from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
+from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.registry import register_all, stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
@@ -36,24 +38,71 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
     register_all()
     estimators = list(estimators_of(fitted))
     for position, estimator in enumerate(estimators):
-        if isinstance(estimator, Stage):
-            yield estimator
-            continue
-        if isinstance(estimator, BaseEstimator):
-            # A selector of a fitted model need not be fitted itself.
-            prefit = isinstance(estimator, SelectFromModel) and estimator.prefit
-            check_is_fitted(estimator.estimator if prefit else estimator)
-            _refuse_own_methods(estimator)
-        last = position == len(estimators) - 1 and not transform
-        with _other_versions_named():
-            stage = stage_for(estimator) if last else transformer_for(estimator)
-        if not isinstance(stage, Stage):
-            name = type(estimator).__name__
-            raise TypeError(f"what is registered for {name} returns a {type(stage).__name__}, not a Stage")
-        stages = Chain([stage]).flat()
-        if type(estimator).__module__.startswith(_ACCELERATED):
-            _compare(estimator, stages)
+        yield from _closed_form(estimator, last=position == len(estimators) - 1 and not transform)
+
+
+def stages_of_head(fitted: Any) -> Iterator[Stage]:
+    """Yield the stages of a head, as :func:`stages_of`; the last is :class:`.Enumerated` where it has no closed form.
+
+    That takes in the steps behind the reduction from the first without a closed form on.
+
+    Raises:
+        NoClosedFormError: a step is not supported, and not among the last, of which values are enough.
+    """
+    register_all()
+    estimators, width, reduced = list(estimators_of(fitted)), None, False
+    for position, estimator in enumerate(estimators):
+        rest = estimators[position:]
+        try:
+            stages = list(_closed_form(estimator, last=len(rest) == 1))
+        except NoClosedFormError as error:
+            if not _predicts(rest[-1]) or (len(rest) > 1 and not reduced) or any(map(_reduces, rest[1:-1])):
+                raise
+            try:
+                yield Enumerated.of(rest, width, error.reason, error.ways_out)
+            except NoClosedFormError:
+                raise
+            except Exception:  # it has no values of a form that is known
+                raise error from None
+            return
         yield from stages
+        reduced = reduced or any(stage.reduces for stage in stages)
+        width = next((stage.n_outputs for stage in reversed(stages) if stage.n_outputs is not None), width)
+
+
+def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
+    """Yield the stages of a single estimator, which predicts if it is the ``last`` and can."""
+    if isinstance(estimator, Stage):
+        yield estimator
+        return
+    if isinstance(estimator, BaseEstimator):
+        # A selector of a fitted model need not be fitted itself.
+        prefit = isinstance(estimator, SelectFromModel) and estimator.prefit
+        check_is_fitted(estimator.estimator if prefit else estimator)
+        _refuse_own_methods(estimator)
+    with _other_versions_named():
+        stage = stage_for(estimator) if last else transformer_for(estimator)
+    if not isinstance(stage, Stage):
+        name = type(estimator).__name__
+        raise TypeError(f"what is registered for {name} returns a {type(stage).__name__}, not a Stage")
+    stages = Chain([stage]).flat()
+    if type(estimator).__module__.startswith(_ACCELERATED):
+        _compare(estimator, stages)
+    yield from stages
+
+
+def _predicts(estimator: Any) -> bool:
+    """Return whether an estimator without a closed form has values that depend on the features."""
+    labels = isinstance(estimator, ClusterMixin) or type(estimator).__name__.startswith("Dummy")
+    return hasattr(estimator, "predict") and not labels
+
+
+def _reduces(estimator: Any) -> bool:
+    """Return whether an estimator is a reduction, whose components would be hidden behind what comes before it."""
+    try:
+        return any(stage.reduces for stage in _closed_form(estimator, last=False))
+    except NoClosedFormError:
+        return False
 
 
 # scikit-learn-intelex: subclasses whose methods compute the same elsewhere.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.alike import check_variety
-from pytorch_grad_cam_pcasvm.head.build import stages_of
+from pytorch_grad_cam_pcasvm.head.build import stages_of_head
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs, Regression, Voting
@@ -81,7 +81,7 @@ class Head(Stack):
     @classmethod
     def _of_estimators(cls, fitted: Any) -> "Head":
         check_variety(fitted)
-        head = cls(stages_of(fitted))
+        head = cls(stages_of_head(fitted))
         head._fit = Fit(fitted)
         return head
 

@@ -18,7 +18,7 @@ from sklearn.base import (
     is_classifier,
     is_regressor,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
@@ -86,7 +86,9 @@ def stage_for(estimator: Any) -> Stage:
     if register_all():
         return stage_for(estimator)
     name = type(estimator).__name__
-    if not isinstance(estimator, BaseEstimator):
+    if not isinstance(estimator, BaseEstimator) and (
+        isinstance(estimator, type | nn.Module) or not hasattr(estimator, "predict")
+    ):
         raise TypeError(
             "the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
             f"got {name}: {estimator!r:.80}"
@@ -94,7 +96,8 @@ def stage_for(estimator: Any) -> Stage:
     why = _by_name(_REFUSED, name)
     reason = f"{name} has no closed-form Jacobian{f', since {why}' if why else ' here'}"
     own = [] if why else [f"add yours with stage_for.register({name})"]
-    raise NoClosedFormError(reason, _by_name(_INSTEAD, name) or _usual(estimator), *own)
+    usual = _by_name(_INSTEAD, name) or (_usual(estimator) if isinstance(estimator, BaseEstimator) else "fit PCA")
+    raise NoClosedFormError(reason, usual, *own)
 
 
 def _by_name(table: Mapping[str, str], name: str) -> str | None:

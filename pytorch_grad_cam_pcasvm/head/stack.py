@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.head.alike import refuse_one_class
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
+from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
@@ -92,6 +93,12 @@ class Stack(Hookable):
         """Length of a feature vector, or None if any length will do."""
         # A stage that takes any length, as Normalizer's, gives as many values as it got.
         return next((stage.n_inputs for stage in self.stages if stage.n_inputs is not None), None)
+
+    @property
+    def enumerated(self) -> Enumerated | None:
+        """The decision, if it has no gradient."""
+        last = self.stages[-1]
+        return last if isinstance(last, Enumerated) else None
 
     @property
     def linear_until(self) -> int:

@@ -1,7 +1,8 @@
-"""Heads in files: tensors as safetensors, the rest as JSON in the file's header. No pickle, no scikit-learn.
+"""Heads in files: tensors as safetensors, the rest as JSON in the file's header. No pickle.
 
 A part of a head (stage, voting, kernel, calibration) is written as its type and the arguments of its constructor, which
-every part keeps as attributes of the same names.
+every part keeps as attributes of the same names. Estimators without a gradient are written by skops, as one tensor of
+bytes, and read with a list of the types that they may be made of.
 """
 
 import base64
@@ -30,8 +31,9 @@ from pytorch_grad_cam_pcasvm.head import (
     quadratic,
     stages,
 )
+from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Stage
-from pytorch_grad_cam_pcasvm.runtime.errors import warn
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
@@ -40,7 +42,25 @@ _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
 # digest of a head, as nothing is computed with them.
-_EXAMPLES, _PREPARATION, _MEANS, _SEEN = "examples", "preparation", "means/", "seen"
+_EXAMPLES, _PREPARATION, _MEANS, _SEEN, _ESTIMATORS = "examples", "preparation", "means/", "seen", "estimators"
+
+# Besides those that skops trusts by itself, what estimators in a file may be made of.
+_TRUSTED = {
+    "collections.OrderedDict",
+    "lightgbm.basic.Booster",
+    "lightgbm.sklearn.LGBMClassifier",
+    "lightgbm.sklearn.LGBMRegressor",
+    "sklearn.calibration._CalibratedClassifier",
+    "sklearn.calibration._SigmoidCalibration",
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.metrics._dist_metrics.EuclideanDistance64",
+    "sklearn.neighbors._kd_tree.KDTree",
+    "sklearn.tree._tree.Tree",
+    "sklearn.utils._bunch.Bunch",
+    "xgboost.core.Booster",
+    "xgboost.sklearn.XGBClassifier",
+    "xgboost.sklearn.XGBRegressor",
+}
 
 
 class Example(NamedTuple):
@@ -143,6 +163,9 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -
         ])
     if training.preparation is not None:
         tensors[_PREPARATION] = _as_tensor(training.preparation)
+    last = parts[-1]
+    if isinstance(last, Enumerated):
+        tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_skops().dumps(last.predictor.steps)), dtype=torch.uint8)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
     statistics = [dict(stage.seen) for stage in _every(parts)]
     if any(statistics):
@@ -175,6 +198,9 @@ def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
     metadata, tensors = read(path, "net.head.save(path)", [FORMAT, _PREPARED])
     try:
         parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
+        for part in parts:
+            if isinstance(part, Enumerated):  # damage, or another version of its estimators
+                _refuse_other_values(part, json.loads(metadata["head"])[-1]["fingerprint"])
         if not all(isinstance(part, Stage) for part in parts):
             raise ValueError("its parts are not stages")
         listed = _from_tensor(tensors.get(_EXAMPLES), [])
@@ -190,6 +216,41 @@ def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
         ) from error
     return parts, training
+
+
+def _skops() -> Any:
+    """Return skops.io; say how to install it where it is needed and missing."""
+    try:
+        from skops import io
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "heads without a gradient are written and read by skops: pip install 'pytorch_grad_cam_pcasvm[trees]'"
+        ) from error
+    return io
+
+
+def _from_skops(data: bytes) -> Any:
+    """Return the estimators in a file, which may be of no other types than those known to be harmless."""
+    io = _skops()
+    others = sorted(set(io.get_untrusted_types(data=data)) - _TRUSTED)
+    if others:
+        refuse(
+            ValueError,
+            f"the head has parts of the types {', '.join(others)}, which are not read from files, as they may run code",
+            "pass the fitted estimators themselves, PCASVMNet(backbone, pipeline, ...), in Python",
+        )
+    return io.loads(data, trusted=sorted(_TRUSTED))
+
+
+def _refuse_other_values(part: Enumerated, fingerprint: str) -> None:
+    if part.fingerprint() != fingerprint:
+        refuse(
+            ValueError,
+            f"the {part.predictor.name} in it has other values than when it was written, by another version of its "
+            "library",
+            "install that version",
+            "fit the head again",
+        )
 
 
 def _refuse_pickles(path: Path) -> None:
@@ -250,6 +311,9 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             return value
         case list() | tuple() | nn.ModuleList():
             return [_encode(item, tensors) for item in value]
+        case Enumerated():
+            kept = {name: getattr(value, name) for name in ("n_inputs", "reason", "ways_out")}
+            return {"part": "Enumerated", "fingerprint": value.fingerprint(), **kept}
     part_type = type(value)
     if _PARTS.get(part_type.__name__) is not part_type:
         raise TypeError(f"a head with a {part_type.__name__} cannot be saved: only the package's own parts can")
@@ -265,6 +329,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[name]
         case {"labels": labels, "dtype": dtype}:
             return np.array(labels, dtype=dtype)
+        case {"part": "Enumerated", "n_inputs": width, "reason": reason, "ways_out": ways_out}:
+            return Enumerated.of(_from_skops(tensors[_ESTIMATORS].numpy().tobytes()), width, reason, ways_out)
         case {"part": name, "arguments": arguments}:
             if name not in _PARTS:
                 raise ValueError(f"it has an unknown part, {name!r}")

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
+from pytorch_grad_cam_pcasvm.targets.jumps import spread_of
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
 
 
@@ -77,6 +78,9 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     seeds = _seeds(components, reduction, tail, targets)
     output = _output(tail, 0, components.values)
     maps, weights, remainder, of_components = combined(components, seeds.by_image, seeds.excess)
+    if tail is not None and tail.enumerated is not None and seeds.remainder is not None:
+        left = (seeds.remainder * (-of_components).exp()).to(maps)
+        remainder = left if remainder is None else remainder + left
     return SignedMaps(
         maps=maps,
         weights=weights,
@@ -99,7 +103,7 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
     at_baseline = components.baseline_values
     grads = values.new_zeros(len(values), len(targets), count)
     of_targets = values.new_zeros(len(values), len(targets))
-    log_scale, of_baseline, excess = (of_targets.clone() for _ in range(3))
+    log_scale, of_baseline, excess, left = (of_targets.clone() for _ in range(4))
     for k, target in enumerate(targets):
         if isinstance(target, PCATarget):
             if target.component >= count:
@@ -125,7 +129,7 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
             here, start = (_output(part, position, p) for p in (values, at_baseline))
             asked = [targets[k] for k in chosen]
             if components.neutral and part is not None and position == 0:
-                seeds = boundary_of(components, part).seeds(here, asked, values.dtype)
+                seeds = boundary_of(components, part, reduction).seeds(here, asked, values.dtype)
             else:
                 seeds = gradients_of(here, asked, values.dtype, start)
             grads[:, chosen], of_targets[:, chosen] = seeds.by_image, seeds.values
@@ -134,16 +138,19 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
                 of_baseline[:, chosen] = seeds.baseline_values
             if seeds.excess is not None:
                 excess[:, chosen] = seeds.excess
-    before = None if at_baseline is None else of_baseline
-    return OutputGradients(
-        [grads.transpose(0, 1)], log_scale, of_targets, before, excess if components.neutral else None
-    )
+            if seeds.remainder is not None:
+                left[:, chosen] = seeds.remainder
+    before, excesses = None if at_baseline is None else of_baseline, excess if components.neutral else None
+    return OutputGradients([grads.transpose(0, 1)], log_scale, of_targets, before, excesses, left)
 
 
-def boundary_of(components: SignedMaps, tail: Head) -> Boundary:
+def boundary_of(components: SignedMaps, tail: Head, reduction: Head | None) -> Boundary:
     """Return where targets of the part of a head behind components are undecided, near those of the baseline."""
     assert components.baseline_values is not None
-    return Boundary(tail, components.baseline_values[0])
+    deviations = None if reduction is None else spread_of(reduction.stages[-1])
+    if deviations is None and len(components) > 1:
+        deviations = components.values.std(0)  # of these images, where nothing is known of the training set
+    return Boundary(tail, components.baseline_values[0], deviations)
 
 
 def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +172,7 @@ def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Te
         origin = components.baseline_values
         if components.neutral and tail is not None and not isinstance(target, PCATarget | HotellingTarget):
             (group,) = grouped([target], tail, _output(tail, 0, components.values))
-            origin = boundary_of(components, tail).at(*group[1:]).features
+            origin = boundary_of(components, tail, reduction).at(*group[1:]).features
     assert origin is not None
     return seeds.by_image[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.targets.output_gradients import in_order
@@ -27,6 +28,14 @@ class MethodResult:
     remainder: Tensor | None = None
     standard_errors: Tensor | None = None
     heads: Tensor | None = None
+
+
+def mean_of(samples: Sequence[MethodResult]) -> MethodResult:
+    """Return the means of independent samples of the same maps, with their standard errors."""
+    columns: Any = {field.name: [getattr(sample, field.name) for sample in samples] for field in fields(MethodResult)}
+    means: Any = {name: None if column[0] is None else torch.stack(column).mean(0) for name, column in columns.items()}
+    errors = torch.stack(columns["maps"]).std(0) / len(samples) ** 0.5
+    return MethodResult(**means | {"standard_errors": errors})
 
 
 def joined(parts: Sequence[MethodResult], members: Sequence[int]) -> MethodResult:

@@ -1,7 +1,7 @@
 """Activations of any layer at which targets are undecided: those near the training set's mean there."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,20 @@ from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
 _STEPS = 40  # of Newton's at most
+
+
+class Solution(NamedTuple):
+    """Activations, of one row, at which values are given ones.
+
+    Attributes:
+        activations: of the target layer.
+        nothing: how large a difference of the values is none.
+        goal: the values, shape (1, K), or one for all.
+    """
+
+    activations: Tensor
+    nothing: Tensor
+    goal: Tensor | float
 
 
 class PathBoundary:
@@ -31,8 +45,7 @@ class PathBoundary:
 
     def __init__(self, mean: Tensor) -> None:
         self.mean = mean
-        # By target: activations, the size of its values at the mean, and how large a value is none.
-        self._kept: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+        self._kept: dict[Any, tuple[Solution, Tensor]] = {}  # by target, with the size of its values at the mean
 
     def of_components(self, run: Explanation, layer: int) -> Tensor | None:
         """Return activations, of one row, at which all components are 0; None if there are none.
@@ -47,13 +60,13 @@ class PathBoundary:
         if not components:
             return self.mean
 
-        def search(size: Tensor) -> tuple[Tensor, Tensor] | None:
+        def search(size: Tensor) -> Solution | None:
             return _solved(run, layer, self.mean, components, size)
 
         return self._reused(run, layer, None, components, search)
 
     def at(self, run: Explanation, layer: int, target: Any) -> Tensor:
-        """Return activations, of one row, at which a target is 0.
+        """Return activations, of one row, at which a target is 0; without a gradient, about 0, by its components.
 
         Args:
             run: of one image.
@@ -66,16 +79,20 @@ class PathBoundary:
         Raises:
             NoBoundaryError: there are none.
         """
+        components = every_component(run.output)
+        by_components = run.head is not None and run.head.enumerated is not None and target not in components
 
-        def search(size: Tensor) -> tuple[Tensor, Tensor] | None:
+        def search(size: Tensor) -> Solution | None:
+            if by_components:
+                return self._by_components(run, layer, target, components)
             near = self.of_components(run, layer)
             return (
                 (None if near is None else _solved(run, layer, near, [target], size))
                 or _solved(run, layer, self.mean, [target], size)  # where all components are 0, a kernel may be flat
-                or self._by_components(run, layer, target, size)
+                or self._polished(run, layer, target, components, size)
             )
 
-        start = self._reused(run, layer, target, [target], search)
+        start = self._reused(run, layer, target, components if by_components else [target], search)
         if start is None:
             raise NoBoundaryError(
                 f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
@@ -89,42 +106,48 @@ class PathBoundary:
         layer: int,
         key: Any,
         targets: Sequence[Any],
-        search: Callable[[Tensor], tuple[Tensor, Tensor] | None],
+        search: Callable[[Tensor], Solution | None],
     ) -> Tensor | None:
         """Return the activations that were found before, if they still hold, or else those of a search by the size."""
         if is_traced():
-            return self._kept[key][0] if key in self._kept else None
+            return self._kept[key][0].activations if key in self._kept else None
         size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
         if key in self._kept and may_look(self.mean):
-            start, before, nothing = self._kept[key]
-            same = run.moved(layer, start).output_gradients(targets).values.norm() <= nothing
+            start, before = self._kept[key]
+            values = run.moved(layer, start.activations).output_gradients(targets).values
+            same = (values - start.goal).norm() <= start.nothing
             if bool((size == before) & same):  # of a network that has changed another number stands at the mean
-                return start
+                return start.activations
         solution = search(size)
         if solution is None:
             self._kept.pop(key, None)
             return None
-        self._kept[key] = solution[0], size, solution[1]
-        return solution[0]
+        self._kept[key] = solution, size
+        return solution.activations
 
-    def _by_components(self, run: Explanation, layer: int, target: Any, size: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _by_components(self, run: Explanation, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
         """Return activations whose components are those of a point on the boundary that the head knows."""
-        components = every_component(run.output)
         output = run.moved(layer, self.mean).output
-        if not components or run.head is None or target in components:
+        there = Boundary(output.head, output.features[0].detach()).at([target], None)
+        goal = torch.stack([component(there) for component in components], -1)
+        return _solved(run, layer, self.mean, components, goal.norm(), goal)
+
+    def _polished(
+        self, run: Explanation, layer: int, target: Any, components: Sequence[Any], size: Tensor
+    ) -> Solution | None:
+        """Return activations near such ones at which the target is 0."""
+        if not components or target in components:
             return None
         try:
-            there = Boundary(run.head, output.features[0].detach()).at([target], None)
+            solution = self._by_components(run, layer, target, components)
         except NoBoundaryError:
             return None
-        goal = torch.stack([component(there) for component in components], -1)
-        solution = _solved(run, layer, self.mean, components, goal.norm(), goal)
-        return solution and _solved(run, layer, solution[0], [target], size)
+        return solution and _solved(run, layer, solution.activations, [target], size)
 
 
 def _solved(
     run: Explanation, layer: int, start: Tensor, targets: Sequence[Any], size: Tensor, goal: Tensor | float = 0.0
-) -> tuple[Tensor, Tensor] | None:
+) -> Solution | None:
     """Return the activations near others at which the values of targets are given ones.
 
     Damped Gauss-Newton steps, the shortest ones. A step that does not help is not taken, and the next one is shorter;
@@ -139,8 +162,7 @@ def _solved(
         goal: the values, shape (1, K), or one for all.
 
     Returns:
-        The activations, of one row, and how large a difference of the values is none; if the steps lead to none, None,
-        or the start where nothing may be looked at.
+        The activations; if the steps lead to none, None, or the start where nothing may be looked at.
     """
 
     def at(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,7 +193,9 @@ def _solved(
         damping = torch.where(better, (2 * damping).clamp(max=1), damping / 4)
     reached = distance <= 16 * nothing
     # Where nothing may be looked at, maps that are not finite are refused when they are.
-    return None if can_look and not bool(reached) else (torch.where(reached, x, torch.nan), 16 * nothing)
+    if can_look and not bool(reached):
+        return None
+    return Solution(torch.where(reached, x, torch.nan), 16 * nothing, goal)
 
 
 def _terms(seeds: OutputGradients, run: Explanation) -> Tensor:

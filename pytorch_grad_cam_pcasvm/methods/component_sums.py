@@ -30,6 +30,8 @@ class ComponentSums(ClosedFormCAM):
         result = super()._from_start(run, layer, components)  # from where these targets start
         seeds = run.secants(targets, layer, run.output.head.component_position)
         maps, weights, remainder, log_scale = combined(result, seeds.by_image, seeds.excess)
+        if seeds.remainder is not None:
+            remainder = (0 if remainder is None else remainder) + (seeds.remainder * (-log_scale).exp()).to(maps)
         scale, before = seeds.log_scale + log_scale, seeds.baseline_values
         return MethodResult(maps, weights, seeds.values, scale, None, before, remainder)
 

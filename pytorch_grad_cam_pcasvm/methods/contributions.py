@@ -1,21 +1,26 @@
 """Contribution methods: where the change from a baseline to the image comes from."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.head.enumerated import Sampling, sampled
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
 from pytorch_grad_cam_pcasvm.maps.recombination import moved
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult, mean_of
 from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.component_sums import HeadSums
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.targets import PCATarget
 from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+
+_GROUPS = 8  # of permutations, whose spread is the standard error
 
 
 class ContributionCAM(BaselineCAM, HeadSums):
@@ -34,9 +39,13 @@ class ContributionCAM(BaselineCAM, HeadSums):
             maps say where: each coarse position's contribution is distributed over the finer positions around it, in
             proportion to their own contributions of the same sign; ``"mean"``: the mean of the maps. Both preserve
             sums; with ``"shared"``, layers on the same grid are averaged first.
+        samples: for heads without a gradient behind more than 12 components (or without a reduction): number of
+            permutations of these, which stand for all coalitions. Maps add up all the same, and have
+            ``standard_errors``.
+        seed: random seed of the permutations.
 
     Raises:
-        ValueError: ``combine`` is neither ``"shared"`` nor ``"mean"``.
+        ValueError: ``combine`` is neither ``"shared"`` nor ``"mean"``; or ``samples`` or ``seed`` is too small.
 
     Example:
         >>> maps = ContributionCAM(net, ["layer2"]).explain(images)
@@ -56,13 +65,18 @@ class ContributionCAM(BaselineCAM, HeadSums):
         baseline: str | Tensor = "neutral",
         mean: Tensor | Sequence[Tensor] | None = None,
         combine: str = "shared",
+        samples: int = 64,
+        seed: int = 0,
         jacobian: str = "closed_form",
         attention: str = "exact",
         max_bytes: int | None = None,
     ) -> None:
         if combine not in WAYS:
             raise ValueError(f"combine must be 'shared' or 'mean', got {combine!r}")
-        self.combine = combine
+        for name, number, least in (("samples", samples, 2 * _GROUPS), ("seed", seed, 0)):
+            if not isinstance(number, int) or number < least:
+                raise ValueError(f"{name} must be an integer from {least}, got {number!r}")
+        self.combine, self.samples, self.seed = combine, samples, seed
         options: Any = {"jacobian": jacobian, "attention": attention, "max_bytes": max_bytes}
         super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
 
@@ -71,6 +85,8 @@ class ContributionCAM(BaselineCAM, HeadSums):
         maps, remainder = run.contributions(seeds, layer, start.difference, start.path)
         if seeds.excess is not None:
             maps = moved(maps, seeds.excess)
+        if seeds.remainder is not None:
+            remainder = remainder + seeds.remainder.to(remainder)
         weights = run.sums(seeds, layer, start.path)
         result = MethodResult(
             maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
@@ -92,10 +108,34 @@ class ContributionCAM(BaselineCAM, HeadSums):
             )
 
     def _of_layers(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
-        results = [self._of_layer(run, layer, targets) for layer in range(len(run.layers))]
-        return results[0] if len(results) == 1 else as_one(results, self.combine)
+        def maps() -> list[MethodResult]:
+            results = [self._of_layer(run, layer, targets) for layer in range(len(run.layers))]
+            return [results[0] if len(results) == 1 else as_one(results, self.combine)]
+
+        return self._sampled(run, targets, maps)[0]
 
     def _of_branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
+        return self._sampled(run, targets, partial(self._branches, run, targets))
+
+    def _sampled(
+        self, run: Explanation, targets: Sequence[Any], maps: Callable[[], list[MethodResult]]
+    ) -> list[MethodResult]:
+        """Return maps, one or one of each branch; where a head is sampled the means over groups of permutations."""
+        decision = None if run.head is None else run.head.enumerated
+        if decision is None or all(isinstance(target, PCATarget) for target in targets):
+            return maps()
+        usual = Sampling(self.samples, self.seed, self.max_bytes or Sampling().max_bytes)
+        if not decision.is_sampled:
+            with sampled(usual):
+                return maps()
+        groups = []
+        for group in range(_GROUPS):
+            own = usual._replace(permutations=self.samples // _GROUPS, seed=self.seed * _GROUPS + group)
+            with sampled(own):
+                groups.append(maps())
+        return [mean_of(results) for results in zip(*groups, strict=True)]
+
+    def _branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
         layers = range(len(run.layers))
         if self._starts.neutral:  # where a value is 0 depends on all inputs: maps start at the mean
             of_all = (self._starts.undecided(run, layer, targets, None, self._warnings)[0] for layer in layers)
@@ -145,7 +185,10 @@ class LIFTCAM(BaselineCAM):
         weights = run.products(seeds, layer, run.shaped(start.difference, layer), "positions", start.path)
         whole = len(run.layers) == 1 and run.layouts[layer].is_that_of_maps  # or tokens may be left out
         if whole and may_look(weights):
-            _check_sums(run, layer, weights, seeds)
+            left = (
+                weights.new_zeros(*weights.shape[:2], 1) if seeds.remainder is None else seeds.remainder.unsqueeze(-1)
+            )
+            _check_sums(run, layer, torch.cat([weights, left.to(weights)], -1), seeds)
         return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 

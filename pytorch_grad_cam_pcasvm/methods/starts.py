@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation, Start
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -18,6 +19,7 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
+from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
 
 
 class Starts:
@@ -90,6 +92,11 @@ class Starts:
         run.activations(layer)  # refuses those that no map can be made of
         everyone = list(range(len(targets)))
         boundary = self._boundary_of(run, layer) if self.neutral else None
+        if self.neutral and self._is_unknown(run, boundary, warnings):
+            mean = self._mean(run, layer)
+            start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
+            yield everyone, run.started({layer: start})[layer]
+            return
         if boundary is not None and moves:
             yield everyone, _at_mean(run, layer, boundary)
             return
@@ -110,6 +117,22 @@ class Starts:
         if self._boundary is None or not self._boundary.holds_for(head, mean):
             self._boundary = Boundary(head, mean)
         return self._boundary
+
+    @staticmethod
+    def _is_unknown(run: Explanation, boundary: Boundary | None, warnings: WarnOnce) -> bool:
+        """Return whether nothing tells where a head without a gradient is undecided, and say so."""
+        head = run.head
+        if head is None or head.enumerated is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
+            return False  # a regressor starts at the mean
+        known = deviations_of(head) is not None and (boundary is not None or head.component_position is not None)
+        if not known:
+            warnings.tell(
+                BaselineWarning,
+                f"{head.enumerated.predictor.name} has no gradient, and the head knows no variances of its training "
+                "set at these activations, so where it is undecided cannot be found: maps start at the training mean, "
+                "and add up to the value minus that there (baseline_values): put a PCA before it",
+            )
+        return not known
 
     def undecided(
         self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce

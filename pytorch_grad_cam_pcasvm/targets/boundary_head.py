@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
+from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
 from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
@@ -25,7 +26,8 @@ _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
 _BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
 _MOST = 1e3  # standard deviations of the features
-_EXACT = 1e-12  # of the value at the start
+_EXACT = 1e-12  # of the value at the start, or of a standard deviation
+_STEPS = 20  # to features with components
 _MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
 _HALVINGS = 40  # of a step that does not help
 _STRAIGHT = 10  # doublings of a step, over which a value follows its gradient
@@ -89,10 +91,12 @@ class Boundary:
     Args:
         head: a head, or the part of one behind its components.
         start: the training mean, what the head takes, shape (D,).
+        deviations: the standard deviations of what such a part takes, if that has no gradient, (D,).
     """
 
-    def __init__(self, head: Head, start: Tensor) -> None:
+    def __init__(self, head: Head, start: Tensor, deviations: Tensor | None = None) -> None:
         self.head, self._given = head, start
+        self._deviations = None if deviations is None else (0, deviations)
         self._kernels = _kernels(head)
         self._tensors = [(tensor, version_of(tensor), tensor.clone()) for tensor in head.buffers()]
         with torch.no_grad():
@@ -173,6 +177,8 @@ class Boundary:
             self._start_on_cpu = self.start if head is self.head else HeadRun(head, head(start.unsqueeze(0)))
         near = self._start_on_cpu
         head, values = near.head, near.head_trace.values
+        if head.enumerated is not None:
+            return self._beside_jump(target, near)
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
         position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
         size = float(target(near).abs())
@@ -184,6 +190,28 @@ class Boundary:
         change = torch.linalg.lstsq(jacobian[0], (nearest - values[position][0]).unsqueeze(1), driver="gelsd")
         point = values[0][0] + change.solution[:, 0]
         return self._in_reach(target, _Search(head, target, 0, size).polished(point), size)
+
+    def _beside_jump(self, target: ClosedFormTarget, near: HeadRun) -> Tensor:
+        """Return the point for a head without a gradient, of which samples tell where the value jumps over 0."""
+        values, size = near.head_trace.values, float(target(near).abs())
+        if not size:
+            return near.features[0]
+        position, deviations = self._deviations or deviations_of(near.head) or (0, None)
+        if deviations is None:
+            raise no_boundary(target, size)
+        goal = Jumps(near.head, target, position, deviations.to(values[0])).nearest(values[position][0])
+        if goal is None:
+            raise no_boundary(target, size)
+        # The nearest features that lead there: those that stages leave out stay as they are.
+        point = values[0][0]
+        for _ in range(_STEPS):
+            trace = near.head(point.unsqueeze(0))
+            missing = goal - trace.values[position][0]
+            if not position or bool((missing.abs() <= _EXACT * deviations).all()):
+                return point + missing if not position else point
+            jacobian, _ = near.head.pullback(trace, {position: None})
+            point = point + torch.linalg.lstsq(jacobian[0], missing.unsqueeze(1), driver="gelsd").solution[:, 0]
+        raise no_boundary(target, size)
 
     def _in_reach(self, target: ClosedFormTarget, point: Tensor, size: float) -> Tensor:
         """Return a point, unless it lies absurdly far from the training images, as where weights are only rounding."""

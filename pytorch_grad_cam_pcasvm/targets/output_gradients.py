@@ -1,7 +1,7 @@
 """OutputGradients: how targets become gradients at the network's output, where the pullback through the path starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class OutputGradients:
         baseline_values: values of the same targets at the start, shape (N, K); None for gradients.
         excess: by how much maps from the training mean add up to more than those from each target's own start,
             divided by ``exp(log_scale)``, shape (N, K); None where all start together.
+        remainder: what secants of a head without a gradient leave out, where a component differs by rounding alone,
+            divided by ``exp(log_scale)``, shape (N, K); None for other heads.
     """
 
     grads: list[Tensor | None]
@@ -41,6 +43,7 @@ class OutputGradients:
     values: Tensor
     baseline_values: Tensor | None = None
     excess: Tensor | None = None
+    remainder: Tensor | None = None
 
     @property
     def by_image(self) -> Tensor:
@@ -61,9 +64,7 @@ class OutputGradients:
             return None if tensors[0] is None else in_order(tensors, members)
 
         grads: Any = [in_order(pieces, members, 0) for pieces in zip(*(part.grads for _, part in parts), strict=True)]
-        return OutputGradients(
-            grads, column("log_scale"), column("values"), column("baseline_values"), column("excess")
-        )
+        return OutputGradients(grads, *(column(field.name) for field in fields(OutputGradients)[1:]))
 
 
 def in_order(tensors: Sequence[Any], members: Sequence[int], dim: int = 1) -> Tensor:
@@ -174,7 +175,7 @@ def _per_image(
         return None if tensors[0] is None else torch.cat(tensors)[order]
 
     grad = torch.cat([part.grads[0] for _, part in parts], 1)[:, order]  # type: ignore[misc]
-    return OutputGradients([grad], joined("log_scale"), joined("values"), joined("baseline_values"))
+    return OutputGradients([grad], *(joined(field.name) for field in fields(OutputGradients)[1:]))
 
 
 def _of_head(
@@ -187,13 +188,20 @@ def _of_head(
         grad, log_scale = output.head.pullback(output.head_trace, seeds, trace, until)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
         if start is not None:
-            tensors.append(_at_start([targets[k] for k in members], seeds, values, output, start))
+            at_start = _at_start([targets[k] for k in members], seeds, values, output, start)
+            tensors.append(at_start)
+            if output.head.enumerated is not None:
+                change = output.head_trace.values[until] - start.head_trace.values[until]
+                explained = (tensors[0] * change.unsqueeze(1)).sum(-1) * tensors[1].exp()
+                decides = output.head.decision_position in seeds
+                tensors.append((values - at_start - explained) / tensors[1].exp() * decides)
         parts.append((members, tensors))
     if len(parts) == 1:
         parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
     order = [k for members, _ in parts for k in members]
     grad, *others = (in_order(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
-    return OutputGradients([grad.to(dtype).transpose(0, 1)], *others)
+    gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *others[:3])
+    return replace(gradients, remainder=others[3]) if others[3:] else gradients
 
 
 def _at_start(

@@ -9,6 +9,7 @@ import pytest
 import sklearn
 import torch
 from packaging.version import Version
+from problems import closed_form
 from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import FeatureAgglomeration
@@ -264,7 +265,7 @@ def test_gradients_equal_differences_of_scikit_learns_own_function(name):
 def test_options_without_a_closed_form_are_refused(parts, message):
     x, y = DATA[2]
     with pytest.raises((NoClosedFormError, NotImplementedError), match=message):
-        Head.of(make_pipeline(*parts).fit(np.abs(x), y))
+        closed_form(make_pipeline(*parts).fit(np.abs(x), y))
 
 
 def test_several_outputs():
@@ -524,7 +525,7 @@ def test_machines_side_by_side_far_from_every_support_vector():
 @pytest.mark.parametrize("classes", [2, 4])
 def test_members_that_are_no_plain_decision_are_refused(machine, message, classes):
     with pytest.raises(NoClosedFormError, match=message):
-        Head.of(fitted([PCA(4), machine], classes))
+        closed_form(fitted([PCA(4), machine], classes))
 
 
 UNUSUAL = {
@@ -586,7 +587,7 @@ def test_outputs_of_other_classes_than_two(classes):
     labels = np.array(classes)[np.stack(2 * [np.arange(len(QUERY)) % len(classes)], 1)]
     labels[:, 1] = np.roll(labels[:, 0], 1)
     with pytest.raises(NoClosedFormError, match="only outputs of two classes, 0 and 1, are taken") as caught:
-        Head.of(MultiOutputClassifier(SVC()).fit(QUERY, labels))
+        closed_form(MultiOutputClassifier(SVC()).fit(QUERY, labels))
     assert f"the classes {classes}" in caught.value.reason
     assert caught.value.ways_out == ("fit a head for each output",)
 

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from problems import closed_form
 from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
@@ -90,7 +91,7 @@ def test_gradients_and_secants(classes):
 def test_what_is_refused(options, classes, message):
     x = np.random.default_rng(0).normal(size=(20, 3))
     with pytest.raises(NoClosedFormError, match=message):
-        Head.of(KNeighborsClassifier(**options).fit(x, np.arange(20) % classes))
+        closed_form(KNeighborsClassifier(**options).fit(x, np.arange(20) % classes))
 
 
 @pytest.mark.parametrize("before", [[], [StandardScaler(), PCA(3)]])

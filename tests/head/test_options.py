@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from problems import closed_form
 from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
@@ -144,8 +145,8 @@ NO_MEMBERS = [
 def test_members_whose_scores_are_others_are_refused(kind, member):
     estimator = kind(member).fit(X, TWO)
     with pytest.raises(NoClosedFormError, match="is not supported: fit it with"):
-        Head.of(estimator)
-    assert isinstance(Head.of(member.fit(X, TWO)), Head)  # alone it is taken
+        closed_form(estimator)
+    assert isinstance(closed_form(member.fit(X, TWO)), Head)  # alone it is taken
 
 
 def test_a_probability_that_falls_with_the_value_has_no_threshold():
@@ -160,9 +161,9 @@ def test_a_probability_that_falls_with_the_value_has_no_threshold():
     for estimator, down in zip(found, falls, strict=True):
         if down:
             with pytest.raises(NoClosedFormError, match="of a sigmoid probability"):
-                Head.of(estimator)
+                closed_form(estimator)
         else:
-            assert isinstance(Head.of(estimator), Head)
+            assert isinstance(closed_form(estimator), Head)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_regressors(estimator):
 @pytest.mark.parametrize(("estimator", "words"), REFUSED, ids=str)
 def test_what_is_refused_says_what_to_fit(estimator, words):
     with pytest.raises(NoClosedFormError, match=words):
-        head_of(estimator, THREE)
+        closed_form(estimator.fit(X, THREE))
 
 
 def test_a_stack_that_has_predicted_was_not_fitted_again():

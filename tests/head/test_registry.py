@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from problems import Problem
+from problems import Problem, closed_form
 from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA, KernelPCA
@@ -124,7 +124,7 @@ def test_classifiers(name):
         with pytest.raises(
             (NoClosedFormError, ValueError), match=r"closed-form Jacobian, since (its?|each) |non-negative"
         ):
-            Head.of(fitted(name, all_of("classifier")[name], classifies=True))
+            closed_form(fitted(name, all_of("classifier")[name], classifies=True))
         return
     estimator = fitted(name, all_of("classifier")[name], classifies=True)
     head = Head.of(estimator)
@@ -143,7 +143,7 @@ def test_regressors(name):
         name.startswith(part) or name.removesuffix("Regressor").endswith(part) for part in REFUSED["regressor"].split()
     ):
         with pytest.raises((NoClosedFormError, ValueError), match=r"no closed-form Jacobian|1d array"):
-            Head.of(fitted(name, all_of("regressor")[name], classifies=False))
+            closed_form(fitted(name, all_of("regressor")[name], classifies=False))
         return
     estimator = fitted(name, all_of("regressor")[name], classifies=False)
     head = Head.of(estimator)
@@ -188,7 +188,7 @@ def test_how_many_are_taken():
         taken = 0
         for name, each in all_of(kind).items():
             try:
-                Head.of(fitted(name, each, classifies=kind == "classifier"))
+                closed_form(fitted(name, each, classifies=kind == "classifier"))
                 taken += 1
             except (NoClosedFormError, ValueError):
                 continue

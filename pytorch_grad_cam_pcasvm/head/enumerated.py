@@ -1,0 +1,220 @@
+"""Enumerated: a decision without a gradient, as of a forest, behind a few inputs; its secants come from coalitions.
+
+A coalition S of the B inputs has the image's components where b is in S, and those of the start elsewhere. With phi_b,
+the Shapley value of input b for the value v between the start p0 and the image's p, ``J_b = phi_b / (p_b - p0_b)`` is a
+secant: ``sum_b J_b (p_b - p0_b) = v(p) - v(p0)``.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.head.decisions import Decision
+from pytorch_grad_cam_pcasvm.head.kernels import rounding_errors
+from pytorch_grad_cam_pcasvm.head.multiclass import Voting
+from pytorch_grad_cam_pcasvm.head.predictor import Predictor
+from pytorch_grad_cam_pcasvm.head.stage import Scaled
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+
+MOST = 12  # inputs of which all coalitions are evaluated
+_ROWS = 1 << 16  # in one call of the estimators
+_PATIENCE = 3.0  # seconds, after which there is a progress bar
+
+
+class Sampling(NamedTuple):
+    """Which permutations stand for all, where there are too many coalitions.
+
+    Attributes:
+        permutations: their number; each is used with its reverse.
+        seed: of the random generator.
+        max_bytes: limit on the memory of the rows that are evaluated at once.
+    """
+
+    permutations: int = 64
+    seed: int = 0
+    max_bytes: int = 1 << 26
+
+
+_USUAL = Sampling()
+_sampling: ContextVar[Sampling] = ContextVar("sampling", default=_USUAL)
+
+
+@contextmanager
+def sampled(own: Sampling) -> Iterator[None]:
+    """Take these permutations where there are too many coalitions."""
+    before = _sampling.get()
+    _sampling.set(own)
+    try:
+        yield
+    finally:
+        if _sampling.get() is own:  # after an interrupt this may come late, in another call
+            _sampling.set(before)
+
+
+class Enumerated(Decision):
+    """The decision of fitted estimators that have values, and no gradient.
+
+    Its values are those of its :class:`.Predictor`, computed by the estimators themselves, on the CPU.
+
+    Args:
+        predictor: the fitted estimators as a function of rows.
+        voting: how its values become classes.
+        classes: class labels in the estimator's order, or None for a regressor.
+        reason: why there is no closed form.
+        ways_out: what to do for a gradient.
+
+    Example:
+        >>> head = Head.of(make_pipeline(PCA(3), RandomForestClassifier()).fit(features, labels))
+        >>> head.stages[-1]
+        Enumerated(RandomForestClassifier without a gradient: 8 coalitions of its 3 inputs)
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        voting: Voting,
+        classes: Sequence[Any] | None,
+        reason: str,
+        ways_out: Sequence[str] = (),
+    ) -> None:
+        super().__init__(voting, classes)
+        self.predictor, self.reason, self.ways_out = predictor, reason, list(ways_out)
+        self.n_inputs, self.n_outputs = predictor.n_inputs, predictor.n_outputs
+
+    @classmethod
+    def of(cls, steps: Sequence[Any], n_inputs: int | None, reason: str, ways_out: Sequence[str]) -> "Enumerated":
+        """Return the decision of fitted estimators: transformers, and one that predicts; of rows of a length."""
+        predictor = Predictor(steps, n_inputs)
+        several = isinstance(predictor.classes, list) or (predictor.classes is None and predictor.n_outputs > 1)
+        classes = range(predictor.n_outputs) if several else predictor.classes
+        return cls(predictor, predictor.voting(), classes, reason, ways_out)
+
+    def extra_repr(self) -> str:
+        """Return how the estimators are explained, for the repr of the head."""
+        count = self.n_inputs or 0
+        how = f"{2**count} coalitions" if count <= MOST else "sampled permutations"
+        return f"{self.predictor.name} without a gradient: {how} of its {count} inputs"
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether there are too many coalitions to evaluate all."""
+        return (self.n_inputs or 0) > MOST
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values, shape (N, P)."""
+        if is_traced() or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+            raise NoClosedFormError(
+                f"{self.predictor.name} runs outside of PyTorch, and cannot be part of a program",
+                "make one without it, PCASVMNet(backbone, pipeline[:-1], ...), of the components and their maps",
+            )
+        return _Values.apply(x, self), x  # type: ignore[no-untyped-call]
+
+    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
+        """Refuse: there is no gradient."""
+        raise self.no_gradient()
+
+    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
+        """Return ``grad @ J``; an input that differs by rounding alone has a J of 0, whatever its phi."""
+        x, x0 = torch.broadcast_tensors(saved, saved0)
+        change = x - x0
+        rounding = change.abs() <= rounding_errors(x)
+        phi = shapley_values(self.predictor, _array(x), _array(x0))
+        slopes = torch.from_numpy(phi).to(x) / torch.where(rounding, torch.inf, change).unsqueeze(-1)
+        return grad @ slopes.mT, None
+
+    def no_gradient(self) -> Exception:
+        """Return the error of what needs a gradient."""
+        return NoClosedFormError(self.reason, *self.ways_out, "use ContributionCAM, which needs values alone")
+
+    def fingerprint(self) -> str:
+        """Return a digest of the values on fixed rows, which tells fits apart without looking into them."""
+        rows = np.random.default_rng(0).normal(size=(256, self.n_inputs or 0))
+        return hashlib.sha256(np.round(self.predictor(rows), 9).tobytes()).hexdigest()
+
+
+class _Values(torch.autograd.Function):
+    """The values of a decision through which nothing can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, decision: Enumerated) -> Tensor:
+        ctx.decision = decision
+        return torch.from_numpy(decision.predictor(_array(x))).to(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise ctx.decision.no_gradient()
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise ctx.decision.no_gradient()
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().double().numpy()
+
+
+def shapley_values(predictor: Predictor, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+    """Return the Shapley values of B inputs for what changes from x0 to x, both (N, B): shape (N, B, P).
+
+    They add up to ``predictor(x) - predictor(x0)``: exactly, also where permutations stand for all coalitions.
+    """
+    return _of_coalitions(predictor, x, x0) if x.shape[1] <= MOST else _of_permutations(predictor, x, x0)
+
+
+def _of_coalitions(predictor: Predictor, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+    members, weights = _coalitions(x.shape[1])
+    phi = np.empty((*x.shape, predictor.n_outputs))
+    block = max(1, _rows_at_once(x.shape[1]) // len(members))
+    for first in range(0, len(x), block):
+        images = slice(first, first + block)
+        rows = np.where(members, x[images, None], x0[images, None])
+        values = predictor(rows.reshape(-1, x.shape[1])).reshape(*rows.shape[:2], -1)
+        phi[images] = np.einsum("bs,nsp->nbp", weights, values, optimize=True)
+    return phi
+
+
+@lru_cache(maxsize=4)
+def _coalitions(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of B inputs are in each coalition, (2^B, B), and what its value counts for each, (B, 2^B)."""
+    members = (np.arange(2**count)[:, None] >> np.arange(count)) & 1 > 0
+    sizes = members.sum(1)
+    share = np.array([1 / (count * math.comb(count - 1, size)) for size in range(count)])
+    joined, left = share[np.maximum(sizes - 1, 0)], share[np.minimum(sizes, count - 1)]
+    return members, np.where(members, joined[:, None], -left[:, None]).T
+
+
+def _of_permutations(predictor: Predictor, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+    count, sampling = x.shape[1], _sampling.get()
+    generator = np.random.default_rng(sampling.seed)  # the same for every image, whatever others are in its batch
+    orders = np.stack([generator.permutation(count) for _ in range(max(1, sampling.permutations // 2))])
+    places = np.concatenate([orders, orders[:, ::-1]]).argsort(1)  # of each input in every permutation, (M, B)
+    phi = np.zeros((*x.shape, predictor.n_outputs))
+    block = max(1, _rows_at_once(count) // (count + 1))
+    with tqdm(total=len(places) * len(x), desc=predictor.name, leave=False, delay=_PATIENCE) as bar:
+        for first in range(0, len(x), block):
+            images = slice(first, first + block)
+            together = max(1, block // len(x[images]))
+            for part in np.split(places, range(together, len(places), together)):
+                come = part[:, None] < np.arange(count + 1)[:, None]  # after j steps those in the first j places
+                rows = np.where(come, x[images, None, None], x0[images, None, None])
+                values = predictor(rows.reshape(-1, count)).reshape(*rows.shape[:3], -1)
+                rises = np.diff(values, axis=2)
+                phi[images] += np.take_along_axis(rises, part[None, :, :, None], 2).sum(1)
+                bar.update(rows.shape[0] * rows.shape[1])
+    return phi / len(places)
+
+
+def _rows_at_once(count: int) -> int:
+    """Return how many rows of B inputs are evaluated in one call."""
+    return min(_ROWS, max(1, _sampling.get().max_bytes // (8 * count)))

@@ -1,0 +1,195 @@
+"""Predictor: fitted estimators as a function of rows: the number that decides, probabilities, and predictions."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import OutlierMixin, RegressorMixin
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Outputs, Regression, Voting
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+
+# Where decision_function is called otherwise: the module, and the arguments of predict.
+_RAW: dict[str, dict[str, Any]] = {
+    "xgboost": {"output_margin": True},
+    "lightgbm": {"raw_score": True},
+    "catboost": {"prediction_type": "RawFormulaVal"},
+}
+
+
+class Predictor:
+    """Fitted estimators as a function of rows.
+
+    Args:
+        steps: estimators in order: transformers, and one that predicts.
+        n_inputs: length B of a row, if the first step does not say.
+
+    Attributes:
+        classes: the labels of the last step: an array; of several labels a list of arrays; None where it has none.
+        columns: what the values are, with the number of each: ``"decision"`` (raw margins), ``"probability"``,
+            ``"vote"`` (1 for the predicted class), ``"prediction"``.
+
+    Raises:
+        NoClosedFormError: the last step predicts nothing that is a quantity or a class.
+        ValueError: it is not known how many features the first step takes.
+    """
+
+    def __init__(self, steps: Sequence[Any], n_inputs: int | None = None) -> None:
+        self.steps = list(steps)
+        *self.transformers, self.estimator = steps
+        width = getattr(steps[0], "n_features_in_", None) or n_inputs
+        if width is None:
+            raise ValueError(f"{type(steps[0]).__name__} does not say how many features it takes")
+        self.n_inputs: int = width
+        self.classes = _classes_of(self.estimator)
+        with _names_left_out():
+            rows = self._transformed(np.zeros((2, self.n_inputs)))
+            self.columns = {name: getattr(self, f"_{name}")(rows).shape[1] for name in self._names(rows)}
+        self.n_outputs = sum(self.columns.values())
+
+    @property
+    def name(self) -> str:
+        """The class of the estimator that predicts."""
+        return type(self.estimator).__name__
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Return the values of rows (R, B), float64 of shape (R, P)."""
+        with _names_left_out():
+            rows = self._transformed(rows)
+            return np.concatenate([getattr(self, f"_{name}")(rows) for name in self.columns], 1)
+
+    def voting(self) -> Voting:
+        """Return how the values become classes."""
+        if isinstance(self.classes, list):
+            return Outputs(self.n_outputs, labels=True)
+        if self.classes is not None:
+            return Compared(len(self.classes), self.columns.get("decision", 0), "probability" in self.columns)
+        if "decision" in self.columns:
+            return OneClass(zero_is_inlier=True)
+        return Regression() if self.n_outputs == 1 else Outputs(self.n_outputs, labels=False)
+
+    def _transformed(self, rows: Any) -> Any:
+        for step in self.transformers:
+            rows = step.transform(rows)
+        return rows
+
+    def _names(self, rows: Any) -> Iterator[str]:
+        """Yield the names of the columns that there are for a few rows."""
+        estimator, count = self.estimator, 0 if self.classes is None else len(self.classes)
+        if isinstance(self.classes, list) or _is_outlier_detector(estimator):
+            yield "decision"
+        elif self.classes is None:
+            predictions = np.asarray(estimator.predict(rows))
+            if predictions.dtype.kind != "f" and not isinstance(estimator, RegressorMixin):
+                raise NoClosedFormError(
+                    f"{self.name} predicts labels, but has no classes_, by which they could be told apart",
+                    "give it the attribute classes_, as scikit-learn's classifiers have",
+                )
+            yield "prediction"
+        else:
+            raw = type(estimator).__module__.partition(".")[0] in _RAW or hasattr(estimator, "decision_function")
+            # That of pairs is of no single class.
+            if raw and self._decision(rows).shape[1] == (1 if count == 2 else count):
+                yield "decision"
+            if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:
+                yield "probability"
+            yield "vote"
+
+    def _decision(self, rows: Any) -> np.ndarray:
+        """Return raw margins; of several labels, how much more probable each is than its absence."""
+        if isinstance(self.classes, list):
+            parts = self.estimator.predict_proba(rows)
+            if isinstance(parts, list):
+                return np.stack([part[:, 1] - part[:, 0] for part in parts], 1)
+            return 2 * _columns(parts) - 1
+        options = _RAW.get(type(self.estimator).__module__.partition(".")[0])
+        if options is not None:
+            return _columns(self.estimator.predict(rows, **options))
+        return _columns(self.estimator.decision_function(rows))
+
+    def _probability(self, rows: Any) -> np.ndarray:
+        return _columns(self.estimator.predict_proba(rows))
+
+    def _vote(self, rows: Any) -> np.ndarray:
+        return _columns(np.asarray(self.estimator.predict(rows)).reshape(-1, 1) == self.classes)
+
+    def _prediction(self, rows: Any) -> np.ndarray:
+        return _columns(self.estimator.predict(rows))
+
+
+@contextmanager
+def _names_left_out() -> Iterator[None]:
+    """Say nothing of the names that columns had in fit: rows have none, and are in the order of fit."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "X does not have valid feature names")
+        yield
+
+
+class Compared(Voting):
+    """The margins of what decides between C classes: of each, its value minus the mean of the others'.
+
+    The values of an image are raw margins, if there are any, then probabilities, if there are any, then votes: 1 for
+    the predicted class. The first of these are compared; of two classes there is one raw margin, that of the second.
+
+    Args:
+        n_classes: C.
+        raw: number of raw margins: 0, C, or 1 of two classes.
+        has_probabilities: whether there are probabilities.
+    """
+
+    instead = "its estimator has no predict_proba"
+
+    def __init__(self, n_classes: int, raw: int, has_probabilities: bool) -> None:
+        relative = (n_classes * torch.eye(n_classes, dtype=torch.float64) - 1) / (n_classes - 1)
+        first = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) if raw == 1 else relative
+        width = raw + n_classes * (1 + has_probabilities)
+        super().__init__(torch.nn.functional.pad(first, (0, width - first.shape[1])))
+        self.raw, self.has_probabilities = raw, has_probabilities
+
+    def duel(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return the difference of two classes' values; of two classes, the margin."""
+        return (row - other) * ((self.n_classes - 1) / self.n_classes)
+
+    def ranking(self, decision: Tensor) -> Tensor:
+        """Return what is compared, for two classes with one raw margin [-a, a]."""
+        return self.margins(decision) if self.raw == 1 else decision[..., : self.n_classes]
+
+    def predicted(self, decision: Tensor) -> Tensor:
+        """Return the class that the estimator predicts."""
+        return decision[..., -self.n_classes :].argmax(-1)
+
+    def probabilities(self, decision: Tensor) -> Tensor:
+        """Return ``predict_proba``."""
+        if not self.has_probabilities:
+            raise ValueError(f"the head has no probabilities: {self.instead}")
+        return decision[..., self.raw : self.raw + self.n_classes]
+
+
+def _classes_of(estimator: Any) -> Any:
+    """Return the labels of an estimator: an array, a list of arrays for several labels, or None.
+
+    Raises:
+        ValueError: it has several outputs of classes that are no labels.
+    """
+    classes = getattr(estimator, "classes_", None)
+    if classes is None or _is_outlier_detector(estimator):
+        return None
+    if not isinstance(classes, list) or not np.ndim(classes[0]):
+        return np.asarray(classes)
+    if not hasattr(estimator, "predict_proba") or any(len(labels) != 2 for labels in classes):
+        raise ValueError(f"{type(estimator).__name__} was fitted on several outputs that are no labels")
+    return classes
+
+
+def _is_outlier_detector(estimator: Any) -> bool:
+    return isinstance(estimator, OutlierMixin) and hasattr(estimator, "decision_function")
+
+
+def _columns(values: Any) -> np.ndarray:
+    """Return numbers of R rows as float64 of shape (R, P)."""
+    values = np.asarray(values, dtype=float)
+    return values.reshape(len(values), -1)

@@ -1,0 +1,115 @@
+"""Jumps: where the value of a target changes its sign, for heads without a gradient, whose values may jump over 0."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Projection, Scale, Union
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
+
+_SIZES = (1.0, 2.0, 4.0)  # of the samples, in standard deviations; the next if none of the last is on the other side
+_SAMPLES = 128  # of each size
+_LINES = 48  # on which crossings are looked for
+_PARTS = 32  # of a line, and of each part in turn
+_ROUNDS = 6  # of that: to 32^-6 of a line
+_NEAR = 1.5  # times as far as the nearest crossing
+_INSIDE = 1e-3  # standard deviations from a jump
+_SMOOTH = 1e-6  # of the value at the mean, below which two sides of a crossing are the same: no jump
+
+
+def deviations_of(head: Head) -> tuple[int, Tensor] | None:
+    """Return where a head without a gradient knows the standard deviations of its training set, and these, (B,).
+
+    The position is that of its components, or of what a scaler gives; None: it knows none.
+    """
+    if head.enumerated is None:
+        return None
+    reduced = head.component_position
+    position = reduced or next(
+        (1 + place for place, stage in enumerate(head.stages) if spread_of(stage) is not None), 0
+    )
+    spread = spread_of(head.stages[position - 1]) if position else None
+    return None if spread is None else (position, spread)
+
+
+def spread_of(stage: Any) -> Tensor | None:
+    """Return the standard deviations of what a stage gives for its training set, (B,), if it knows them."""
+    if isinstance(stage, Projection):
+        return None if stage.variances is None else stage.variances.sqrt()
+    if isinstance(stage, Scale) and stage.shift_is_mean and bool((stage.divisor != 1).any()):
+        return torch.ones_like(stage.divisor)
+    if isinstance(stage, Chain):
+        return spread_of(stage.stages[-1])
+    if isinstance(stage, Union):
+        parts = [spread_of(member) for member in stage.members]
+        return None if any(part is None for part in parts) else torch.cat(parts)  # type: ignore[arg-type]
+    return None
+
+
+class Jumps:
+    """The search for a point near a start at which a target's value is about 0, inside of a cell with that value.
+
+    Args:
+        head: a head, on the CPU.
+        target: the target.
+        position: of the values among which the point is.
+        deviations: their standard deviations on the training set, (B,).
+    """
+
+    def __init__(self, head: Head, target: Any, position: int, deviations: Tensor) -> None:
+        self._head, self._target, self._position, self._deviations = head, target, position, deviations
+
+    def nearest(self, start: Tensor) -> Tensor | None:
+        """Return the point for a start, both (B,); None if no sample of the training set is on the other side.
+
+        Of the crossings on the ways to seeded samples, among those about as near as the nearest, it is the one whose
+        value is closest to 0. A start on the jump itself would be another after the least rounding: it is moved into
+        the inside of the cell.
+        """
+        before = self._values(start.unsqueeze(0))
+        generator = torch.Generator().manual_seed(0)
+        for size in _SIZES:
+            ways = size * torch.randn(_SAMPLES, len(start), generator=generator, dtype=start.dtype) * self._deviations
+            across = self._values(start + ways) * before <= 0
+            if bool(across.any()):
+                return self._best(start, ways[across][:_LINES], float(before))
+        return None
+
+    def _best(self, start: Tensor, ways: Tensor, before: float) -> Tensor:
+        low, high = self._crossed(start, ways, before)
+        lengths = (ways / self._deviations).norm(dim=1) * high
+        near = lengths <= _NEAR * lengths.min()
+        sides = torch.stack([low, high])  # of each crossing
+        values = torch.stack([self._values(start + side.unsqueeze(1) * ways) for side in sides])
+        values[:, ~near] = torch.inf
+        side, line = divmod(int(values.abs().argmin()), len(ways))
+        place, way = float(sides[side, line]), ways[line]
+        if float((values[0, line] - values[1, line]).abs()) > _SMOOTH * abs(before):
+            # Away from the jump, half-way to the next.
+            step = _INSIDE / float((way / self._deviations).norm()) * (1.0 if side else -1.0)
+            steps = step * 2.0 ** -torch.arange(20.0, dtype=way.dtype)
+            ahead = self._values(start + (place + steps.unsqueeze(1)) * way)
+            same = (ahead - values[side, line]).abs() <= _SMOOTH * abs(before)
+            # The longest of which all that are shorter lead to the same value.
+            reach = int(same.flip(0).long().cumprod(0).sum())
+            place += float(steps[20 - reach]) / 2 if reach else 0.0
+        return start + place * way
+
+    def _crossed(self, start: Tensor, ways: Tensor, before: float) -> tuple[Tensor, Tensor]:
+        """Return two places on each way, (M,), very close, between which the value first changes its sign."""
+        low, width = torch.zeros(len(ways), dtype=ways.dtype), torch.ones(len(ways), dtype=ways.dtype)
+        parts = torch.arange(1, _PARTS + 1, dtype=ways.dtype) / _PARTS
+        for _ in range(_ROUNDS):
+            places = low.unsqueeze(1) + width.unsqueeze(1) * parts
+            points = start + places.unsqueeze(-1) * ways.unsqueeze(1)
+            across = self._values(points.flatten(0, 1)).reshape(len(ways), -1) * before <= 0
+            across[:, -1] = True  # as it was found, whatever rounding of a place between does
+            first = across.long().argmax(1)
+            low, width = low + width * first / _PARTS, width / _PARTS
+        return low, low + width
+
+    def _values(self, points: Tensor) -> Tensor:
+        """Return the target's values at points (M, B), shape (M,)."""
+        return self._target(HeadRun(self._head, self._head.resume(self._position, points)))  # type: ignore[no-any-return]

@@ -1,0 +1,425 @@
+"""Heads without a gradient: their maps against coalitions that are enumerated here, by the estimators themselves."""
+
+import copy
+import math
+import pickle
+import warnings
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.decomposition import PCA, KernelPCA
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    IsolationForest,
+    RandomForestClassifier,
+    RandomForestRegressor,
+    StackingClassifier,
+    VotingClassifier,
+)
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, QuantileTransformer, StandardScaler
+from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import (
+    LIFTCAM,
+    ClosedFormAblationCAM,
+    ClosedFormGradCAM,
+    ClosedFormLayerCAM,
+    ClosedFormScoreCAM,
+    ContributionCAM,
+    Head,
+    PCASVMNet,
+    PCATarget,
+    ProbabilityTarget,
+    RelevanceCAM,
+    ShapCAM,
+    SVMTarget,
+    recombined,
+)
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoClosedFormError
+
+BINARY, SEVERAL = ("ill", "well"), ("ash", "elm", "fir")
+
+
+class Backbone(nn.Module):
+    def __init__(self, classes=8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        self.block = nn.Sequential(nn.Conv2d(6, classes, 3, padding=1), nn.BatchNorm2d(classes), nn.ReLU())
+
+    def forward(self, x):
+        return self.block(self.stem(x)).mean((2, 3))
+
+
+BACKBONE = Backbone().double().eval()
+X = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+with torch.no_grad():
+    FEATURES = BACKBONE(X).numpy()
+_, _, _V = np.linalg.svd(FEATURES - FEATURES.mean(0), full_matrices=False)
+SCORES = (FEATURES - FEATURES.mean(0)) @ _V[:2].T
+LABELS = {
+    BINARY: np.array(BINARY)[(SCORES[:, 0] > 0).astype(int)],
+    SEVERAL: np.array(SEVERAL)[(SCORES[:, 0] > 0).astype(int) + (SCORES[:, 1] > 0)],
+}
+
+
+class OwnRule(ClassifierMixin, BaseEstimator):
+    """A classifier that this package does not know, with its own predict alone."""
+
+    def fit(self, x, y):
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict(self, x):
+        return self.classes_[np.clip(np.round(x[:, 0] + x[:, 1] ** 2 / 4).astype(int), 0, len(self.classes_) - 1)]
+
+
+TREES = {"random_state": 0}
+CLASSIFIERS = {
+    "tree": lambda: DecisionTreeClassifier(max_depth=3, **TREES),
+    "forest": lambda: RandomForestClassifier(12, **TREES),
+    "extra trees": lambda: ExtraTreesClassifier(12, **TREES),
+    "boosting": lambda: GradientBoostingClassifier(n_estimators=8, **TREES),
+    "histogram boosting": lambda: HistGradientBoostingClassifier(max_iter=8, min_samples_leaf=3, **TREES),
+    "AdaBoost": lambda: AdaBoostClassifier(n_estimators=8, **TREES),
+    "bag of trees": lambda: BaggingClassifier(n_estimators=8, **TREES),
+    "soft vote": lambda: VotingClassifier(
+        [("svc", LogisticRegression()), ("forest", RandomForestClassifier(6, **TREES))], voting="soft"
+    ),
+    "hard vote": lambda: VotingClassifier([("a", LogisticRegression()), ("b", DecisionTreeClassifier(**TREES))]),
+    "stack": lambda: StackingClassifier([("forest", RandomForestClassifier(6, **TREES)), ("lr", LogisticRegression())]),
+    "weighted neighbours": lambda: KNeighborsClassifier(5, weights="distance"),
+    "own": OwnRule,
+}
+VALUES = {
+    "forest regressor": lambda: RandomForestRegressor(12, **TREES),
+    "extra trees regressor": lambda: ExtraTreesRegressor(12, **TREES),
+    "histogram regressor": lambda: HistGradientBoostingRegressor(max_iter=8, min_samples_leaf=3, **TREES),
+    "neighbours regressor": lambda: KNeighborsRegressor(3),
+    "isolation forest": lambda: IsolationForest(n_estimators=12, **TREES),
+}
+
+
+def network(estimator, labels=None, *before):
+    pipeline = make_pipeline(*(before or (StandardScaler(), PCA(3))), estimator).fit(FEATURES, labels)
+    return PCASVMNet(BACKBONE, pipeline).eval(), pipeline
+
+
+def deciding(estimator, rows):
+    """The numbers that decide, a column for each class (one for a value): what is explained, minus the others' mean."""
+    if isinstance(estimator, IsolationForest):
+        return estimator.decision_function(rows)[:, None]
+    if not hasattr(estimator, "classes_"):
+        return estimator.predict(rows)[:, None]
+    if hasattr(estimator, "decision_function"):
+        values = estimator.decision_function(rows)
+        if values.ndim == 1:
+            return np.stack([-values, values], 1)
+    elif hasattr(estimator, "predict_proba"):
+        values = estimator.predict_proba(rows)
+    else:
+        values = (estimator.predict(rows)[:, None] == estimator.classes_).astype(float)
+    count = values.shape[1]
+    return values - (values.sum(1, keepdims=True) - values) / (count - 1)
+
+
+def shapley(function, p, p0):
+    """Shapley values of the numbers of p by their definition: a sum over all coalitions of the others."""
+    count = len(p)
+    phi = np.zeros((count, function(p[None]).shape[1]))
+    for b in range(count):
+        others = [other for other in range(count) if other != b]
+        for size in range(count):
+            share = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
+            for coalition in combinations(others, size):
+                without = p0.copy()
+                without[list(coalition)] = p[list(coalition)]
+                joined = without.copy()
+                joined[b] = p[b]
+                phi[b] += share * (function(joined[None]) - function(without[None]))[0]
+    return phi
+
+
+def expected(net, pipeline, layers, mean, k, x=None):
+    """sum_b J_b S_b, S_b the contributions to component b from these activations, and J_b = phi_b / (p_b - p0_b)."""
+    x = X[:4] if x is None else x
+    components = net.components_only
+    maps = ContributionCAM(components, layers, baseline=mean).explain(x)
+    p, p0 = maps.values.numpy(), maps.baseline_values.numpy()
+    rows = []
+    for n in range(len(x)):
+        phi = shapley(lambda rows: deciding(pipeline, rows), p[n], p0[n])[:, k]
+        slopes = np.divide(phi, p[n] - p0[n], out=np.zeros_like(phi), where=p[n] != p0[n])
+        rows.append(np.tensordot(slopes, maps.maps[n].numpy(), 1))
+    return np.stack(rows)
+
+
+def with_components(net, pipeline):
+    net.components_only = PCASVMNet(BACKBONE, list(pipeline[:-1])).eval()
+    return net
+
+
+def adds_up(maps, tolerance=1e-9):
+    remainder = 0 if maps.remainder is None else maps.remainder
+    sums = (maps.maps.flatten(2).sum(-1) + remainder) * maps.log_scale.exp() + maps.baseline_values
+    return float((sums - maps.values).abs().max()) < tolerance
+
+
+@pytest.mark.parametrize("layer", ["block", "stem"])
+@pytest.mark.parametrize("classes", [BINARY, SEVERAL], ids=["2", "3"])
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_maps_of_classes_are_component_maps_times_enumerated_slopes(kind, classes, layer):
+    net, pipeline = network(CLASSIFIERS[kind](), LABELS[classes])
+    with_components(net, pipeline)
+    with torch.no_grad():
+        mean = BACKBONE.stem(X) if layer == "stem" else BACKBONE.block(BACKBONE.stem(X))
+    mean = mean.mean(0, keepdim=True)
+    maps = ContributionCAM(net, [layer], baseline=mean).explain(X[:4], [SVMTarget(label) for label in classes])
+    decide = deciding(pipeline[-1], pipeline[:-1].transform(FEATURES[:4]))
+    np.testing.assert_allclose(maps.values, decide, atol=1e-9)
+    for k in range(len(classes)):
+        np.testing.assert_allclose(maps.maps[:, k], expected(net, pipeline[-1], [layer], mean, k), atol=1e-8)
+    assert adds_up(maps)
+    assert net.predict(X).tolist() == pipeline.predict(FEATURES).tolist()
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_maps_of_values(kind):
+    net, pipeline = network(VALUES[kind](), SCORES[:, 0] + SCORES[:, 1] ** 2)
+    with_components(net, pipeline)
+    mean = torch.zeros(1, 8, 4, 4, dtype=torch.float64)
+    maps = ContributionCAM(net, ["block"], baseline=mean).explain(X[:4], SVMTarget())
+    np.testing.assert_allclose(maps.maps[:, 0], expected(net, pipeline[-1], ["block"], mean, 0), atol=1e-8)
+    assert adds_up(maps)
+    np.testing.assert_allclose(net.predict(X), pipeline.predict(FEATURES), atol=1e-9)
+
+
+def test_a_linear_head_has_the_maps_of_its_closed_form():
+    for estimator, labels in ((LogisticRegression(), LABELS[BINARY]), (Ridge(), SCORES[:, 1])):
+
+        class Unknown(type(estimator)):  # with a predict of its own, which is not read as a linear one
+            def predict(self, x):
+                return super().predict(x)
+
+        closed, _ = network(estimator, labels)
+        own, _ = network(Unknown(), labels)
+        assert closed.head.enumerated is None
+        assert own.head.enumerated is not None
+        one, other = (ContributionCAM(net, ["stem"], baseline="zero").explain(X[:3]) for net in (closed, own))
+        assert torch.allclose(one.maps, other.maps, rtol=0, atol=1e-9 * float(one.maps.abs().max()))
+
+
+@pytest.mark.parametrize("before", [
+    (PCA(3), StandardScaler()),
+    (FeatureUnion([("a", PCA(2)), ("b", PCA(1, svd_solver="full"))]),),
+    (StandardScaler(), PCA(2), PolynomialFeatures()),
+    (StandardScaler(), PCA(3), QuantileTransformer(n_quantiles=10)),
+], ids=["scaler behind", "union", "polynomials", "quantiles"])  # fmt: skip
+def test_steps_around_the_reduction(before):
+    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL], *before)
+    assert net.predict(X).tolist() == pipeline.predict(FEATURES).tolist()
+    maps = ContributionCAM(net, ["block"]).explain(X[:3])
+    assert adds_up(maps)
+    count = net.head.enumerated.n_inputs
+    assert f"{2**count} coalitions of its {count} inputs" in repr(net.head)
+    decision = net.head.enumerated.predictor
+    p = net(X[:1]).head_trace.values[-2][0].detach().numpy()
+    phi = shapley(decision, p, 0 * p)
+    from pytorch_grad_cam_pcasvm.head.enumerated import shapley_values
+
+    np.testing.assert_allclose(shapley_values(decision, p[None], 0 * p[None])[0], phi, atol=1e-12)
+
+
+def test_a_step_before_a_reduction_is_refused_as_ever():
+    with pytest.raises(NoClosedFormError, match="QuantileTransformer has no closed-form"):
+        network(SVC(), LABELS[BINARY], QuantileTransformer(n_quantiles=10), PCA(3))
+
+
+def test_probabilities_have_secants_of_their_own():
+    net, pipeline = network(GradientBoostingClassifier(n_estimators=8, **TREES), LABELS[SEVERAL])
+    with_components(net, pipeline)
+    maps = ContributionCAM(net, ["block"], baseline="mean").explain(X[:3], [ProbabilityTarget("elm"), SVMTarget("elm")])
+    np.testing.assert_allclose(maps.values[:, 0], pipeline.predict_proba(FEATURES[:3])[:, 1], atol=1e-9)
+    assert adds_up(maps)
+    p = net.components_only(X[:1]).components.detach().numpy()
+    phi = shapley(pipeline[-1].predict_proba, p[0], np.zeros(3))[:, 1]
+    components = ContributionCAM(net.components_only, ["block"], baseline="mean").explain(X[:1])
+    np.testing.assert_allclose(maps.maps[0, 0], np.tensordot(phi / p[0], components.maps[0].numpy(), 1), atol=1e-8)
+
+
+@pytest.mark.parametrize("layer", ["block", "stem"])
+@pytest.mark.parametrize("kind", ["forest", "histogram boosting", "AdaBoost", "hard vote"])
+def test_a_neutral_start_is_where_the_value_is_about_0(kind, layer):
+    net, _ = network(CLASSIFIERS[kind](), LABELS[BINARY])
+    with torch.no_grad():
+        mean = (BACKBONE.stem(X) if layer == "stem" else BACKBONE.block(BACKBONE.stem(X))).mean(0)
+    cam = ContributionCAM(net, [layer], mean=mean)
+    maps = cam.explain(X[:5], SVMTarget("well"))
+    assert adds_up(maps)
+    start = maps.baseline_values
+    assert torch.allclose(start, start[:1])  # the same for all images
+    at_mean = ContributionCAM(net, [layer], baseline="mean", mean=mean).explain(X[:5], SVMTarget("well"))
+    assert float(start[0].abs()) <= float(at_mean.baseline_values[0].abs())
+    again = ContributionCAM(net, [layer], mean=mean + 1e-7 * torch.randn_like(mean)).explain(X[:5], SVMTarget("well"))
+    assert torch.allclose(start, again.baseline_values, atol=1e-6)
+
+
+def test_where_nothing_is_known_maps_start_at_the_mean_with_a_warning():
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY], KernelPCA(3, kernel="rbf"))
+    with pytest.warns(BaselineWarning, match="RandomForestClassifier has no gradient"):
+        maps = ContributionCAM(net, ["block"], mean=torch.zeros(8)).explain(X[:2], SVMTarget())
+    assert adds_up(maps)
+
+
+def test_several_layers_and_heads_of_many_inputs():
+    net, _ = network(RandomForestClassifier(12, **TREES), LABELS[SEVERAL])
+    maps = ContributionCAM(net, ["stem", "block"], baseline="zero").explain(X[:3])
+    assert adds_up(maps)
+    wide = PCASVMNet(BACKBONE, RandomForestClassifier(12, **TREES).fit(np.repeat(FEATURES, 2, 1), LABELS[SEVERAL]),
+                     pool=lambda t: t.repeat_interleave(2, 1)).eval()  # fmt: skip
+    assert "sampled permutations of its 16 inputs" in repr(wide.head)
+    cam = ContributionCAM(wide, ["block"], baseline="zero")
+    one, other = cam.explain(X[:3], SVMTarget("elm")), cam.explain(X[1:3], SVMTarget("elm"))
+    assert adds_up(one)
+    assert one.standard_errors.shape == one.maps.shape
+    assert torch.allclose(one.maps[1:], other.maps)  # whatever else is in the batch
+    # The pairs of equal inputs are those of the head behind 8 of them, exactly.
+    plain = ContributionCAM(wide, ["block"], baseline="zero", samples=2048, seed=1).explain(X[:3], SVMTarget("elm"))
+    error = (one.maps - plain.maps).abs()
+    assert float((error > 6 * one.standard_errors + 1e-3 * plain.maps.abs().max()).double().mean()) < 0.02
+
+
+def test_other_methods_that_need_values_alone():
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY])
+    mean = torch.zeros(8, dtype=torch.float64)
+    for method in (LIFTCAM, RelevanceCAM, ShapCAM, ClosedFormAblationCAM, ClosedFormScoreCAM):
+        options = {"samples": 8} if method is ShapCAM else {}
+        maps = method(net, ["block"], **options).explain(X[:2], [SVMTarget("well"), PCATarget(0)])
+        assert bool(maps.maps.isfinite().all())
+        assert bool(maps.maps[:, 0].any()), method
+    assert ContributionCAM(net, ["block"], mean=mean)(X[:2]).shape == (2, 8, 8)
+
+
+@pytest.mark.parametrize("method", [ClosedFormGradCAM, ClosedFormLayerCAM])
+def test_gradient_methods_refuse_decisions_and_explain_components(method):
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY])
+    with pytest.raises(NoClosedFormError, match=r"RandomForestClassifier has no closed-form .*ContributionCAM"):
+        method(net, ["block"]).explain(X[:2])
+    assert bool(method(net, ["block"]).explain(X[:2], PCATarget(0)).maps.any())
+    with pytest.raises(NoClosedFormError, match="its gradient 0"):
+        net(X[:1].requires_grad_()).sum().backward()
+    X.requires_grad_(False)
+
+
+def test_a_component_that_differs_by_rounding_alone_is_no_colour():
+    """A jump between two numbers that are the same but for rounding would be a slope without end."""
+
+    class Sign(RandomForestRegressor):
+        def predict(self, x):
+            return np.sign(x[:, 0] - 1e-15) + x[:, 1]
+
+    net, _ = network(Sign(2), SCORES[:, 0], PCA(2))
+    p = net(X[:1]).components[0]
+    start = X[:1].clone()
+    cam = ContributionCAM(net, ["block"], baseline=BACKBONE.block(BACKBONE.stem(start)).detach() * (1 + 1e-16))
+    assert adds_up(cam.explain(X[:1], SVMTarget()))
+    assert p.isfinite().all()
+
+
+def test_heads_fitted_later_on_the_same_components():
+    pca = PCA(3).fit(FEATURES)
+    first = PCASVMNet(BACKBONE, [pca, SVC().fit(pca.transform(FEATURES), LABELS[BINARY])]).eval()
+    forest = RandomForestClassifier(8, **TREES).fit(pca.transform(FEATURES), LABELS[SEVERAL])
+    components = ContributionCAM(first, ["block"]).explain(X[:4], [PCATarget(b) for b in range(3)])
+    later = PCASVMNet(BACKBONE, [pca, forest]).eval()
+    direct = ContributionCAM(later, ["block"]).explain(X[:4], [SVMTarget(), SVMTarget("elm")])
+    made = recombined(components, [pca, forest], [SVMTarget(), SVMTarget("elm")])
+    assert adds_up(made)
+    assert torch.allclose(made.values, direct.values)
+    assert torch.allclose(made.baseline_values, direct.baseline_values)
+    assert torch.allclose(made.maps, direct.maps, atol=1e-8)
+
+
+def test_copies_and_pickles():
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    cam = ContributionCAM(net, ["block"])
+    maps = cam.explain(X[:2])
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(ContributionCAM(other, ["block"]).explain(X[:2]).maps, maps.maps)
+    net.load_state_dict(copy.deepcopy(net.state_dict()))
+    other, _ = network(RandomForestClassifier(8, random_state=1), LABELS[SEVERAL])
+    with pytest.raises((ValueError, RuntimeError), match="another kernel, calibration or other classes"):
+        net.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in [*CLASSIFIERS, *VALUES] if kind != "own"])
+def test_files(kind, tmp_path):
+    pytest.importorskip("skops")
+    of_classes = kind in CLASSIFIERS
+    estimator = (CLASSIFIERS if of_classes else VALUES)[kind]()
+    net, _ = network(estimator, LABELS[SEVERAL] if of_classes else SCORES[:, 0])
+    net.head.save(tmp_path / "head.safetensors")
+    other = PCASVMNet(BACKBONE, Head.load(tmp_path / "head.safetensors")).eval()
+    assert torch.equal(other(X).as_subclass(torch.Tensor), net(X).as_subclass(torch.Tensor))
+    assert other.head.digest() == net.head.digest()
+    targets = [SVMTarget(), PCATarget(0)]
+    one, two = (ContributionCAM(each, ["block"]).explain(X[:2], targets).maps for each in (net, other))
+    assert torch.equal(one, two)
+
+
+def test_files_of_types_that_are_not_known_are_refused(tmp_path):
+    pytest.importorskip("skops")
+    net, _ = network(OwnRule(), LABELS[BINARY])
+    net.head.save(tmp_path / "head.safetensors")
+    with pytest.raises(ValueError, match="OwnRule, which are not read from files"):
+        Head.load(tmp_path / "head.safetensors")
+
+
+def test_programs_refuse_it_by_name():
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY])
+    with pytest.raises(Exception, match="RandomForestClassifier runs outside of PyTorch"):
+        torch.export.export(net, (X[:2],), strict=False)
+
+
+def test_a_forest_that_was_fitted_again_is_told():
+    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    pipeline.fit(FEATURES, LABELS[SEVERAL])
+    with pytest.warns(UserWarning, match="was fitted again"):
+        net(X[:1])
+
+
+def test_labels_that_are_no_quantities_are_refused():
+    class Plain:
+        n_features_in_ = 3
+
+        def predict(self, x):
+            return np.array(["a", "b"])[(x[:, 0] > 0).astype(int)]
+
+    pca = PCA(3).fit(FEATURES)
+    with pytest.raises(NoClosedFormError, match="Plain predicts labels, but has no classes_"):
+        PCASVMNet(BACKBONE, [pca, Plain()])
+    Plain.classes_ = np.array(["a", "b"])
+    assert set(PCASVMNet(BACKBONE, [pca, Plain()]).eval().predict(X)) == {"a", "b"}
+
+
+def test_warnings_of_names_are_not_given():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(PCA(3).fit_transform(FEATURES), columns=["a", "b", "c"])
+    forest = RandomForestClassifier(4, **TREES).fit(table, LABELS[BINARY])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PCASVMNet(BACKBONE, [PCA(3).fit(FEATURES), forest]).eval().predict(X)
