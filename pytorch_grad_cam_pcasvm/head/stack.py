@@ -250,4 +250,5 @@ class Stack(Hookable):
 
     def bytes_per_target(self, n: int) -> int:
         """Return roughly how much memory one target takes in the head for n images: a few rows of its widest stage."""
-        return 5 * 8 * n * max(buffer.shape[-1] for buffer in self.buffers() if buffer.dim())
+        widths = [buffer.shape[-1] for buffer in self.buffers() if buffer.dim()]
+        return 5 * 8 * n * max([self.n_features or 1, *widths])

@@ -47,6 +47,7 @@ from pytorch_grad_cam_pcasvm import (
     RelevanceCAM,
     ShapCAM,
     SVMTarget,
+    atlas,
     recombined,
 )
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoClosedFormError
@@ -352,6 +353,16 @@ def test_heads_fitted_later_on_the_same_components():
     assert torch.allclose(made.values, direct.values)
     assert torch.allclose(made.baseline_values, direct.baseline_values)
     assert torch.allclose(made.maps, direct.maps, atol=1e-8)
+
+
+def test_an_atlas_explains_from_its_components(tmp_path):
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    store = atlas.build(net, [(x, 0) for x in X[:6]], ["block"], tmp_path / "atlas", progress=False)
+    targets = [SVMTarget(), SVMTarget("elm")]
+    direct, kept = ContributionCAM(net, ["block"]).explain(X[:6], targets), store.explain(range(6), targets)
+    for name in ("values", "baseline_values", "maps"):
+        one, other = getattr(direct, name), getattr(kept, name)
+        assert torch.allclose(one, other.to(one), rtol=0, atol=1e-3 * float(one.abs().max())), name  # kept in float16
 
 
 def test_copies_and_pickles():
