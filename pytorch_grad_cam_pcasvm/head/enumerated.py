@@ -7,10 +7,10 @@ secant: ``sum_b J_b (p_b - p0_b) = v(p) - v(p0)``.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from pytorch_grad_cam_pcasvm.head.stage import Scaled
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
+Rows = Callable[[np.ndarray], np.ndarray]  # of rows (R, B) to values (R, P)
 MOST = 12  # inputs of which all coalitions are evaluated
 _ROWS = 1 << 16  # in one call of the estimators
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
@@ -129,7 +130,8 @@ class Enumerated(Decision):
         x, x0 = torch.broadcast_tensors(saved, saved0)
         change = x - x0
         rounding = change.abs() <= rounding_errors(x)
-        phi = shapley_values(self.predictor, _array(x), _array(x0))
+        needed: np.ndarray = np.any(_array(grad), axis=(0, 1))  # each column is a call of the estimators
+        phi = shapley_values(partial(self.predictor, needed=needed), _array(x), _array(x0))
         slopes = torch.from_numpy(phi).to(x) / torch.where(rounding, torch.inf, change).unsqueeze(-1)
         return grad @ slopes.mT, None
 
@@ -164,24 +166,24 @@ def _array(x: Tensor) -> np.ndarray:
     return x.detach().cpu().double().numpy()
 
 
-def shapley_values(predictor: Predictor, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+def shapley_values(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
     """Return the Shapley values of B inputs for what changes from x0 to x, both (N, B): shape (N, B, P).
 
-    They add up to ``predictor(x) - predictor(x0)``: exactly, also where permutations stand for all coalitions.
+    They add up to ``function(x) - function(x0)``: exactly, also where permutations stand for all coalitions.
     """
-    return _of_coalitions(predictor, x, x0) if x.shape[1] <= MOST else _of_permutations(predictor, x, x0)
+    return _of_coalitions(function, x, x0) if x.shape[1] <= MOST else _of_permutations(function, x, x0)
 
 
-def _of_coalitions(predictor: Predictor, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+def _of_coalitions(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
     members, weights = _coalitions(x.shape[1])
-    phi = np.empty((*x.shape, predictor.n_outputs))
+    parts = []
     block = max(1, _rows_at_once(x.shape[1]) // len(members))
     for first in range(0, len(x), block):
         images = slice(first, first + block)
         rows = np.where(members, x[images, None], x0[images, None])
-        values = predictor(rows.reshape(-1, x.shape[1])).reshape(*rows.shape[:2], -1)
-        phi[images] = np.einsum("bs,nsp->nbp", weights, values, optimize=True)
-    return phi
+        values = function(rows.reshape(-1, x.shape[1])).reshape(*rows.shape[:2], -1)
+        parts.append(weights @ values)
+    return np.concatenate(parts)
 
 
 @lru_cache(maxsize=4)
@@ -194,25 +196,27 @@ def _coalitions(count: int) -> tuple[np.ndarray, np.ndarray]:
     return members, np.where(members, joined[:, None], -left[:, None]).T
 
 
-def _of_permutations(predictor: Predictor, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+def _of_permutations(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
     count, sampling = x.shape[1], _sampling.get()
     generator = np.random.default_rng(sampling.seed)  # the same for every image, whatever others are in its batch
     orders = np.stack([generator.permutation(count) for _ in range(max(1, sampling.permutations // 2))])
     places = np.concatenate([orders, orders[:, ::-1]]).argsort(1)  # of each input in every permutation, (M, B)
-    phi = np.zeros((*x.shape, predictor.n_outputs))
+    sums = []
     block = max(1, _rows_at_once(count) // (count + 1))
-    with tqdm(total=len(places) * len(x), desc=predictor.name, leave=False, delay=_PATIENCE) as bar:
+    with tqdm(total=len(places) * len(x), desc="permutations", leave=False, delay=_PATIENCE) as bar:
         for first in range(0, len(x), block):
             images = slice(first, first + block)
             together = max(1, block // len(x[images]))
+            total = 0.0
             for part in np.split(places, range(together, len(places), together)):
                 come = part[:, None] < np.arange(count + 1)[:, None]  # after j steps those in the first j places
                 rows = np.where(come, x[images, None, None], x0[images, None, None])
-                values = predictor(rows.reshape(-1, count)).reshape(*rows.shape[:3], -1)
+                values = function(rows.reshape(-1, count)).reshape(*rows.shape[:3], -1)
                 rises = np.diff(values, axis=2)
-                phi[images] += np.take_along_axis(rises, part[None, :, :, None], 2).sum(1)
+                total = total + np.take_along_axis(rises, part[None, :, :, None], 2).sum(1)
                 bar.update(rows.shape[0] * rows.shape[1])
-    return phi / len(places)
+            sums.append(total)
+    return np.concatenate(sums) / len(places)
 
 
 def _rows_at_once(count: int) -> int:

@@ -56,11 +56,16 @@ class Predictor:
         """The class of the estimator that predicts."""
         return type(self.estimator).__name__
 
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Return the values of rows (R, B), float64 of shape (R, P)."""
+    def __call__(self, rows: np.ndarray, needed: np.ndarray | None = None) -> np.ndarray:
+        """Return the values of rows (R, B), float64 of shape (R, P); of columns that are not ``needed`` (P,), zeros."""
+        parts, first = [], 0
         with _names_left_out():
             rows = self._transformed(rows)
-            return np.concatenate([getattr(self, f"_{name}")(rows) for name in self.columns], 1)
+            for name, count in self.columns.items():
+                asked = needed is None or needed[first : first + count].any()
+                parts.append(getattr(self, f"_{name}")(rows) if asked else np.zeros((len(rows), count)))
+                first += count
+        return np.concatenate(parts, 1)
 
     def voting(self) -> Voting:
         """Return how the values become classes."""
