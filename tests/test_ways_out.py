@@ -2774,8 +2774,10 @@ ROWS = [*HEADS, *PATHS, *FILES, *OTHERS]
 
 
 def marks(row: Row) -> list[pytest.MarkDecorator]:
-    """Programs take seconds, and ONNX files a library that is no dependency."""
-    return [pytest.mark.slow, pytest.mark.optional] if row.place.startswith("export/") else []
+    """Programs and what is compiled take seconds, and ONNX files a library that is no dependency."""
+    if row.place.startswith("export/"):
+        return [pytest.mark.slow, pytest.mark.optional]
+    return [pytest.mark.slow] if "does not run in a forward pass" in row.place else []
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def case():
     return Case()
 
 
+@pytest.fixture(autouse=True)
+def _where_anything_is(request, monkeypatch):
+    """Let matplotlib look for places only where a test asks for these: it takes most of the time."""
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr("matplotlib._constrained_layout.do_constrained_layout", lambda *args, **options: None)
+
+
 def texts_of(figure):
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 
@@ -123,6 +130,7 @@ def test_an_image_of_the_training_set_is_not_its_own_neighbour(case):
     assert neighbours_of(figure)[1] == neighbours_of(case.draw())[1]
 
 
+@pytest.mark.slow
 def test_the_title_says_what_it_was_taken_for_and_which_components_tipped_it(case):
     names = {"ant": "A$", "bee": "B", "cat": "C"}
     found = 0
@@ -190,6 +198,7 @@ def test_pictures_and_names_are_drawn_as_in_other_figures(case):
     assert case.draw(image=case.image[None]).get_suptitle() == case.draw().get_suptitle()
 
 
+@pytest.mark.slow
 def test_nothing_runs_into_anything(case):
     names = ["squamous cell carcinoma", "adenocarcinoma in situ", "benign"]
     for options in ({}, {"count": 1, "neighbours": 1}, {"neighbours": 5}):

@@ -100,7 +100,7 @@ for _i, (_view, _v) in enumerate(VIEWS.items()):
         for _k, (_read, _r) in enumerate(READS.items()):
             _f = partial(written, view=_v, write=_w, read=_r, own=(_i + _j + _k) % 3 == 0)
             if _write != "fill" or (_view != "all of it" and _read in ("base", "all")):  # else all is constant
-                add(f"{_write} through {_view}, {_read} read later", _f)
+                add(f"{_write} through {_view}, {_read} read later", _f, combined=(_i + _j) % 4 != _k)
 
 
 @way
