@@ -363,11 +363,9 @@ def beside(t: Tensor) -> Tensor:
 def crops(how: str, method: Any = ClosedFormGradCAM, transform: Any = beside) -> SignedMaps:
     """Return maps of four crops of each image, whose mean is taken by a pool or in the network."""
     backbone = MeanOfCrops() if how == "in the network" else Crops(rows=how == "rows")
-    pool = {
-        "rows": lambda t: t.unflatten(0, (-1, 4)).mean(1),
-        "pooled": lambda t: t.mean(1),
-        "in the network": None,
-    }[how]
+    pool = {"rows": lambda t: t.unflatten(0, (-1, 4)).mean(1), "pooled": lambda t: t.mean(1), "in the network": None}[
+        how
+    ]
     net = PCASVMNet(backbone, head_for(backbone, CROPS, pool=pool), pool=pool).eval()
     return method(net, ["body.1"], transform).explain(CROPS[:3])
 
@@ -601,17 +599,13 @@ HEADS = [
         UNSUPPORTED,
         "stops at a tolerance: fit PCA",
         make_pipeline(preprocessing.MinMaxScaler(), NMF(2)),
-        {
-            "fit PCA": make_pipeline(preprocessing.MinMaxScaler(), PCA(2)),
-        },
+        {"fit PCA": make_pipeline(preprocessing.MinMaxScaler(), PCA(2))},
     ),
     head(
         UNSUPPORTED,
         PIECEWISE,
         make_pipeline(preprocessing.Binarizer(), SVC()),
-        {
-            "fit StandardScaler": make_pipeline(StandardScaler(), SVC()),
-        },
+        {"fit StandardScaler": make_pipeline(StandardScaler(), SVC())},
     ),
     head(
         UNSUPPORTED,
@@ -1645,10 +1639,7 @@ PATHS = [
         RECORDER + "is an autograd.Function",
         "Doubling is an autograd.Function",
         lambda x: Doubling.apply(x),
-        {
-            "@register_jacobian(Doubling)": doubling,
-            LATER: partial(stepped, lambda x: Doubling.apply(x), layer="later"),
-        },
+        {"@register_jacobian(Doubling)": doubling, LATER: partial(stepped, lambda x: Doubling.apply(x), layer="later")},
     ),
     *(
         Row(
@@ -2774,10 +2765,11 @@ ROWS = [*HEADS, *PATHS, *FILES, *OTHERS]
 
 
 def marks(row: Row) -> list[pytest.MarkDecorator]:
-    """Programs and what is compiled take seconds, and ONNX files a library that is no dependency."""
+    """Programs, figures and what is compiled take seconds, and ONNX files a library that is no dependency."""
     if row.place.startswith("export/"):
         return [pytest.mark.slow, pytest.mark.optional]
-    return [pytest.mark.slow] if "does not run in a forward pass" in row.place else []
+    slow = "figures/", "network/features.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
+    return [pytest.mark.slow] if row.place.startswith(slow) else []
 
 
 @pytest.mark.parametrize(

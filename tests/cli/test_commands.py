@@ -291,6 +291,7 @@ def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
     assert capsys.readouterr().err == "error: other images, out=1: name another folder, --out FOLDER, or delete it\n"
 
 
+@pytest.mark.slow
 def test_every_way_out_is_typed():
     files = Path(package.__file__).parent.rglob("*.py")
     calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]

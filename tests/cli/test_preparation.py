@@ -96,7 +96,7 @@ def crop(picture):
 
 
 @pytest.mark.parametrize(("options", "prepared"), [
-    pytest.param([], stretch, marks=pytest.mark.slow), (["--resize", "stretch"], stretch),
+    *(pytest.param(*given, marks=pytest.mark.slow) for given in (([], stretch), (["--resize", "stretch"], stretch))),
     pytest.param(["--resize", "pad"], pad, marks=pytest.mark.slow), (["--resize", "crop"], crop),
 ])  # fmt: skip
 def test_a_head_is_fitted_on_what_is_said(fitted, weights, long_photos, options, prepared):
@@ -370,13 +370,8 @@ def test_a_second_head_does_not_run_the_network(fitted, long_photos, tmp_path, m
     monkeypatch.undo()
 
 
-OTHERS = [
-    pytest.param(change, marks=pytest.mark.slow)
-    for change in ("--no-cache", "--resize", "a file", "another", "damage", "weights")
-]
-
-
-@pytest.mark.parametrize("change", ["--pool", *OTHERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["--pool", "--no-cache", "--resize", "a file", "another", "damage", "weights"])
 def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos, tmp_path, change, weights):
     photos = shutil.copytree(long_photos, tmp_path / "photos")
     fitted(photos=photos)

@@ -842,6 +842,7 @@ def test_images_without_an_object_are_told(corner):
     assert found.settings["not measured"] == "20 of 60 images: their mask or box is empty"
 
 
+@pytest.mark.slow
 def test_options_of_single_checks(corner, tmp_path):
     net, x, labels = corner
     checks = {"localisation": {"tiles": 4}, "completeness": {"images": 5}}
@@ -924,22 +925,10 @@ def test_options_of_single_checks(corner, tmp_path):
         (lambda n, x, y: E.faithfulness(n, DataLoader(x), ["features"]), TypeError, "which a DataLoader does not have"),
         (lambda n, x, y: E.localisation(n, x, ["features"]), ValueError, "needs labels"),
         (lambda n, x, y: E.localisation(n, (x, y * 0), ["features"]), ValueError, "1 class"),
-        (
-            lambda n, x, y: E.localisation(n, (x, y + 7), ["features"]),
-            ValueError,
-            "not classes of the head",
-        ),
+        (lambda n, x, y: E.localisation(n, (x, y + 7), ["features"]), ValueError, "not classes of the head"),
         (lambda n, x, y: E.localisation(n, (x, y), ["features"], tiles=3), ValueError, "2 or 4"),
-        (
-            lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:, 0, :5] > 0),
-            ValueError,
-            "masks of",
-        ),
-        (
-            lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:4] > 0),
-            ValueError,
-            "4 masks for 60",
-        ),
+        (lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:, 0, :5] > 0), ValueError, "masks of"),
+        (lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:4] > 0), ValueError, "4 masks for 60"),
         (
             lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=np.tile([0, 0, 0.5, 0.5], (60, 1))),
             ValueError,

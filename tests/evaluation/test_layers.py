@@ -43,6 +43,7 @@ def test_every_candidate_is_measured_as_by_hand(found):
     assert {"deletion", "insertion", "pasted: pointing game"} <= measures
 
 
+@pytest.mark.slow
 def test_one_is_recommended_in_a_sentence(found):
     _, _, result = found
     totals = {

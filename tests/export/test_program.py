@@ -260,6 +260,7 @@ class Root(nn.Module):
         return x.sqrt()
 
 
+@pytest.mark.slow
 def test_a_network_that_is_not_defined_for_noise_is_a_program():
     torch.manual_seed(0)
     net, x = (

@@ -932,7 +932,8 @@ def drawn_texts(figure):
     ]
 
 
-@pytest.mark.parametrize("scale", [1e-7, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (1, 1e9))])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1e-7, 1, 1e9])
 def test_numbers_of_any_size_are_short_and_run_into_nothing(many, scale):
     problem, _ = many
     head = copy.deepcopy(problem.head)
@@ -961,8 +962,12 @@ def test_numbers_of_any_size_are_short_and_run_into_nothing(many, scale):
     ("target", "words"),
     [
         (None, "part of the margin of the predicted class"),
-        (SVMTarget("bee"), "part of the margin, adenocarcinoma in situ"),
-        (SVMTarget("ant", versus="cat"), "part of the decision, squamous cell carcinoma / benign"),
+        pytest.param(SVMTarget("bee"), "part of the margin, adenocarcinoma in situ", marks=pytest.mark.slow),
+        pytest.param(
+            SVMTarget("ant", versus="cat"),
+            "part of the decision, squamous cell carcinoma / benign",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_bars_say_of_which_decision_they_are(many, target, words):

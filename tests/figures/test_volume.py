@@ -131,6 +131,7 @@ def test_slices_along_every_axis(axis):
     assert ("depth", "height", "width")[axis] in "".join(words(figure))
 
 
+@pytest.mark.slow
 def test_pictures_have_the_proportions_of_the_body():
     volume = torch.rand(1, *SIZE)
     axes = plot_volume(volume, made(torch.rand(1, 1, *SIZE)), axis=1, slices=1, spacing=(2.5, 1, 1)).axes

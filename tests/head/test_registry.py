@@ -70,14 +70,7 @@ def options(name, kind, classifies):
         "OutputCodeClassifier": {"code_size": 3},
         "GaussianProcessRegressor": {"alpha": 0.1, "normalize_y": True},
         "QuantileRegressor": {"alpha": 0.0},
-    }.get(
-        name,
-        {
-            k: 0.01
-            for k in ["alpha"]
-            if name in ("Lasso", "ElasticNet", "LassoLars", "MultiTaskLasso", "MultiTaskElasticNet")
-        },
-    )
+    }.get(name, {})
 
 
 @cache
@@ -115,7 +108,12 @@ def check(head):
     return query.numpy(), trace
 
 
-@pytest.mark.parametrize("name", all_of("classifier"))
+SLOW = {"TunedThresholdClassifierCV", "LogisticRegressionCV", "AdaBoostClassifier"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in all_of("classifier")]
+)
 def test_classifiers(name):
     if any(
         name.startswith(part) or name.removesuffix("Classifier").endswith(part)

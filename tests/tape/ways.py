@@ -778,7 +778,7 @@ for _kind in (nn.LSTM, nn.GRU, nn.RNN):
         ", no bias": {"bias": False},
     }.items():
         _make = partial(_kind, 6, 4, batch_first=True, **_options)
-        add(f"nn.{_kind.__name__}{_name}", lambda m, h: m(S(h))[0], _make)
+        add(f"nn.{_kind.__name__}{_name}", lambda m, h: m(S(h))[0], _make, combined=_name == ", two layers")
     add(f"nn.{_kind.__name__}, frozen", lambda m, h: m(S(h))[0], frozen(partial(_kind, 6, 4, batch_first=True)))
     _make = partial(_kind, 6, 4)
     if _kind is nn.LSTM:

@@ -217,6 +217,7 @@ def saturated():
     return PCASVMNet(backbone, head).eval(), x
 
 
+@pytest.mark.slow
 def test_where_no_gradient_leads_to_the_boundary_a_point_that_the_head_knows_does(saturated, monkeypatch):
     net, x = saturated
     mean = mean_activations(net, [x], "1", progress=False)
@@ -350,7 +351,8 @@ def test_features_of_any_size_have_a_boundary_in_reach(scaler):
     assert 0 < float((point - head.feature_mean).norm()) < 1e8
 
 
-@pytest.mark.parametrize("seed", [pytest.param(2, marks=pytest.mark.slow), 10])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 10])
 def test_components_that_cannot_all_be_0_start_alone(seed):
     torch.manual_seed(seed)
     labels = np.arange(60) % 2
