@@ -108,12 +108,7 @@ def check(head):
     return query.numpy(), trace
 
 
-SLOW = {"TunedThresholdClassifierCV", "LogisticRegressionCV", "AdaBoostClassifier"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in all_of("classifier")]
-)
+@pytest.mark.parametrize("name", all_of("classifier"))
 def test_classifiers(name):
     if any(
         name.startswith(part) or name.removesuffix("Classifier").endswith(part)
