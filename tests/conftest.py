@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     cases = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and len(item.callspec._idlist) > 1 and not item.get_closest_marker("slow"):
+        left_out = item.get_closest_marker("slow") or item.get_closest_marker("optional")
+        if hasattr(item, "callspec") and len(item.callspec._idlist) > 1 and not left_out:
             cases[item.nodeid.partition("[")[0]].append(item)
         if item.path.parent.name == "documents" or item.get_closest_marker("document"):
             for name in _DOUBTS:
@@ -94,6 +95,14 @@ def _alone() -> Iterator[None]:
     state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._dispatch_tls_local_exclude_set()
     torch.set_grad_enabled(True)
     assert records, f"after this test torch records no graph any more: {state}"
+
+
+@pytest.fixture(autouse=True)
+def _placed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let matplotlib find places for what it draws in tests of these and in slow ones alone: it takes its time."""
+    of_places = any(word in request.node.name for word in ("beside", "cut_off", "dollars", "two_ends", "wrap"))
+    if request.path.parent.name == "figures" and not (of_places or request.node.get_closest_marker("slow")):
+        monkeypatch.setattr("matplotlib._constrained_layout.do_constrained_layout", lambda *args, **options: None)
 
 
 @pytest.fixture

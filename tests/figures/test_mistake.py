@@ -54,13 +54,6 @@ def case():
     return Case()
 
 
-@pytest.fixture(autouse=True)
-def _where_anything_is(request, monkeypatch):
-    """Let matplotlib look for places only where a test asks for these: it takes most of the time."""
-    if not request.node.get_closest_marker("slow"):
-        monkeypatch.setattr("matplotlib._constrained_layout.do_constrained_layout", lambda *args, **options: None)
-
-
 def texts_of(figure):
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 
@@ -106,7 +99,7 @@ def test_its_maps_are_those_of_the_components_and_add_up(case):
     assert np.abs(sum(drawn.values()) - decision).max() < 1e-6
 
 
-@pytest.mark.parametrize("neighbours", [1, 3, 50])
+@pytest.mark.parametrize("neighbours", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 50))])
 def test_the_neighbours_are_the_nearest_of_both_classes(case, neighbours):
     pictures, distances = neighbours_of(case.draw(neighbours=neighbours))
     reduce = case.problem.head[:-1].transform
