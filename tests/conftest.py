@@ -1,12 +1,17 @@
 """For every test: threads, seeds, which warnings are errors, and what several files need."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+# Read as these are imported. Two workers whose BLAS has two threads each wait for each other, at full load.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import numpy as np
 import pytest
@@ -37,12 +42,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let no doubt arise in documents and examples, which show how it is done; but in toys of these, which are tiny."""
+    """Let no doubt arise in documents and examples, which show how it is done; but in toys of these, which are tiny.
+
+    Of a test with several parameters, cases that have every value of each are quick; other combinations are slow.
+    """
+    cases = defaultdict(list)
     for item in items:
+        left_out = item.get_closest_marker("slow") or item.get_closest_marker("optional")
+        if hasattr(item, "callspec") and len(item.callspec._idlist) > 1 and not left_out:
+            cases[item.nodeid.partition("[")[0]].append(item)
         if item.path.parent.name == "documents" or item.get_closest_marker("document"):
             for name in _DOUBTS:
                 if name not in (_OF_TOYS.get(item.path.stem), _OF_TOYS.get(item.name)):
                     item.add_marker(pytest.mark.filterwarnings(f"error::pytorch_grad_cam_pcasvm.{name}"))
+    for of_test in cases.values():
+        _mark_combinations(of_test)
+
+
+def _mark_combinations(cases: list[pytest.Item]) -> None:
+    values = {case: set(enumerate(case.callspec._idlist)) for case in cases}
+    tried: Counter = Counter()
+    while values:
+        case = max(values, key=lambda case: (len(values[case] - tried.keys()), -sum(tried[v] for v in values[case])))
+        if values[case] <= tried.keys():
+            break
+        tried.update(values.pop(case))
+    for case in values:
+        case.add_marker("slow")
+        case.add_marker("combination")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # thousands of items, which the garbage collector need not look through again and again
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -56,13 +87,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
     """Let no test draw other numbers, fit another machine or lose its gradients because of the tests before it."""
-    torch.manual_seed(0)
+    # What this does for CUDA before its first use takes a stack trace.
+    (torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed)(0)
     np.random.seed(0)  # scikit-learn's, where no random_state is given
     yield
     records = (torch.ones(1, requires_grad=True) * 1).requires_grad
     state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._dispatch_tls_local_exclude_set()
     torch.set_grad_enabled(True)
     assert records, f"after this test torch records no graph any more: {state}"
+
+
+@pytest.fixture(autouse=True)
+def _placed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let matplotlib find places for what it draws in tests of these and in slow ones alone: it takes its time."""
+    of_places = any(word in request.node.name for word in ("beside", "cut_off", "dollars", "two_ends", "wrap"))
+    if request.path.parent.name == "figures" and not (of_places or request.node.get_closest_marker("slow")):
+        monkeypatch.setattr("matplotlib._constrained_layout.do_constrained_layout", lambda *args, **options: None)
 
 
 @pytest.fixture

@@ -539,6 +539,7 @@ def tested(path: str, *plugins: object) -> int:
     import pytest
 
     options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--assert=plain", "--rootdir", str(ROOT)]
+    options += ["-m", "combination or not (slow or optional)"]
     return int(pytest.main([*options, path], plugins=list(plugins)))
 
 

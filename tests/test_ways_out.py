@@ -399,11 +399,9 @@ def beside(t: Tensor) -> Tensor:
 def crops(how: str, method: Any = ClosedFormGradCAM, transform: Any = beside) -> SignedMaps:
     """Return maps of four crops of each image, whose mean is taken by a pool or in the network."""
     backbone = MeanOfCrops() if how == "in the network" else Crops(rows=how == "rows")
-    pool = {
-        "rows": lambda t: t.unflatten(0, (-1, 4)).mean(1),
-        "pooled": lambda t: t.mean(1),
-        "in the network": None,
-    }[how]
+    pool = {"rows": lambda t: t.unflatten(0, (-1, 4)).mean(1), "pooled": lambda t: t.mean(1), "in the network": None}[
+        how
+    ]
     net = PCASVMNet(backbone, head_for(backbone, CROPS, pool=pool), pool=pool).eval()
     return method(net, ["body.1"], transform).explain(CROPS[:3])
 
@@ -637,17 +635,13 @@ HEADS = [
         UNSUPPORTED,
         "stops at a tolerance: fit PCA",
         make_pipeline(preprocessing.MinMaxScaler(), NMF(2)),
-        {
-            "fit PCA": make_pipeline(preprocessing.MinMaxScaler(), PCA(2)),
-        },
+        {"fit PCA": make_pipeline(preprocessing.MinMaxScaler(), PCA(2))},
     ),
     head(
         UNSUPPORTED,
         PIECEWISE,
         make_pipeline(preprocessing.Binarizer(), SVC()),
-        {
-            "fit StandardScaler": make_pipeline(StandardScaler(), SVC()),
-        },
+        {"fit StandardScaler": make_pipeline(StandardScaler(), SVC())},
     ),
     head(
         UNSUPPORTED,
@@ -1681,10 +1675,7 @@ PATHS = [
         RECORDER + "is an autograd.Function",
         "Doubling is an autograd.Function",
         lambda x: Doubling.apply(x),
-        {
-            "@register_jacobian(Doubling)": doubling,
-            LATER: partial(stepped, lambda x: Doubling.apply(x), layer="later"),
-        },
+        {"@register_jacobian(Doubling)": doubling, LATER: partial(stepped, lambda x: Doubling.apply(x), layer="later")},
     ),
     *(
         Row(
@@ -2836,8 +2827,11 @@ ROWS = [*HEADS, *PATHS, *FILES, *OTHERS]
 
 
 def marks(row: Row) -> list[pytest.MarkDecorator]:
-    """Programs take seconds, and ONNX files a library that is no dependency."""
-    return [pytest.mark.slow, pytest.mark.optional] if row.place.startswith("export/") else []
+    """Programs, figures and what is compiled take seconds, and ONNX files a library that is no dependency."""
+    if row.place.startswith("export/"):
+        return [pytest.mark.slow, pytest.mark.optional]
+    slow = "figures/", "network/features.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
+    return [pytest.mark.slow] if row.place.startswith(slow) else []
 
 
 @pytest.mark.parametrize(

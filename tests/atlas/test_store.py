@@ -145,6 +145,7 @@ def test_rows_by_their_names(store):
         store.maps("cats/7.jpg")
 
 
+@pytest.mark.slow
 def test_pictures_for_figures(store):
     rows = [3, 80]
     pictures = store.pictures(rows)

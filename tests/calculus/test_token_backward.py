@@ -69,7 +69,9 @@ def by_hand(before, after=0):
 METHODS = [ClosedFormGradCAM, ClosedFormHiResCAM, ClosedFormLayerCAM, ContributionCAM, LIFTCAM, ClosedFormAblationCAM]
 
 
-@pytest.mark.parametrize("kind", [*METHODS, pytest.param(partial(ShapCAM, samples=8), id="ShapCAM")])
+@pytest.mark.parametrize(
+    "kind", [*METHODS, pytest.param(partial(ShapCAM, samples=8), id="ShapCAM", marks=pytest.mark.slow)]
+)
 def test_maps_of_tokens_are_those_of_a_hand_written_transform(kind):
     net, x = net_of(tower(before=5), "cls"), images(3, 1)
     found = kind(net, ["blocks.1.norm1"], "tokens").explain(x)

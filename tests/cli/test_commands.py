@@ -224,6 +224,7 @@ def test_accuracy_is_that_of_scikit_learn(fit, capsys, monkeypatch):
     assert f"4-fold cross-validation: {shares}\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_photos_mostly_of_one_class(fit, tmp_path, capsys):
     own, options = fit
     cats, dogs = (sorted((own / name).iterdir()) for name in ("cat", "dog"))
@@ -290,6 +291,7 @@ def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
     assert capsys.readouterr().err == "error: other images, out=1: name another folder, --out FOLDER, or delete it\n"
 
 
+@pytest.mark.slow
 def test_every_way_out_is_typed():
     files = Path(package.__file__).parent.rglob("*.py")
     calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
@@ -422,6 +424,7 @@ def own(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_is_that_of_torchvision(own, network, head, tmp_path, capsys):
     options = own(network, "mine.networks:network")
     assert main(["fit", *options, "--components", "3", "--out", "own.safetensors"]) == 0

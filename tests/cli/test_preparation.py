@@ -96,7 +96,8 @@ def crop(picture):
 
 
 @pytest.mark.parametrize(("options", "prepared"), [
-    ([], stretch), (["--resize", "stretch"], stretch), (["--resize", "pad"], pad), (["--resize", "crop"], crop),
+    *(pytest.param(*given, marks=pytest.mark.slow) for given in (([], stretch), (["--resize", "stretch"], stretch))),
+    pytest.param(["--resize", "pad"], pad, marks=pytest.mark.slow), (["--resize", "crop"], crop),
 ])  # fmt: skip
 def test_a_head_is_fitted_on_what_is_said(fitted, weights, long_photos, options, prepared):
     path, printed = fitted(*options)
@@ -183,6 +184,7 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("rims", None)
 
 
+@pytest.mark.slow
 def test_a_transform_of_ones_own_is_kept_and_said_to_crop(own, fitted, run, long_photos, tmp_path):
     head, printed = fitted(backbone="rims:cropping")
     assert "the transform cuts off the rim: the network sees 48% of each picture\n" in printed
@@ -256,7 +258,8 @@ def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
     assert dark in run("atlas", photos, "--head", head, "--out", tmp_path / "dark").out
 
 
-@pytest.mark.parametrize("white", [pytest.param(1.0, marks=pytest.mark.slow), 255.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("white", [1.0, 255.0])
 def test_what_is_white_in_floats_is_decided_once(fitted, run, tmp_path, white):
     photos = deep(tmp_path / "p", lambda grey: (grey * (white / 255)).astype(np.float32), lambda grey: grey)
     head, printed = fitted(photos=photos)
@@ -367,13 +370,8 @@ def test_a_second_head_does_not_run_the_network(fitted, long_photos, tmp_path, m
     monkeypatch.undo()
 
 
-OTHERS = [
-    pytest.param(change, marks=pytest.mark.slow)
-    for change in ("--no-cache", "--resize", "a file", "another", "damage", "weights")
-]
-
-
-@pytest.mark.parametrize("change", ["--pool", *OTHERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["--pool", "--no-cache", "--resize", "a file", "another", "damage", "weights"])
 def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos, tmp_path, change, weights):
     photos = shutil.copytree(long_photos, tmp_path / "photos")
     fitted(photos=photos)
@@ -442,6 +440,7 @@ def test_features_of_other_code_are_extracted_anew(run, tmp_path, monkeypatch, c
     sys.modules.pop("hooked_net", None)
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
     (tmp_path / "cache").write_text("a file")
     assert fitted()[1].endswith("(leave out with --no-pictures)\n")

@@ -98,6 +98,7 @@ def test_the_example_of_photos_runs(noise, monkeypatch, capsys):
     assert re.search(r"\d+% of 18 test photos .*\n.*photos.png: (cat|dog)", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_mistake_runs(noise, monkeypatch, capsys):
     small = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.ReLU())
     monkeypatch.setattr(mistake, "convolutions", lambda name, weights: small)

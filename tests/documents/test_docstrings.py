@@ -89,9 +89,8 @@ def test_everything_public_has_an_example(name):
     assert "\nExample:\n    >>> " in inspect.cleandoc(DOCUMENTED[name].__doc__)
 
 
-MARKS = dict.fromkeys(("layers", "Study", "report", "sensitivity", "program"), pytest.mark.slow) | dict.fromkeys(
-    ("onnx", "Explainer"), pytest.mark.optional
-)
+SLOW = "layers", "Study", "report", "sensitivity", "program", "plot_mistake", "plot_component"
+MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(("onnx", "Explainer"), pytest.mark.optional)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in DOCUMENTED])

@@ -300,7 +300,7 @@ def test_a_snippet_that_raises_a_doubt_fails(doubt):
         pytest.param(page, marks=pytest.mark.optional)
         if "export" in page or "onnx" in page
         else pytest.param(page, marks=pytest.mark.slow)
-        if page in ("docs/reading.md", "docs/evaluating.md", "docs/how-to/volumes.md")
+        if page in ("docs/reading.md", "docs/evaluating.md", "docs/how-to/volumes.md", "docs/mistake.md")
         else page
         for page in SNIPPETS
     ],

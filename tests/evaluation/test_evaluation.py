@@ -236,6 +236,7 @@ def test_noise_is_not_told_from_random_maps(corner):
         assert verdicts.count(alarm) <= 5
 
 
+@pytest.mark.slow
 def test_evidence_in_the_only_corner_that_matters(corner):
     net, x, labels = corner
     masks = np.zeros((len(x), 12, 12), bool)
@@ -316,6 +317,7 @@ def test_randomising_changes_contributions_and_not_the_blind_map(corner):
         assert torch.equal(tensor, before[name])
 
 
+@pytest.mark.slow
 def test_a_linear_network_is_complete():
     backbone = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Flatten())
     net, x, labels = problem(backbone, kernel="linear")
@@ -376,6 +378,7 @@ def test_standard_errors_cover_the_truth():
     assert 0.93 <= np.mean(hits) <= 0.97
 
 
+@pytest.mark.slow
 def test_intervals_of_few_images_cover_the_truth():
     random = np.random.default_rng(0)
     few = [Estimate.of(random.normal(size=10)) for _ in range(4000)]
@@ -777,6 +780,7 @@ def test_a_report_of_components_and_of_images_with_two_channels(tmp_path):
     assert "data:image" not in found.read_text()  # two channels are no picture
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monkeypatch):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM]]
@@ -838,6 +842,7 @@ def test_images_without_an_object_are_told(corner):
     assert found.settings["not measured"] == "20 of 60 images: their mask or box is empty"
 
 
+@pytest.mark.slow
 def test_options_of_single_checks(corner, tmp_path):
     net, x, labels = corner
     checks = {"localisation": {"tiles": 4}, "completeness": {"images": 5}}
@@ -920,22 +925,10 @@ def test_options_of_single_checks(corner, tmp_path):
         (lambda n, x, y: E.faithfulness(n, DataLoader(x), ["features"]), TypeError, "which a DataLoader does not have"),
         (lambda n, x, y: E.localisation(n, x, ["features"]), ValueError, "needs labels"),
         (lambda n, x, y: E.localisation(n, (x, y * 0), ["features"]), ValueError, "1 class"),
-        (
-            lambda n, x, y: E.localisation(n, (x, y + 7), ["features"]),
-            ValueError,
-            "not classes of the head",
-        ),
+        (lambda n, x, y: E.localisation(n, (x, y + 7), ["features"]), ValueError, "not classes of the head"),
         (lambda n, x, y: E.localisation(n, (x, y), ["features"], tiles=3), ValueError, "2 or 4"),
-        (
-            lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:, 0, :5] > 0),
-            ValueError,
-            "masks of",
-        ),
-        (
-            lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:4] > 0),
-            ValueError,
-            "4 masks for 60",
-        ),
+        (lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:, 0, :5] > 0), ValueError, "masks of"),
+        (lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=x[:4] > 0), ValueError, "4 masks for 60"),
         (
             lambda n, x, y: E.localisation(n, (x, y), ["features"], masks=np.tile([0, 0, 0.5, 0.5], (60, 1))),
             ValueError,
@@ -1061,6 +1054,7 @@ def test_a_network_that_views_its_activations_is_measured_as_any_other():
         assert one.estimate.mean == pytest.approx(other.estimate.mean, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_flags_and_generators_are_the_users(corner):
     _, x, labels = corner
     backbone = nn.Sequential(nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.5)), Pooled())

@@ -17,8 +17,8 @@ RANDOM = "random maps"
 @pytest.fixture(scope="module")
 def found():
     p = explained("pooled", "rbf", 2, size="square")
-    images = p.images(24, seed=11)
-    data = images, [p.labels[n % 2] for n in range(24)]
+    images = p.images(12, seed=11)
+    data = images, [p.labels[n % 2] for n in range(12)]
     candidates = {"early": p.backbone.features[1], "last": "features", "both": ["features.1", "features"]}
     return p, data, evaluation.layers(p.net, data, candidates, images=None, progress=False)
 
@@ -43,6 +43,7 @@ def test_every_candidate_is_measured_as_by_hand(found):
     assert {"deletion", "insertion", "pasted: pointing game"} <= measures
 
 
+@pytest.mark.slow
 def test_one_is_recommended_in_a_sentence(found):
     _, _, result = found
     totals = {

@@ -117,6 +117,7 @@ def test_images_that_change_are_explained_again(corner, calls):
     assert found[0]["rows"] != found[1]["rows"]
 
 
+@pytest.mark.slow
 def test_no_more_maps_are_kept_than_there_is_room_for(corner, calls):
     study = evaluation.Study(*corner[:2], ["features"], [Counted], PCATarget(0), **QUIET)
     expected = study.completeness().to_dict()

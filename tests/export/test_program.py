@@ -132,6 +132,7 @@ def test_a_program_gives_what_explain_gives_for_any_number_of_images(case):
             assert (found[name] - numbers).abs().max() <= 1e-5 * beside.abs().max(), name
 
 
+@pytest.mark.slow
 def test_what_a_program_gives_has_names_and_the_size_asked_for():
     cam, x, _ = made("pooled", "RBF", "ContributionCAM", "default")
     program = export.program(cam, x, size=(8, 8))
@@ -147,6 +148,7 @@ def test_what_a_program_gives_has_names_and_the_size_asked_for():
     assert relative(found["maps"], drawn) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_program_is_of_the_network_as_it_was_and_leaves_it_alone():
     cam, x, _ = made("dense", "RBF", "ClosedFormGradCAM", "default")
     before = {name: value.clone() for name, value in cam.model.state_dict().items()}
@@ -221,6 +223,7 @@ def test_no_program_repeats_a_number_to_keep_one_of_it():
     assert not [args for args in repeated if args[2:] == (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_program_that_gives_other_numbers_is_not_returned(monkeypatch):
     def wrong(traced):
         for node in traced.find_nodes(op="call_function", target=torch.ops.aten.exp.default):
@@ -257,6 +260,7 @@ class Root(nn.Module):
         return x.sqrt()
 
 
+@pytest.mark.slow
 def test_a_network_that_is_not_defined_for_noise_is_a_program():
     torch.manual_seed(0)
     net, x = (

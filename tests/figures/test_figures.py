@@ -295,6 +295,7 @@ def test_nothing_left_to_draw_is_refused(problem):
         plot_maps(PICTURES, maps, components=0)
 
 
+@pytest.mark.slow
 def test_a_size_is_kept_and_one_without_room_refused(wide):
     small, large = (plot_maps(PICTURES[:1], wide, size=size) for size in ((7, 12), (24, 8)))
     assert small.get_size_inches().tolist() == [7, 12]
@@ -628,6 +629,7 @@ def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
     assert any(sentence in text.replace("\n", " ") for text in texts)
 
 
+@pytest.mark.slow
 def test_methods_that_wrap_have_headings_in_every_line(problem):
     figure = plot_maps(PICTURES, by_method(problem), size=(9, 60))
     assert texts_of(figure).count("margin") == 3 * 3
@@ -725,6 +727,7 @@ def test_the_maps_of_a_decision_add_up_on_one_scale(apart):
     assert "decision, ant / bee" in texts_of(figure)
 
 
+@pytest.mark.slow
 def test_a_decision_of_another_head_and_without_others(apart):
     _, maps = apart
     p = RNG.normal(size=(40, 6))
@@ -799,7 +802,8 @@ def test_the_numbers_beside_a_scale_are_not_cut_off(of_tokens, many, scale):
                 assert label.get_window_extent().x1 <= figure.bbox.x1
 
 
-@pytest.mark.parametrize("size", [None, *(pytest.param(size, marks=pytest.mark.slow) for size in ((9, 6), (14, 5)))])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [None, (9, 6), (14, 5)])
 def test_nothing_is_cut_off_or_written_over(apart, many, size):
     problem, maps = apart
     of_many = {"target_layer": "features.3", "labels": np.arange(30) // 2, "size": size}
@@ -928,6 +932,7 @@ def drawn_texts(figure):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-7, 1, 1e9])
 def test_numbers_of_any_size_are_short_and_run_into_nothing(many, scale):
     problem, _ = many
@@ -957,7 +962,7 @@ def test_numbers_of_any_size_are_short_and_run_into_nothing(many, scale):
     ("target", "words"),
     [
         (None, "part of the margin of the predicted class"),
-        (SVMTarget("bee"), "part of the margin, adenocarcinoma in situ"),
+        pytest.param(SVMTarget("bee"), "part of the margin, adenocarcinoma in situ", marks=pytest.mark.slow),
         (SVMTarget("ant", versus="cat"), "part of the decision, squamous cell carcinoma / benign"),
     ],
 )
@@ -1015,6 +1020,7 @@ def test_parts_in_the_decision_keep_the_factor_of_a_machine_that_is_far_away(man
     assert heights[0] == pytest.approx(heights[-1])
 
 
+@pytest.mark.slow
 def test_a_component_by_another_method_or_without_a_machine(many):
     problem, _ = many
     cam = ClosedFormLayerCAM(problem.net, [problem.target_layer])

@@ -99,7 +99,7 @@ def test_its_maps_are_those_of_the_components_and_add_up(case):
     assert np.abs(sum(drawn.values()) - decision).max() < 1e-6
 
 
-@pytest.mark.parametrize("neighbours", [1, 3, 50])
+@pytest.mark.parametrize("neighbours", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 50))])
 def test_the_neighbours_are_the_nearest_of_both_classes(case, neighbours):
     pictures, distances = neighbours_of(case.draw(neighbours=neighbours))
     reduce = case.problem.head[:-1].transform
@@ -123,6 +123,7 @@ def test_an_image_of_the_training_set_is_not_its_own_neighbour(case):
     assert neighbours_of(figure)[1] == neighbours_of(case.draw())[1]
 
 
+@pytest.mark.slow
 def test_the_title_says_what_it_was_taken_for_and_which_components_tipped_it(case):
     names = {"ant": "A$", "bee": "B", "cat": "C"}
     found = 0
@@ -190,6 +191,7 @@ def test_pictures_and_names_are_drawn_as_in_other_figures(case):
     assert case.draw(image=case.image[None]).get_suptitle() == case.draw().get_suptitle()
 
 
+@pytest.mark.slow
 def test_nothing_runs_into_anything(case):
     names = ["squamous cell carcinoma", "adenocarcinoma in situ", "benign"]
     for options in ({}, {"count": 1, "neighbours": 1}, {"neighbours": 5}):

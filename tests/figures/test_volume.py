@@ -104,6 +104,7 @@ def test_a_row_for_the_volume_and_for_each_target(maps):
     assert "slice of 8" in text
 
 
+@pytest.mark.slow
 def test_words_are_readable_where_a_readme_shows_them(maps, tmp_path):
     """About 850 pixels wide, letters of 10 pixels at least."""
     figure = plot_volume(X[:3], maps)
@@ -130,6 +131,7 @@ def test_slices_along_every_axis(axis):
     assert ("depth", "height", "width")[axis] in "".join(words(figure))
 
 
+@pytest.mark.slow
 def test_pictures_have_the_proportions_of_the_body():
     volume = torch.rand(1, *SIZE)
     axes = plot_volume(volume, made(torch.rand(1, 1, *SIZE)), axis=1, slices=1, spacing=(2.5, 1, 1)).axes
@@ -209,6 +211,7 @@ def test_grey_values_outlines_and_bare_maps(maps):
     assert not arrays(flat)[0].any()
 
 
+@pytest.mark.slow
 def test_precisions(maps):
     expected = np.stack(arrays(plot_volume(X[:3], maps, slices=3))[3:])
     for dtype in (torch.float16, torch.bfloat16, torch.float64):

@@ -22,14 +22,7 @@ from sklearn.svm import SVC, SVR, OneClassSVM
 from sklearn.utils import all_estimators
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import (
-    ClosedFormGradCAM,
-    ConstantComponentWarning,
-    Head,
-    NoProgramError,
-    PCASVMNet,
-    export,
-)
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ConstantComponentWarning, Head, NoProgramError, PCASVMNet, export
 from pytorch_grad_cam_pcasvm.head.multiclass import Binary
 
 FEATURES = abs(np.random.default_rng(0).normal(size=(30, 5)))

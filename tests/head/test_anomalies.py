@@ -284,6 +284,7 @@ kinds = st.one_of(
 sizes = st.one_of(st.just(0.0), st.floats(1e-3, 30.0))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(scalers, kinds, sizes, st.integers(0, 99), st.booleans())
 def test_contributions_of_any_head_add_up(front: Any, reduction: Any, size: float, seed: int, one: bool) -> None:

@@ -26,13 +26,7 @@ from sklearn.decomposition import (
     TruncatedSVD,
 )
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
-from sklearn.ensemble import (
-    BaggingClassifier,
-    BaggingRegressor,
-    StackingClassifier,
-    StackingRegressor,
-    VotingRegressor,
-)
+from sklearn.ensemble import BaggingClassifier, BaggingRegressor, StackingClassifier, StackingRegressor, VotingRegressor
 from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, SelectPercentile, VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as ARD

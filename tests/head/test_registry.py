@@ -70,14 +70,7 @@ def options(name, kind, classifies):
         "OutputCodeClassifier": {"code_size": 3},
         "GaussianProcessRegressor": {"alpha": 0.1, "normalize_y": True},
         "QuantileRegressor": {"alpha": 0.0},
-    }.get(
-        name,
-        {
-            k: 0.01
-            for k in ["alpha"]
-            if name in ("Lasso", "ElasticNet", "LassoLars", "MultiTaskLasso", "MultiTaskElasticNet")
-        },
-    )
+    }.get(name, {})
 
 
 @cache

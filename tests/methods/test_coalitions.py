@@ -185,7 +185,7 @@ def all_subsets(p: Any, target: Any, n: int, start: torch.Tensor) -> torch.Tenso
 @pytest.mark.parametrize(
     ("path", "head", "classes", "size"),
     [
-        ("relu", "rbf", 3, "plane"),
+        pytest.param("relu", "rbf", 3, "plane", marks=pytest.mark.slow),
         ("pooled", "rbf", 2, "plane"),
         pytest.param("pooled", "whitened", 3, "volume", marks=pytest.mark.slow),
         *((path, "poly", 3, "small") for path in ("gelu", "skip", "squeeze-excite", "batch norm", "layer norm")),

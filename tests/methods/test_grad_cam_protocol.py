@@ -16,11 +16,7 @@ import torch
 import torchvision
 from packaging.version import Version
 from pytorch_grad_cam import GradCAM
-from pytorch_grad_cam.metrics.cam_mult_image import (
-    CamMultImageConfidenceChange,
-    DropInConfidence,
-    IncreaseInConfidence,
-)
+from pytorch_grad_cam.metrics.cam_mult_image import CamMultImageConfidenceChange, DropInConfidence, IncreaseInConfidence
 from pytorch_grad_cam.metrics.road import ROADCombined, ROADLeastRelevantFirst, ROADMostRelevantFirst
 from pytorch_grad_cam.utils import model_targets
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
@@ -70,11 +66,7 @@ class Backbone(nn.Module):
         super().__init__()
         conv, pool = (nn.Conv3d, nn.MaxPool3d) if len(shape) == 4 else (nn.Conv2d, nn.MaxPool2d)
         self.features = nn.Sequential(
-            conv(shape[0], 6, 3, padding=1),
-            nn.ReLU(inplace),
-            pool(2),
-            conv(6, 8, 3, padding=1),
-            nn.ReLU(inplace),
+            conv(shape[0], 6, 3, padding=1), nn.ReLU(inplace), pool(2), conv(6, 8, 3, padding=1), nn.ReLU(inplace)
         )
         self.layout = nn.Identity() if layout is None else layout
         pooled = int(np.prod([size // 2 for size in shape[1:]]))
@@ -344,11 +336,7 @@ def test_reshape_transform(kind: str, targets: Any, smoothing: dict[str, bool]) 
 CLASSIFIERS: dict[str, Callable[[], tuple[nn.Module, list[nn.Module], Tensor]]] = {
     "resnet18-layer4": lambda: (resnet(), [resnet().layer4[-1]], draw((3, 64, 64), 2, 3, seed=3)[0]),
     "resnet18-layer3": lambda: (resnet(), [resnet().layer3[-1]], draw((3, 64, 64), 2, 3, seed=3)[0]),
-    "resnet18-both": lambda: (
-        resnet(),
-        [resnet().layer4[-1], resnet().layer3[-1]],
-        draw((3, 64, 64), 2, 3, seed=3)[0],
-    ),
+    "resnet18-both": lambda: (resnet(), [resnet().layer4[-1], resnet().layer3[-1]], draw((3, 64, 64), 2, 3, seed=3)[0]),
     "dense-end": lambda: (problem().backbone, problem().layers("features.4"), problem().x),
     "dense-end-conv": lambda: (problem().backbone, problem().layers("features.3"), problem().x),
 }
@@ -375,6 +363,7 @@ def test_ordinary_classifiers(name: str, arguments: tuple[Any, ...], classifier:
     assert_same_as_host(our_maps(model, layers, x, targets), host_maps(model, layers, x, targets))
 
 
+@pytest.mark.slow
 def test_swin_with_its_norm_layer_and_a_reshape_transform() -> None:
     torch.manual_seed(0)
     swin = torchvision.models.swin_t(weights=None, num_classes=5).eval()

@@ -18,14 +18,7 @@ from pytorch_grad_cam.utils.model_targets import (
     ClassifierOutputTarget,
 )
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
-from reference import (
-    activations_of,
-    gradient_and_hessian_product,
-    map_of_paper,
-    relative,
-    stretched,
-    values_of_rows,
-)
+from reference import activations_of, gradient_and_hessian_product, map_of_paper, relative, stretched, values_of_rows
 from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.decomposition import PCA
@@ -54,15 +47,7 @@ from pytorch_grad_cam_pcasvm import (
     smoothed,
 )
 
-GRADIENT = (
-    "GradCAM",
-    "HiResCAM",
-    "XGradCAM",
-    "GradCAMPlusPlus",
-    "LayerCAM",
-    "GradCAMElementWise",
-    "ShapleyCAM",
-)
+GRADIENT = ("GradCAM", "HiResCAM", "XGradCAM", "GradCAMPlusPlus", "LayerCAM", "GradCAMElementWise", "ShapleyCAM")
 OF_THE_HOST = (*GRADIENT, "AblationCAM", "ScoreCAM")
 EVERY = (*(f"ClosedForm{name}" for name in OF_THE_HOST), "ContributionCAM", "LIFTCAM", "RelevanceCAM", "ShapCAM")
 POSITIONS = {"plane": 12, "volume": 12}

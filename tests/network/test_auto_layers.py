@@ -17,7 +17,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if "vit" in n else n for n in KNOWN])
 def test_last_blocks_of_known_networks(name):
     layer, expected = KNOWN[name]
     net = torchvision.models.get_model(name, weights=None).eval()

@@ -127,7 +127,8 @@ def test_only_calls_before_the_features_are_listed():
     ClosedFormGradCAM(net, ["conv"]).explain(X[:2])
 
 
-@pytest.mark.parametrize("call", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [1, 2])
 def test_a_named_call_is_meant_everywhere(call, tmp_path):
     net, features = net_at(call)
     expected = calls(net.backbone, X)[call - 1]

@@ -113,7 +113,9 @@ def interrupted(count, seed):
 @pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal in a destructor is lost
 def test_the_next_call_puts_right_what_an_interrupt_left(count):
+    usual = accuracy.get()
     hits, left = interrupted(count, seed=count)
+    accuracy.set(usual)  # as below
     assert hits > count / 4
     assert not left
 

@@ -163,6 +163,7 @@ def test_many_calls_leak_nothing(jacobian, calls):
     assert live_tensors() <= before
 
 
+@pytest.mark.slow
 def test_two_threads_explain_with_one_network():
     problems = [Problem(seed=seed) for seed in range(2)]
     net = problems[0].net.train()

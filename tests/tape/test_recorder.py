@@ -49,7 +49,7 @@ FAMILIES = {
 
 # They are large, or have the layers of others.
 SLOW = {"vgg_bn", "resnet50, from the middle", "resnext", "wide_resnet", "densenet", "mobilenet_v2", "efficientnet"}
-SLOW |= {"efficientnet_v2", "convnext", "inception_v3", "swin", "swin block", "vgg"}
+SLOW |= {"efficientnet_v2", "convnext", "inception_v3", "swin", "swin block", "vgg", "regnet", "googlenet", "resnet"}
 
 
 @pytest.mark.parametrize(
@@ -583,6 +583,7 @@ def test_black_images_and_odd_widths(shape):
     check(net, x=x, path=path)
 
 
+@pytest.mark.slow
 def test_sums_that_are_identically_zero_are_compared_with_their_terms():
     class Tokens(nn.Module):
         def __init__(self):

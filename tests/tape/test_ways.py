@@ -18,24 +18,28 @@ REFUSED = {
 if torch.__version__ < "2.9":  # which writes into the statistics that it reads, in evaluation mode, too
     REFUSED.add("nn.InstanceNorm2d, tracking")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch says of parts that it will drop
+QUICK, COMBINED = (), (pytest.mark.slow, pytest.mark.combination)
+CASES = [  # each way to one end, and to the other in the slow run
+    pytest.param(name, end, marks=COMBINED if way.combined or (number + place) % 2 else QUICK)
+    for number, (name, way) in enumerate(WAYS.items())
+    for place, end in enumerate(("flat", "pooled"))
+]
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_a_way_is_exact(name):
-    way, found = WAYS[name], {}
-    for end in ("flat", "pooled"):
-        net = Net(way, end)
-        try:
-            options = {"tolerance": way.tolerance, "gated": way.gated, "jumps": way.jumps}
-            found[end] = faults(net, "stem", X, net.starts(near=way.near), **options)
-        except Refused as error:
-            found[end] = [f"refused, {error}"]
+@pytest.mark.parametrize(("name", "end"), CASES)
+def test_a_way_is_exact(name, end):
+    way = WAYS[name]
+    net = Net(way, end)
+    try:
+        options = {"tolerance": way.tolerance, "gated": way.gated, "jumps": way.jumps}
+        found = faults(net, "stem", X, net.starts(near=way.near), **options)
+    except Refused as error:
+        found = [f"refused, {error}"]
     if name in REFUSED:
-        assert any(found.values()), f"{name} is exact: take it off the list"
-        assert all("refused" in fault for faulty in found.values() for fault in faulty), found
+        assert found, f"{name} is exact: take it off the list"
+        assert all("refused" in fault for fault in found), found
         return
-    wrong = [f"{end}: {fault}" for end, faulty in found.items() for fault in faulty]
-    assert not wrong, f"{name}: " + "; ".join(wrong)
+    assert not found, f"{name}: " + "; ".join(found)
 
 
 @pytest.mark.parametrize("name", BRANCHES)

@@ -24,6 +24,7 @@ class Way:
         jumps: whether it has no secant between some activations, so that a baseline may be refused.
         near: whether it branches on values, so that baselines are close by.
         ends: makes the network's output of its logits.
+        combined: whether others have all of what it is made of, if in other combinations.
     """
 
     function: Callable[..., Any]
@@ -33,6 +34,7 @@ class Way:
     jumps: bool = False
     near: bool = False
     ends: Callable[[Tensor], Any] = lambda y: y
+    combined: bool = False
 
 
 WAYS: dict[str, Way] = {}
@@ -57,7 +59,7 @@ class Net(nn.Module):
     def __init__(self, way: Way, end: str) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             self.stem = nn.Conv2d(3, 6, 3).double()
             self.part = way.make().double() if way.make is not None else None
             self.way, self.end, self.out = way, end, nn.Identity()

@@ -100,7 +100,7 @@ for _i, (_view, _v) in enumerate(VIEWS.items()):
         for _k, (_read, _r) in enumerate(READS.items()):
             _f = partial(written, view=_v, write=_w, read=_r, own=(_i + _j + _k) % 3 == 0)
             if _write != "fill" or (_view != "all of it" and _read in ("base", "all")):  # else all is constant
-                add(f"{_write} through {_view}, {_read} read later", _f)
+                add(f"{_write} through {_view}, {_read} read later", _f, combined=(_i + _j) % 4 != _k)
 
 
 @way
@@ -778,7 +778,7 @@ for _kind in (nn.LSTM, nn.GRU, nn.RNN):
         ", no bias": {"bias": False},
     }.items():
         _make = partial(_kind, 6, 4, batch_first=True, **_options)
-        add(f"nn.{_kind.__name__}{_name}", lambda m, h: m(S(h))[0], _make)
+        add(f"nn.{_kind.__name__}{_name}", lambda m, h: m(S(h))[0], _make, combined=_name == ", two layers")
     add(f"nn.{_kind.__name__}, frozen", lambda m, h: m(S(h))[0], frozen(partial(_kind, 6, 4, batch_first=True)))
     _make = partial(_kind, 6, 4)
     if _kind is nn.LSTM:
