@@ -180,9 +180,14 @@ def adds_up(maps, tolerance=1e-9):
     return float((sums - maps.values).abs().max()) < tolerance
 
 
-@pytest.mark.parametrize("layer", ["block", "stem"])
+def quick(kinds, chosen):
+    """Kinds of estimators as parameters, of which all but a few are slow."""
+    return [kind if kind in chosen else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
+
+@pytest.mark.parametrize("layer", ["block", pytest.param("stem", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("classes", [BINARY, SEVERAL], ids=["2", "3"])
-@pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.parametrize("kind", quick(CLASSIFIERS, {"tree", "forest", "boosting", "hard vote", "own"}))
 def test_maps_of_classes_are_component_maps_times_enumerated_slopes(kind, classes, layer):
     net, pipeline = network(CLASSIFIERS[kind](), LABELS[classes])
     with_components(net, pipeline)
@@ -198,7 +203,7 @@ def test_maps_of_classes_are_component_maps_times_enumerated_slopes(kind, classe
     assert net.predict(X).tolist() == pipeline.predict(FEATURES).tolist()
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", quick(VALUES, {"neighbours regressor", "isolation forest"}))
 def test_maps_of_values(kind):
     net, pipeline = network(VALUES[kind](), SCORES[:, 0] + SCORES[:, 1] ** 2)
     with_components(net, pipeline)
@@ -263,7 +268,7 @@ def test_probabilities_have_secants_of_their_own():
 
 
 @pytest.mark.parametrize("layer", ["block", "stem"])
-@pytest.mark.parametrize("kind", ["forest", "histogram boosting", "AdaBoost", "hard vote"])
+@pytest.mark.parametrize("kind", quick(["forest", "histogram boosting", "AdaBoost", "hard vote"], {"forest"}))
 def test_a_neutral_start_is_where_the_value_is_about_0(kind, layer):
     net, _ = network(CLASSIFIERS[kind](), LABELS[BINARY])
     with torch.no_grad():
@@ -377,7 +382,9 @@ def test_copies_and_pickles():
         net.load_state_dict(other.state_dict())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in [*CLASSIFIERS, *VALUES] if kind != "own"])
+@pytest.mark.parametrize(
+    "kind", quick([kind for kind in (*CLASSIFIERS, *VALUES) if kind != "own"], {"tree", "boosting"})
+)
 def test_files(kind, tmp_path):
     pytest.importorskip("skops")
     of_classes = kind in CLASSIFIERS
