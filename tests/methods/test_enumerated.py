@@ -182,7 +182,7 @@ def adds_up(maps, tolerance=1e-9):
 
 def quick(kinds, chosen):
     """Kinds of estimators as parameters, of which all but a few are slow."""
-    return [kind if kind in chosen else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+    return [kind if kind in chosen else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(kinds)]
 
 
 @pytest.mark.parametrize("layer", ["block", pytest.param("stem", marks=pytest.mark.slow)])
@@ -382,9 +382,7 @@ def test_copies_and_pickles():
         net.load_state_dict(other.state_dict())
 
 
-@pytest.mark.parametrize(
-    "kind", quick([kind for kind in (*CLASSIFIERS, *VALUES) if kind != "own"], {"tree", "boosting"})
-)
+@pytest.mark.parametrize("kind", quick({*CLASSIFIERS, *VALUES} - {"own"}, {"tree", "boosting"}))
 def test_files(kind, tmp_path):
     pytest.importorskip("skops")
     of_classes = kind in CLASSIFIERS
