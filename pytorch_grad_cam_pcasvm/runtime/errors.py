@@ -53,8 +53,9 @@ class NoClosedFormError(_RefusedError):
             the first one without a rule; None for other refusals.
 
     Example:
+        >>> tree = PCASVMNet(backbone, DecisionTreeClassifier().fit(features, labels)).eval()
         >>> try:
-        ...     net = PCASVMNet(backbone, DecisionTreeClassifier().fit(features, labels))
+        ...     maps = ClosedFormGradCAM(tree, ["layer2"]).explain(images)
         ... except NoClosedFormError as error:
         ...     print(error.reason)
         DecisionTreeClassifier has no closed-form Jacobian, since its output is piecewise constant, its gradient 0
