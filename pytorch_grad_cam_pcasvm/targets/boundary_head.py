@@ -26,7 +26,8 @@ _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
 _BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
 _MOST = 1e3  # standard deviations of the features
-_EXACT = 1e-12  # of the value at the start, or of a standard deviation
+_EXACT = 1e-12  # of the value at the start
+_REACHED = 1e-9  # of a component and its standard deviation
 _STEPS = 20  # to features with components
 _MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
 _HALVINGS = 40  # of a step that does not help
@@ -207,7 +208,7 @@ class Boundary:
         for _ in range(_STEPS):
             trace = near.head(point.unsqueeze(0))
             missing = goal - trace.values[position][0]
-            if not position or bool((missing.abs() <= _EXACT * deviations).all()):
+            if not position or bool((missing.abs() <= _REACHED * (deviations + goal.abs())).all()):
                 return point + missing if not position else point
             jacobian, _ = near.head.pullback(trace, {position: None})
             point = point + torch.linalg.lstsq(jacobian[0], missing.unsqueeze(1), driver="gelsd").solution[:, 0]

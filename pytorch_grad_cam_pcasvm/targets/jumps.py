@@ -60,6 +60,7 @@ class Jumps:
 
     def __init__(self, head: Head, target: Any, position: int, deviations: Tensor) -> None:
         self._head, self._target, self._position, self._deviations = head, target, position, deviations
+        self._units = torch.where(deviations > 0, deviations, 1.0)  # a component may never vary
 
     def nearest(self, start: Tensor) -> Tensor | None:
         """Return the point for a start, both (B,); None if no sample of the training set is on the other side.
@@ -79,7 +80,7 @@ class Jumps:
 
     def _best(self, start: Tensor, ways: Tensor, before: float) -> Tensor:
         low, high = self._crossed(start, ways, before)
-        lengths = (ways / self._deviations).norm(dim=1) * high
+        lengths = (ways / self._units).norm(dim=1) * high
         near = lengths <= _NEAR * lengths.min()
         sides = torch.stack([low, high])  # of each crossing
         values = torch.stack([self._values(start + side.unsqueeze(1) * ways) for side in sides])
@@ -88,7 +89,7 @@ class Jumps:
         place, way = float(sides[side, line]), ways[line]
         if float((values[0, line] - values[1, line]).abs()) > _SMOOTH * abs(before):
             # Away from the jump, half-way to the next.
-            step = _INSIDE / float((way / self._deviations).norm()) * (1.0 if side else -1.0)
+            step = _INSIDE / float((way / self._units).norm()) * (1.0 if side else -1.0)
             steps = step * 2.0 ** -torch.arange(20.0, dtype=way.dtype)
             ahead = self._values(start + (place + steps.unsqueeze(1)) * way)
             same = (ahead - values[side, line]).abs() <= _SMOOTH * abs(before)
