@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     cases = defaultdict(list)
     for item in items:
-        left_out = item.get_closest_marker("slow") or item.get_closest_marker("optional")
-        if hasattr(item, "callspec") and len(item.callspec._idlist) > 1 and not left_out:
+        several = hasattr(item, "callspec") and len(item.callspec._idlist) > 1
+        if several and not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
         if item.path.parent.name == "documents" or item.get_closest_marker("document"):
             for name in _DOUBTS:

@@ -86,8 +86,13 @@ BACKBONES = {
 }
 
 
+QUICK = {"timm dinov3", "timm swin", "open_clip", "hf dinov2 with registers", "hf clip"}  # of each sort one
+
+
 @pytest.mark.optional
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BACKBONES]
+)
 def test_a_backbone_is_explained_without_a_wrapper(name):
     torch.manual_seed(0)
     net, layer, reshape, target = BACKBONES[name]()

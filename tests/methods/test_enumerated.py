@@ -50,6 +50,7 @@ from pytorch_grad_cam_pcasvm import (
     atlas,
     recombined,
 )
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoClosedFormError
 
 BINARY, SEVERAL = ("ill", "well"), ("ash", "elm", "fir")
@@ -368,6 +369,8 @@ def test_an_atlas_explains_from_its_components(tmp_path):
     for name in ("values", "baseline_values", "maps"):
         one, other = getattr(direct, name), getattr(kept, name)
         assert torch.allclose(one, other.to(one), rtol=0, atol=1e-3 * float(one.abs().max())), name  # kept in float16
+    reason = machine_data(Head(list(net.head.stages)[2:]), SCORES)["reason"]
+    assert "RandomForestClassifier, after the components, is not affine" in reason
 
 
 def test_copies_and_pickles():

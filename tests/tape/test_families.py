@@ -54,6 +54,16 @@ TIMM = {
 }
 
 
+# One of each sort; the others are slow only as they are many.
+QUICK = {
+    "vit_small_patch16_dinov3",
+    "swin_tiny_patch4_window7_224",
+    "xcit_nano_12_p16_224",
+    "mobilevit_xxs",
+    "ghostnet_050",
+}
+
+
 def enlivened(net, x):
     """Return the network without what hides a part of it: weights of 0, layer scales of 1e-6, other statistics."""
     generator = torch.Generator().manual_seed(1)
@@ -135,7 +145,9 @@ def test_a_vision_transformer_of_torchvision():
 
 
 @pytest.mark.optional
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TIMM]
+)
 def test_a_network_of_timm(name):
     timm = pytest.importorskip("timm")
     options = dict(TIMM[name])

@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
+from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
@@ -141,8 +142,9 @@ def _machines(
 
 def _through(stage: Stage, affine: _Affine) -> _Affine:
     if not stage.linear:
+        name = stage.predictor.name if isinstance(stage, Enumerated) else type(stage).__name__
         raise NotInPageError(
-            f"This page cannot compute this head's decision: {type(stage).__name__}, after the components, is "
+            f"This page cannot compute this head's decision: {name}, after the components, is "
             "not affine. Its predictions were made in Python; explain them with store.explain."
         )
     return affine.then(stage)
