@@ -44,8 +44,8 @@ onnx = pytest.importorskip("onnx")
 # One of each kind; tests/matrix.py runs all, in other processes.
 CASES = [
     ("pooled", "RBF", "ContributionCAM", "classes"),
-    ("several layers", "RBF", "ContributionCAM", "components"),
     ("tokens", "RBF", "ContributionCAM", "default"),
+    ("several layers", "RBF", "ContributionCAM", "components"),
     ("pooled", "two classes", "ContributionCAM", "log-ratios"),
     ("dense", "one class", "ContributionCAM", "default"),
     ("dense", "Nystroem", "ClosedFormGradCAM", "default"),
@@ -54,7 +54,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=", ".join)
+SLOW_CASES = [pytest.param(case, marks=pytest.mark.slow) for case in CASES[2:]]
+
+
+@pytest.mark.parametrize("case", CASES[:2] + SLOW_CASES, ids=", ".join)
 def test_onnxruntime_gives_what_explain_gives_for_any_number_of_images(case, tmp_path):
     cam, x, targets = made(*case)
     told = export.onnx(cam, x, tmp_path / "explainer.onnx", targets)
