@@ -7,8 +7,8 @@ secant: ``sum_b J_b (p_b - p0_b) = v(p) - v(p0)``.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from pytorch_grad_cam_pcasvm.head.predictor import Predictor
 from pytorch_grad_cam_pcasvm.head.stage import Scaled
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.rollback import with_value
 
 Rows = Callable[[np.ndarray], np.ndarray]  # of rows (R, B) to values (R, P)
 MOST = 12  # inputs of which all coalitions are evaluated
@@ -51,16 +52,9 @@ _USUAL = Sampling()
 _sampling: ContextVar[Sampling] = ContextVar("sampling", default=_USUAL)
 
 
-@contextmanager
-def sampled(own: Sampling) -> Iterator[None]:
+def sampled(own: Sampling) -> AbstractContextManager[None]:
     """Take these permutations where there are too many coalitions."""
-    before = _sampling.get()
-    _sampling.set(own)
-    try:
-        yield
-    finally:
-        if _sampling.get() is own:  # after an interrupt this may come late, in another call
-            _sampling.set(before)
+    return with_value(_sampling, own)
 
 
 class Enumerated(Decision):

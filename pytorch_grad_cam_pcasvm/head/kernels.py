@@ -17,8 +17,8 @@ The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.runtime.rollback import with_value
 
 At = tuple[Tensor, Tensor]  # x, shape (N, B), and the kernel's argument there, (N, I)
 
@@ -37,16 +39,9 @@ Accuracy = tuple[float, Callable[[], Tensor | None]]
 accuracy: ContextVar[Accuracy] = ContextVar("accuracy", default=(torch.finfo(torch.float32).eps, lambda: None))
 
 
-@contextmanager
-def known_to(eps: float, errors: Callable[[], Tensor | None]) -> Iterator[None]:
+def known_to(eps: float, errors: Callable[[], Tensor | None]) -> AbstractContextManager[None]:
     """Take numbers as known up to rounding errors of a relative size eps, and an SVM's input up to those errors."""
-    before, own = accuracy.get(), (eps, errors)
-    accuracy.set(own)
-    try:
-        yield
-    finally:
-        if accuracy.get() is own:  # after an interrupt this may come late, in another call
-            accuracy.set(before)
+    return with_value(accuracy, (eps, errors))
 
 
 def rounding_errors(x: Tensor) -> Tensor:

@@ -197,10 +197,11 @@ def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
     _refuse_pickles(Path(path))
     metadata, tensors = read(path, "net.head.save(path)", [FORMAT, _PREPARED])
     try:
-        parts = [_decode(part, tensors) for part in json.loads(metadata["head"])]
-        for part in parts:
-            if isinstance(part, Enumerated):  # damage, or another version of its estimators
-                _refuse_other_values(part, json.loads(metadata["head"])[-1]["fingerprint"])
+        entries, enumerated = json.loads(metadata["head"]), None
+        match entries:
+            case [*_, {"part": "Enumerated"}]:
+                enumerated = entries.pop()
+        parts = [_decode(part, tensors) for part in entries]
         if not all(isinstance(part, Stage) for part in parts):
             raise ValueError("its parts are not stages")
         listed = _from_tensor(tensors.get(_EXAMPLES), [])
@@ -215,6 +216,8 @@ def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
         raise ValueError(
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
         ) from error
+    if enumerated is not None:
+        parts.append(_enumerated(tensors[_ESTIMATORS], **enumerated))
     return parts, training
 
 
@@ -242,15 +245,20 @@ def _from_skops(data: bytes) -> Any:
     return io.loads(data, trusted=sorted(_TRUSTED))
 
 
-def _refuse_other_values(part: Enumerated, fingerprint: str) -> None:
-    if part.fingerprint() != fingerprint:
+def _enumerated(
+    data: Tensor, part: str, fingerprint: str, n_inputs: int, reason: str, ways_out: Sequence[str]
+) -> Enumerated:
+    """Return the decision of the estimators in a file, if it has the values that it had when it was written."""
+    decision = Enumerated.of(_from_skops(data.numpy().tobytes()), n_inputs, reason, ways_out)
+    if decision.fingerprint() != fingerprint:
         refuse(
             ValueError,
-            f"the {part.predictor.name} in it has other values than when it was written, by another version of its "
+            f"the {decision.predictor.name} in it has other values than when it was written, by another version of its "
             "library",
             "install that version",
             "fit the head again",
         )
+    return decision
 
 
 def _refuse_pickles(path: Path) -> None:
@@ -329,8 +337,6 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[name]
         case {"labels": labels, "dtype": dtype}:
             return np.array(labels, dtype=dtype)
-        case {"part": "Enumerated", "n_inputs": width, "reason": reason, "ways_out": ways_out}:
-            return Enumerated.of(_from_skops(tensors[_ESTIMATORS].numpy().tobytes()), width, reason, ways_out)
         case {"part": name, "arguments": arguments}:
             if name not in _PARTS:
                 raise ValueError(f"it has an unknown part, {name!r}")

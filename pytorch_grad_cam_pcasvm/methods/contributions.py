@@ -185,10 +185,8 @@ class LIFTCAM(BaselineCAM):
         weights = run.products(seeds, layer, run.shaped(start.difference, layer), "positions", start.path)
         whole = len(run.layers) == 1 and run.layouts[layer].is_that_of_maps  # or tokens may be left out
         if whole and may_look(weights):
-            left = (
-                weights.new_zeros(*weights.shape[:2], 1) if seeds.remainder is None else seeds.remainder.unsqueeze(-1)
-            )
-            _check_sums(run, layer, torch.cat([weights, left.to(weights)], -1), seeds)
+            left = [] if seeds.remainder is None else [seeds.remainder.unsqueeze(-1).to(weights)]
+            _check_sums(run, layer, torch.cat([weights, *left], -1), seeds)
         return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
-from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
 from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
 
@@ -92,7 +92,7 @@ class Starts:
         run.activations(layer)  # refuses those that no map can be made of
         everyone = list(range(len(targets)))
         boundary = self._boundary_of(run, layer) if self.neutral else None
-        if self.neutral and self._is_unknown(run, boundary, warnings):
+        if self.neutral and self._is_unknown(run, targets, boundary, warnings):
             mean = self._mean(run, layer)
             start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
             yield everyone, run.started({layer: start})[layer]
@@ -119,9 +119,11 @@ class Starts:
         return self._boundary
 
     @staticmethod
-    def _is_unknown(run: Explanation, boundary: Boundary | None, warnings: WarnOnce) -> bool:
+    def _is_unknown(run: Explanation, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce) -> bool:
         """Return whether nothing tells where a head without a gradient is undecided, and say so."""
         head = run.head
+        if all(isinstance(target, PCATarget) for target in targets):
+            return False
         if head is None or head.enumerated is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
             return False  # a regressor starts at the mean
         known = deviations_of(head) is not None and (boundary is not None or head.component_position is not None)
