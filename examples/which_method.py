@@ -1,18 +1,20 @@
-"""Which method for which head? Every method on the paper's six data sets, for linear and RBF SVMs.
+"""Which method for which head? Every method on the paper's six data sets, for SVMs, a forest and boosting.
 
     python examples/which_method.py --root data --weights mobilenet_v2.pth
 
 For every data set in --sets there are two networks: dense layers of 40 and 30 units, trained on the frozen convolutions
-of an ImageNet classifier, as in the paper; and the means of the convolutions over positions. On each, PCA(3) and SVMs
-are fitted. ``pytorch_grad_cam_pcasvm.evaluation`` then measures faithfulness (deletion and insertion) and sensitivity
-(the head, and layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled
-features. It also counts the maps that contradict the value they explain. In "dog-vs-cat:10", the training set has ten
-images of the first class for each image of another class. There, only Grad-CAM and the baselines of contributions are
-compared; --baselines does so for every set, in a third of the time.
+of an ImageNet classifier, as in the paper; and the means of the convolutions over positions. On each, PCA(3) and the
+--heads are fitted. Of forest and boosting only methods that need no gradient are measured, and of these the quick ones.
+``pytorch_grad_cam_pcasvm.evaluation`` measures faithfulness (deletion and insertion) and sensitivity (the head, and
+layers, randomised) behind dense layers, and localisation (two photos side by side) behind pooled features. It also
+counts the maps that contradict the value they explain. In "dog-vs-cat:10", the training set has ten images of the first
+class for each image of another class. There, only Grad-CAM and the baselines of contributions are compared; --baselines
+does so for every set, in a third of the time.
 
 It prints Markdown, and writes which_method.md, .json and .png to --out, and contributions.png: photos with Grad-CAM and
-contributions. Costly results are kept in --cache, so that a run resumes where it stopped. On two cores, start two runs,
-each with half of --sets, and then a third that combines them.
+contributions. Heads that are not asked for keep the numbers that which_method.json has of the same settings. Costly
+results are kept in --cache, so that a run resumes where it stopped. On two cores, start two runs, each with half of
+--sets, and then a third that combines them.
 """
 
 import argparse
@@ -31,12 +33,13 @@ from typing import Any
 import numpy as np
 import torch
 from experiment import datasets, training
-from experiment.comparison import BASELINES, BLIND, METHODS, RANDOM, LogRatioContributions, plot, tables
+from experiment.comparison import BASELINES, BLIND, METHODS, OF_VALUES, RANDOM, LogRatioContributions, plot, tables
 from experiment.frozen import FrozenFeatures, images, shown
 from experiment.network import FEATURE_LAYER, PaperCNN, convolutions, fused
 from experiment.problems import RunError
 from sklearn.base import clone
 from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -61,10 +64,12 @@ SETS = ("mnist", "fashion-mnist", "bloodmnist", "cifar10", "chest-xray", "dog-vs
 FRACTIONS = (0.25, 0.5, 0.75)
 COMPONENTS = 3
 RIVALS = (RANDOM, BLIND)  # the others cost as much again for every method
-SVMS: dict[str, Callable[[], SVC]] = {
+HEADS: dict[str, Callable[[], Any]] = {
     "linear": lambda: SVC(kernel="linear"),
     'RBF, gamma="scale"': lambda: SVC(gamma="scale"),
     "RBF, gamma=1": lambda: SVC(gamma=1.0),
+    "forest": lambda: RandomForestClassifier(random_state=0),
+    "boosting": lambda: HistGradientBoostingClassifier(random_state=0),
 }
 
 
@@ -73,6 +78,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--sets", nargs="+", default=list(SETS), help=f"as examples/paper.py names them (default: {' '.join(SETS)})")
+    add("--heads", nargs="+", default=list(HEADS), choices=list(HEADS), help="heads to measure (default: all)")
     add("--root", type=Path, default=Path("data"), help="has a folder for each set, or torchvision's (default: data)")
     add("--download", action="store_true", help="fetch MNIST, Fashion-MNIST, CIFAR-10 to --root")
     add("--out", type=Path, default=Path("results/which_method"), help="where results go (results/which_method)")
@@ -169,7 +175,10 @@ class Problem:
         return torch.from_numpy(found).float().to(self.options.device)
 
     def methods(self, kind: str, title: str, names: Container[str] = METHODS) -> dict[str, Any]:
-        """Return the methods by name, with the means of this training set; log-ratios are for kernels."""
+        """Return the methods by name, with the means of this training set; log-ratios are for kernels.
+
+        Of a head without a gradient, these are the methods that need none.
+        """
         labels = self.labels["training"]
         balanced = torch.stack([self.mean(np.flatnonzero(labels == c)) for c in np.unique(labels)]).mean(0)
         if kind == "pooled":  # images side by side are wider
@@ -177,6 +186,8 @@ class Problem:
         found = {}
         for name, (method, settings) in METHODS.items():
             if name not in names or (method is LogRatioContributions and "RBF" not in title):
+                continue
+            if title in ("forest", "boosting") and name not in OF_VALUES:
                 continue
             if method is ClosedFormScoreCAM:
                 settings = settings | {"channels": self.options.score_channels}
@@ -260,8 +271,8 @@ def measured(problem: Problem) -> dict[str, Any]:
     for kind in ("dense", "pooled"):
         q = {part: problem.rows(kind, part) for part in problem.labels}
         first = [StandardScaler()] if kind == "pooled" else []
-        for title, svm in SVMS.items():
-            head = make_pipeline(*first, PCA(COMPONENTS, svd_solver="covariance_eigh"), svm())
+        for title in problem.options.heads:
+            head = make_pipeline(*first, PCA(COMPONENTS, svd_solver="covariance_eigh"), HEADS[title]())
             head.fit(q["training"], problem.labels["training"])
             contradictory = problem.contradictory(kind, title, head)
             heads.setdefault(kind, {})[title] = {
@@ -300,6 +311,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     weights = hashlib.sha256(b"".join(value.cpu().numpy().tobytes() for value in conv.state_dict().values()))
     names = ("sets", "backbone", "size", "images", "limit", "epochs", "score_channels", "seed")
     results: dict[str, Any] = {"settings": {name: getattr(options, name) for name in names}, "sets": {}}
+    earlier = _earlier(options.out / "which_method.json", results["settings"])
     for name in options.sets:
         start = time.perf_counter()
         problem = Problem(name, options, conv, weights.hexdigest())
@@ -307,7 +319,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
               f"best epoch {problem.course.best_epoch} of {len(problem.course.accuracies)}", flush=True)  # fmt: skip
         # Four digits are enough, and a quarter of the bytes.
         text = json.dumps(measured(problem), allow_nan=False)
-        results["sets"][name] = json.loads(text, parse_float=lambda number: round(float(number), 4))
+        of_set = json.loads(text, parse_float=lambda number: round(float(number), 4))
+        for kind, heads in of_set["heads"].items():
+            every = earlier.get(name, {}).get("heads", {}).get(kind, {}) | heads
+            of_set["heads"][kind] = {title: every[title] for title in HEADS if title in every}
+        results["sets"][name] = of_set
         (options.out / "which_method.json").write_text(json.dumps(results, separators=(",", ":")))
         markdown = "\n\n".join(f"### {title}\n\n{text}" for title, text in tables(results).items())
         (options.out / "which_method.md").write_text(markdown + "\n")
@@ -317,6 +333,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(markdown)
     return results
+
+
+def _earlier(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the sets of an earlier run with the same settings."""
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text())
+    same = all(found["settings"][name] == value for name, value in settings.items() if name != "sets")
+    return found["sets"] if same else {}
 
 
 def main(argv: list[str] | None = None) -> int:

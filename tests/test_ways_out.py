@@ -363,11 +363,11 @@ def maps_of_labelling() -> SignedMaps:
     return maps_of([PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM)
 
 
-def loaded_again(estimator: Any) -> Head:
+def loaded_again(estimator: Any, **options: Any) -> Head:
     """Return the head of a file."""
     path = folder() / "estimators.safetensors"
     Head.of([PCA(2).fit(FEATURES), estimator]).save(path)
-    return Head.load(path)
+    return Head.load(path, **options)
 
 
 # --- crops and signals ------------------------------------------------------------------------------------------------
@@ -2755,8 +2755,8 @@ OTHERS = [
         lambda: loaded_again(Labelling(np.arange(3))),
         "Labelling, which are not read from files",
         {
-            "pass the fitted estimators themselves": lambda: maps_of(
-                [PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM
+            "if you trust them and the file, load it with trusted": lambda: maps_of(
+                loaded_again(Labelling(np.arange(3)), trusted=[f"{__name__}.Labelling"]), method=ContributionCAM
             )
         },
     ),

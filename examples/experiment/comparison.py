@@ -58,6 +58,7 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Contributions, log-ratio": (LogRatioContributions, {"baseline": "mean"}),  # sums over pairs may have no boundary
 }
 BASELINES = ["Grad-CAM (the paper's)", *(name for name in METHODS if name.startswith("Contributions"))]
+OF_VALUES = ["Ablation-CAM", "Relevance-CAM", "LIFT-CAM", *BASELINES[1:]]  # without gradient, and in seconds
 KINDS = ("deletion", "insertion")
 RANDOM, BLIND = "random maps", "the blind map"
 SHARE = "share of positive evidence"

@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
 from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
+from pytorch_grad_cam_pcasvm.head.storage import own_types
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
@@ -167,7 +168,7 @@ def build(
         if missing:
             _make(job, missing, engine, processes, workers, progress)
         _finish(job, entries)
-        return load(folder)
+        return load(folder, trusted=own_types(net.head.stages))
 
 
 def _check(

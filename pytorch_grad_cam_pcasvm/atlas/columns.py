@@ -1,6 +1,7 @@
 """The columns of a finished atlas: what is stored of each image, besides its maps."""
 
 import io
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ class Columns:
 
     Args:
         folder: the atlas's folder.
+        trusted: types of estimators that its head may have, as in ``Head.load``.
 
     Raises:
         ValueError: the atlas is not finished, or its head is missing or another one.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, trusted: Sequence[str] = ()) -> None:
         self.folder = Path(folder)
         self.manifest: dict[str, Any] = manifest.read(self.folder)
         if not self.manifest["complete"]:
@@ -39,7 +41,7 @@ class Columns:
             )
         if not (self.folder / HEAD).exists():
             raise ValueError(f"{self.folder / HEAD} is missing: run the same build again to write it")
-        self.head = Head.load(self.folder / HEAD)
+        self.head = Head.load(self.folder / HEAD, trusted)
         if self.head.digest() != self.manifest["head"]:
             raise ValueError(
                 f"{self.folder / HEAD} is not the head of this atlas: delete it, and run the same build again"

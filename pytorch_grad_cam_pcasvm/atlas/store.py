@@ -44,8 +44,12 @@ class Neighbours(NamedTuple):
     distances: np.ndarray
 
 
-def load(folder: str | Path) -> "Atlas":
+def load(folder: str | Path, trusted: Sequence[str] = ()) -> "Atlas":
     """Open an atlas that :func:`build` has finished.
+
+    Args:
+        folder: that of the atlas.
+        trusted: types of estimators that its head may have, as in ``Head.load``.
 
     Returns:
         The atlas; its maps stay in the files until they are needed.
@@ -58,7 +62,7 @@ def load(folder: str | Path) -> "Atlas":
         >>> atlas.load("atlas").components.shape
         (12, 3)
     """
-    return Atlas(folder)
+    return Atlas(folder, trusted)
 
 
 class Atlas(Columns):

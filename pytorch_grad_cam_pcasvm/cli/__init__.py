@@ -19,6 +19,7 @@ _TYPED = {
     "reshape_transform": "add --tokens, for a transformer",
     "runtime": "run 'npm install onnxruntime-web', and add --runtime node_modules/onnxruntime-web",
     "skip_bad_images": "add --skip-bad-images",
+    "trusted": "if you trust them and the file, add --trust for each",
     "verify": "compare every image before that, with --verify",
 }
 

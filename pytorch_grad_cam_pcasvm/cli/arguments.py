@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli import commands, exporting
+from pytorch_grad_cam_pcasvm.cli import commands, drawing, exporting
 from pytorch_grad_cam_pcasvm.cli.fitting import fit
 from pytorch_grad_cam_pcasvm.cli.networks import RUN
 
@@ -49,12 +49,15 @@ def _command(places: Any, name: str, run: Callable[[Any], None], text: str, exam
 
 
 def _add_fit(places: Any) -> None:
-    text = "fit a scaler, a PCA and an SVM on the features of images, in one folder per class"
+    text = "fit a scaler, a PCA and a classifier on the features of images, in one folder per class"
     command = _command(places, "fit", fit, text, _AT.format("train") + " --out head.safetensors")
     of_network(command, fits=True)
     _of_reading(command)
-    command.add_argument("--components", type=int, default=16, help="number of principal components (default: 16)")
-    command.add_argument("--kernel", default="rbf", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
+    command.add_argument("--classifier", default="svm", metavar="NAME",
+                         help="svm (default), forest, boosting, or module:Class of scikit-learn's kind")  # fmt: skip
+    command.add_argument("--components", type=int,
+                         help="number of principal components (default: 16 for an SVM, 8 for others)")  # fmt: skip
+    command.add_argument("--kernel", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
     command.add_argument("--C", type=float, help="SVM: cost of a mistake (default: 1)")
     command.add_argument("--gamma", type=_gamma, help="SVM: width of the kernel (default: scale)")
     command.add_argument(
@@ -94,7 +97,8 @@ def _add_evaluate(places: Any) -> None:
     of_maps(command)
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the page and its JSON")
     command.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
-                          help="method; may be repeated (default: ClosedFormGradCAM and ContributionCAM)")  # fmt: skip
+                          help="method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "
+                          "gradient ContributionCAM and LIFTCAM)")  # fmt: skip
     command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     command.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
@@ -106,6 +110,7 @@ def _add_explore(places: Any) -> None:
     )
     command.add_argument("atlas", type=Path, help="folder of the atlas")
     command.add_argument("--out", type=Path, default=Path("explorer"), help="folder or file (default: explorer)")
+    _of_trust(command)
     command.add_argument(
         "--head", action="append", default=[], metavar="NAME=FILE", help="another head for the page; may be repeated"
     )
@@ -120,7 +125,7 @@ def _add_export(places: Any) -> None:
     of_maps(command)
     of_method(command)
     command.set_defaults(batch_size=16)
-    command.add_argument("--components", type=int, help="number of components to map, from the first on (default: all)")
+    _of_components(command)
     command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
     command.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
     command.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
@@ -128,12 +133,17 @@ def _add_export(places: Any) -> None:
 
 
 def _add_explain(places: Any) -> None:
-    text = "draw maps with a file from 'export', without PyTorch"
-    example = "--model explainer.onnx --images photos/test --out maps"
-    command = _command(places, "explain", exporting.explain, text, example)
-    command.add_argument("--model", required=True, type=Path, metavar="FILE", help="file from 'export' (.onnx)")
-    command.add_argument("--images", required=True, type=Path, metavar="FOLDER", help="images, in any subfolders")
+    text = "draw maps with a head from 'fit', or with a file from 'export' and without PyTorch"
+    example = _AT.format("test") + " --head head.safetensors --out maps"
+    example += f"\n  {RUN} explain --images photos/test --model explainer.onnx --out maps"
+    command = _command(places, "explain", drawing.explain, text, example)
+    command.add_argument("--model", type=Path, metavar="FILE", help="file from 'export' (.onnx), in place of a head")
+    of_network(command, needs_backbone=False)
+    of_maps(command, needs_head=False)
+    of_method(command)
+    _of_components(command)
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
+    command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     _of_bad_images(command)
 
 
@@ -144,9 +154,11 @@ def _gamma(text: str) -> Any:
         raise argparse.ArgumentTypeError(f"scale, auto or a number is expected, got {text!r}") from None
 
 
-def of_maps(parser: argparse.ArgumentParser) -> None:
+def of_maps(parser: argparse.ArgumentParser, needs_head: bool = True) -> None:
     """Add the arguments that say which maps: of which head, from which start."""
-    parser.add_argument("--head", required=True, type=Path, metavar="FILE", help="head from 'fit', Head.save or skops")
+    help_text = "head from 'fit', Head.save or skops"
+    parser.add_argument("--head", required=needs_head, type=Path, metavar="FILE", help=help_text)
+    _of_trust(parser)
     parser.add_argument("--tokens", action="store_true", help="for transformers: find the grid of the patches")
     begin = "where a target is undecided (neutral, the default), the mean of the training images, or zeros"
     parser.add_argument("--baseline", default="neutral", choices=["neutral", "mean", "zero"], help=f"start: {begin}")
@@ -160,15 +172,17 @@ def of_method(parser: argparse.ArgumentParser) -> None:
                         help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
 
 
-def of_network(parser: argparse.ArgumentParser, needs_images: bool = True, fits: bool = False) -> None:
+def of_network(
+    parser: argparse.ArgumentParser, needs_images: bool = True, fits: bool = False, needs_backbone: bool = True
+) -> None:
     """Add the arguments that define a network, and how pictures are prepared for it."""
     help_text = "folder of images, or with one subfolder per class" + " (default: noise)" * (not needs_images)
     parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=help_text)
-    parser.add_argument("--backbone", required=True, metavar="NAME",
+    parser.add_argument("--backbone", required=needs_backbone, metavar="NAME",
                         help="a torchvision model, timm:NAME, or module:function that returns your own")  # fmt: skip
     parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's weights, downloaded)")
     layer = "layer that the features come from" if fits else "layer of the maps; auto: compare several on the images"
-    parser.add_argument("--layer", required=True, metavar="NAME", help=layer)
+    parser.add_argument("--layer", required=needs_backbone, metavar="NAME", help=layer)
     features = "the same as --layer" if fits else "layer that the features come from (default: --layer)"
     parser.add_argument("--features", metavar="NAME", help=features)
     parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
@@ -180,6 +194,17 @@ def of_network(parser: argparse.ArgumentParser, needs_images: bool = True, fits:
     parser.add_argument("--no-cache", action="store_true", help="do not keep features, or use those that were kept")
     parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
     parser.set_defaults(skip_bad_images=False, workers=0)
+
+
+def _of_components(parser: argparse.ArgumentParser) -> None:
+    help_text = "number of components to map, from the first on (default: all)"
+    parser.add_argument("--components", type=int, metavar="NUMBER", help=help_text)
+
+
+def _of_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", action="append", default=[], metavar="TYPE",
+                        help="type of estimator that the head's file may have, besides those of scikit-learn, XGBoost "
+                        "and LightGBM; may be repeated")  # fmt: skip
 
 
 def _of_reading(parser: argparse.ArgumentParser) -> None:

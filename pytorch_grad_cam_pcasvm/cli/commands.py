@@ -53,7 +53,8 @@ def evaluate(options: Any) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     classes_in(options.images, ("test", "testing"))
     net, preparation = network(options)
-    names = options.method or ["ClosedFormGradCAM", "ContributionCAM"]
+    usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
+    names = options.method or usual
     methods = {name: getattr(package, name) for name in names}
     layer = layer_of(options, net, preparation)
     method_options = options_of(options, [*methods.values()], net, layer, preparation)
@@ -96,6 +97,8 @@ def explore(options: Any) -> None:
         name, _, path = argument.partition("=")
         if not path:
             raise ValueError(f"--head takes NAME=FILE, got {argument!r}")
-        heads[name] = head_of(Path(path))
-    page = atlas.load(options.atlas).to_html(options.out, heads=heads or None, single_file=options.single_file)
+        heads[name] = head_of(Path(path), options.trust)
+    page = atlas.load(options.atlas, options.trust).to_html(
+        options.out, heads=heads or None, single_file=options.single_file
+    )
     print(f"open {page.resolve().as_uri()}")

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
-from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, pool, source
+from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, made_by, pool, source
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation, preparation_of, tell_crop, with_whites
 from pytorch_grad_cam_pcasvm.cli.training import training_set
 
+_CLASSIFIERS = "a classifier is svm, forest, boosting, or module:Class such as sklearn.ensemble:ExtraTreesClassifier"
+_OF_SVM, _OF_OTHERS = 16, 8  # components; all coalitions of 8 are few
 _PICTURE = 64  # pixels, of the picture of a support vector
 _HARDLY = 1 / 3  # of the images of a class that is hardly found
 _UNEQUAL = 1.2  # classes differ by more than that factor
@@ -18,7 +20,7 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 
 def fit(options: Any) -> None:
-    """Fit scaler, PCA and SVM on a folder of images."""
+    """Fit scaler, PCA and classifier on a folder of images."""
     import numpy as np
 
     _check(options)
@@ -37,7 +39,7 @@ def fit(options: Any) -> None:
     tell_empty(options.images, names)
     tell_bad(training.bad)
     if len(counts) < 2:
-        raise ValueError(f"only images of {labels.tolist()[0]!r} can be read, but an SVM needs two classes")
+        raise ValueError(f"only images of {labels.tolist()[0]!r} can be read, but a classifier needs two classes")
     if options.components > min(features.shape):
         raise ValueError(
             f"{len(features)} images with {features.shape[1]} features have fewer components: add images, or lower "
@@ -46,6 +48,8 @@ def fit(options: Any) -> None:
     folds = _folds(counts, features, labels, options.components)
     pipeline = _fitted(options, features, labels, counts, folds)
     fitted = package.Head.of(pipeline)
+    if fitted.classes_ is None:
+        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
     if options.search:
         _tell_search(pipeline[-1])
     if folds is not None:
@@ -59,28 +63,27 @@ def fit(options: Any) -> None:
             "balanced accuracy, and try --class-weight balanced"
         )
     fitted.training_set.preparation, fitted.training_set.means = preparation.recorded, training.means
-    if not options.no_pictures:
-        svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
+    svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
+    if not options.no_pictures and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
     fitted.save(options.out)
     note = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
     print(f"wrote {options.out}: {options.components} components" + (f", {note}" if fitted.examples else ""))
+    if fitted.enumerated is not None:
+        print(f"{fitted.enumerated.extra_repr()}. Methods that need a gradient do not explain it; ContributionCAM does")
 
 
 def _fitted(options: Any, features: Any, labels: Any, counts: Counter[str], folds: Any) -> Any:
-    """Return the fitted pipeline: a scaler, a PCA, and an SVM or the search for one."""
+    """Return the fitted pipeline: a scaler, a PCA, and a classifier or the search for an SVM."""
     import numpy as np
     from sklearn.decomposition import PCA
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
-    from sklearn.svm import SVC
 
     reduction = StandardScaler(), PCA(options.components, random_state=0)
-    svm = SVC(
-        kernel=options.kernel, class_weight=options.class_weight, C=options.C or 1.0, gamma=options.gamma or "scale"
-    )
+    classifier = _classifier(options, len(labels))
     if options.search:
         smallest = min(counts.values())
         # Within a fold's training set.
@@ -89,9 +92,42 @@ def _fitted(options: Any, features: Any, labels: Any, counts: Counter[str], fold
             raise ValueError("--search compares by cross-validation, for which a class has too few images")
         # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
         grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
-        svm = GridSearchCV(svm, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
+        classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
     with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
-        return make_pipeline(*reduction, svm).fit(features, labels)
+        return make_pipeline(*reduction, classifier).fit(features, labels)
+
+
+def _classifier(options: Any, count: int) -> Any:
+    """Return the classifier that was asked for, not fitted, for a number of images."""
+    module, _, name = options.classifier.rpartition(":")
+    settings = {"class_weight": options.class_weight, "random_state": 0}
+    if options.classifier == "forest":
+        from sklearn.ensemble import RandomForestClassifier
+
+        return RandomForestClassifier(**settings)
+    if options.classifier == "boosting":
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        # With its own 20, a tree of few images has no branch.
+        return HistGradientBoostingClassifier(min_samples_leaf=min(20, max(2, count // 10)), **settings)
+    if options.classifier == "svm":
+        from sklearn.svm import SVC
+
+        return SVC(
+            C=options.C or 1.0, kernel=options.kernel or "rbf", gamma=options.gamma or "scale",
+            class_weight=options.class_weight,
+        )  # fmt: skip
+    classifier = made_by("--classifier", module, name, _CLASSIFIERS)
+    if not all(hasattr(classifier, method) for method in ("fit", "predict", "get_params", "set_params")):
+        raise TypeError(
+            f"--classifier {options.classifier}: {name}() must return a classifier as scikit-learn has them, with fit, "
+            f"predict, get_params and set_params, but returned a {type(classifier).__name__}"
+        )
+    if options.class_weight is not None:
+        if "class_weight" not in classifier.get_params():
+            raise ValueError(f"--class-weight {options.class_weight}, but {options.classifier} has no class_weight")
+        classifier.set_params(class_weight=options.class_weight)
+    return classifier
 
 
 def _tell_search(search: Any) -> None:
@@ -107,10 +143,23 @@ def _tell_search(search: Any) -> None:
 
 def _check(options: Any) -> None:
     """Refuse options before anything takes long."""
+    if options.components is None:
+        options.components = _OF_SVM if options.classifier == "svm" else _OF_OTHERS
     if options.components < 1:
         raise ValueError("--components must be positive")
     if options.layer == "auto":
         raise ValueError("--layer auto finds the layer of maps: name that of the features to fit on, such as layer4")
+    if options.classifier not in ("svm", "forest", "boosting") and ":" not in options.classifier:
+        raise ValueError(f"there is no classifier {options.classifier!r}: {_CLASSIFIERS}")
+    if options.classifier != "svm":
+        typed = [f"--{name}" for name in ("kernel", "C", "gamma", "search") if getattr(options, name)]
+        if typed:
+            raise ValueError(f"{' and '.join(typed)} are for SVMs: leave them out, or fit one, --classifier svm")
+        _classifier(options, 0)
+    if options.classifier in ("forest", "boosting"):
+        from pytorch_grad_cam_pcasvm.head.storage import skops_io
+
+        skops_io()
     if options.C is not None and options.C <= 0:
         raise ValueError(f"--C must be positive, got {options.C:g}")
     if options.search and (options.C, options.gamma) != (None, None):
@@ -179,10 +228,12 @@ def _tell_validation(
     counts = Counter(labels.tolist()).values()
     if options.class_weight is None and max(counts) > _UNEQUAL * min(counts):
         ways.append("--class-weight balanced")
-    if not options.search:
+    if options.classifier == "svm" and not options.search:
         ways.append("--search (or --C and --gamma)")
-    if options.kernel != "linear":
+    if options.classifier == "svm" and options.kernel != "linear":
         ways.append("--kernel linear")
+    if options.classifier == "svm":
+        ways.append("--classifier forest (or boosting)")
     print(f"hint: {why}. Try {', '.join(ways)}. Whatever leaves the features as they are takes seconds")
 
 

@@ -38,7 +38,7 @@ def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     if len(names) < 2:
         inside = class_folders(root / names[0])
         meant = f"did you mean --images {root / names[0]}?" if len(inside) > 1 else f"it needs {arranged(root)}"
-        raise ValueError(f"{root} has one class only, {names[0]}, but an SVM needs two: {meant}")
+        raise ValueError(f"{root} has one class only, {names[0]}, but a classifier needs two: {meant}")
     return names
 
 
@@ -47,6 +47,12 @@ def tell_empty(root: Path, names: Sequence[str]) -> None:
     empty = [path.name for path in root.iterdir() if path.is_dir() and path.name not in names]
     if shown := ", ".join(sorted(name for name in empty if not name.startswith((".", "_")))):
         print(f"ignored: {shown}, without images (.jpg, .png, .webp, ...)")
+
+
+def refuse_bad(options: Any, name: str, reason: str) -> None:
+    """Refuse an image that cannot be read, unless such images are to be skipped."""
+    if not options.skip_bad_images:
+        raise OSError(f"{name} cannot be read ({reason}): mend or delete it, or add --skip-bad-images")
 
 
 def tell_bad(names: Sequence[str]) -> None:

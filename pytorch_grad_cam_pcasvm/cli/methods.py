@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.networks import pool, source
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
@@ -49,6 +50,15 @@ def options_of(
     if options.baseline != "zero" and any(issubclass(method, BaselineCAM) for method in methods):
         with_means(options, net, [layer], preparation)
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
+
+
+def targets_of(options: Any) -> list[Any] | None:
+    """Return what is explained: components, as many as are wanted, and the predicted class; None: all of them."""
+    if options.components is None:
+        return None
+    if options.components < 0:
+        raise ValueError(f"--components must be at least 0, got {options.components}")
+    return [*(package.PCATarget(b) for b in range(options.components)), package.SVMTarget()]
 
 
 def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Preparation) -> None:

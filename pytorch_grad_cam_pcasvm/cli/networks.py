@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ RUN = "python -m pytorch_grad_cam_pcasvm"
 
 def network(options: Any) -> tuple[Any, Preparation]:
     """Return a backbone with its head, and the preparation of pictures that the head was fitted with."""
-    head = head_of(options.head)  # before weights are downloaded
+    head = head_of(options.head, options.trust)  # before weights are downloaded
     backbone, transform, own = backbone_of(options)
     net = package.PCASVMNet(backbone, head, source(options), pool=pool(options))
     return net, preparation_of(transform, own, options, net.head.training_set.preparation)
@@ -35,17 +35,14 @@ def pool(options: Any) -> str | None:
     return None if options.pool == "none" else options.pool
 
 
-def head_of(path: Path) -> Any:
-    """Return the head in a file."""
+def head_of(path: Path, trusted: Sequence[str] = ()) -> Any:
+    """Return the head in a file, which may have estimators of trusted types."""
+    from pytorch_grad_cam_pcasvm.head.storage import from_skops
+
+    _with_own_modules()
     if not path.is_file():
         raise FileNotFoundError(f"there is no head {path}: make one with '{RUN} fit', or net.head.save(path)")
-    if path.suffix != ".skops":
-        return package.Head.load(path)
-    try:
-        from skops import io
-    except ImportError as error:
-        raise ImportError("a head in a .skops file needs skops: pip install skops") from error
-    return io.load(path)
+    return from_skops(path.read_bytes(), trusted) if path.suffix == ".skops" else package.Head.load(path, trusted)
 
 
 def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any], bool]:
@@ -102,29 +99,8 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
     from pytorch_grad_cam_pcasvm.network.modules import network_of
 
     option = f"--backbone {module}:{name}"
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        imported = import_module(module)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(
-                f"{option}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; a backbone is a "
-                "torchvision name, timm:NAME, or module:function for a network of your own"
-            ) from error
-        raise ValueError(f"{option}: {module} cannot be imported: {type(error).__name__}: {error}") from error
-    function = getattr(imported, name, None)
-    if not callable(function):
-        near = get_close_matches(
-            name, [attribute for attribute, value in vars(imported).items() if callable(value)], n=1
-        )
-        problem = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
-        raise ValueError(f"{option}: {imported.__file__} {problem}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    try:
-        returned = function()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{option}: {name}(), which is called without arguments, failed: {reason}") from error
+    meant = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
+    returned = made_by("--backbone", module, name, meant)
     net, *transform = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
     if not isinstance(net, nn.Module) or not all(map(callable, transform)):
         type_name = type(returned).__name__ if not isinstance(returned, tuple) else f"tuple of {len(returned)}"
@@ -139,6 +115,48 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
 
     print(f"images are prepared as for ImageNet (224 pixels): to change that, let {name}() return net, transform")
     return net, ResNet18_Weights.DEFAULT.transforms(), False
+
+
+def made_by(option: str, module: str, name: str, meant: str) -> Any:
+    """Return what a function or class of the user's makes, without arguments.
+
+    Args:
+        option: in which it was named.
+        module: where it is, installed or in the current folder.
+        name: its name there.
+        meant: what the option takes.
+
+    Raises:
+        ValueError: there is none of that name, or it fails.
+    """
+    option = f"{option} {module}:{name}"
+    _with_own_modules()
+    try:
+        imported = import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{option}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; {meant}"
+            ) from error
+        raise ValueError(f"{option}: {module} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(imported, name, None)
+    if not callable(function):
+        near = get_close_matches(
+            name, [attribute for attribute, value in vars(imported).items() if callable(value)], n=1
+        )
+        problem = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
+        raise ValueError(f"{option}: {imported.__file__} {problem}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    try:
+        return function()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{option}: {name}(), which is called without arguments, failed: {reason}") from error
+
+
+def _with_own_modules() -> None:
+    """Let modules in the current folder be imported."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def _state(path: Path) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 
 _AMONG = 4  # layers that are compared, the coarsest
@@ -71,8 +72,7 @@ def training_set(
     first = None
     for row in range(len(images)):
         batch = images.read([row])
-        if not options.skip_bad_images:
-            _refuse_bad(batch, images)
+        _refuse_bad(options, batch, images)
         if batch.rows:
             first = batch.images
             break
@@ -89,7 +89,7 @@ def training_set(
     probe = _probe(backbone, source, preparation, first)
     if not options.no_cache and (cached := _kept(file, probe)) is not None:
         if cached.bad and not options.skip_bad_images:
-            _refuse_bad(images.read(sorted(set(range(len(images))) - set(cached.rows))[:1]), images)
+            _refuse_bad(options, images.read(sorted(set(range(len(images))) - set(cached.rows))[:1]), images)
         print(f"features: taken from {file} (extract them anew with --no-cache)")
         return cached
     extracted = _extracted(options, images, backbone, layer, pool, wanted, first, probe)
@@ -155,8 +155,7 @@ class _Blocks:
         from torch.utils.data import DataLoader
 
         for batch in DataLoader(self._parts, batch_size=None, num_workers=self._options.workers):  # type: ignore[arg-type]
-            if not self._options.skip_bad_images:
-                _refuse_bad(batch, self._images)
+            _refuse_bad(self._options, batch, self._images)
             self.bad += [self._images.id(row) for row in batch.bad]
             self.rows += batch.rows
             if batch.rows:
@@ -177,9 +176,9 @@ class _Parts:
         return self._images.read(range(len(self._images))[part * self._size : (part + 1) * self._size])
 
 
-def _refuse_bad(batch: Any, images: Any) -> None:
-    for row, why in batch.bad.items():
-        raise OSError(f"{images.id(row)} cannot be read ({why}): mend or delete it, or add --skip-bad-images")
+def _refuse_bad(options: Any, batch: Any, images: Any) -> None:
+    for row, reason in batch.bad.items():
+        refuse_bad(options, images.id(row), reason)
 
 
 def cache_folder() -> Path:

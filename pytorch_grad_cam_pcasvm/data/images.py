@@ -314,6 +314,13 @@ def stretched(image: Tensor) -> Tensor:
     return (image - low) / (high - low) if high > low else torch.zeros_like(image)
 
 
+def as_picture(shown: Tensor) -> Image.Image:
+    """Return a picture (C, H, W) in [0, 1] as Pillow has it."""
+    shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
+    array = (shown.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
 def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor], size: int) -> bytes:
     """Return a WebP image of the network's input; for a volume, of its middle slice."""
     shown = picture(image.detach().float().cpu())
@@ -321,9 +328,7 @@ def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor], size: int) ->
         shown = shown[:, shown.shape[1] // 2]
     if shown.dim() != 3:
         return b""
-    shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
-    array = (shown.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-    small = Image.fromarray(np.ascontiguousarray(array))
+    small = as_picture(shown)
     small.thumbnail((size, size), Image.Resampling.BILINEAR, reducing_gap=2.0)
     file = io.BytesIO()
     small.save(file, "WEBP", quality=80, method=0)

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, HEAD, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, seeded, signed, with_head
+from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget
@@ -134,7 +135,8 @@ class Cascade:
     def __init__(self, subject: Subject, count: int) -> None:
         self._given, self._seed = subject.net.feature_source()[0], subject.seed
         self._random = copy.deepcopy(subject.net)
-        copied = self._random.feature_source()[0]
+        x, *_ = subject.read(subject.rows[:1].tolist())
+        copied, source = self._random.feature_source(x)
         ran: dict[str, None] = {}  # in the order in which they ran
         hooks = [
             module.register_forward_hook(lambda *_, name=name: ran.pop(name, None) or ran.setdefault(name))
@@ -142,7 +144,7 @@ class Cascade:
             if _has_weights(module)
         ]
         with evaluating(self._random), torch.no_grad():
-            self._random(subject.read(subject.rows[:1].tolist())[0])
+            output_of(copied, source, x, ends=True)  # what runs behind the features has no part in a map
         for hook in hooks:
             hook.remove()
         self._names = [*ran][::-1][:count]

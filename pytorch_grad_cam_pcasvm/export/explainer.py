@@ -150,7 +150,75 @@ def rim_of(mean: Any, channels: int) -> Any:
     return colour[0] if channels == 1 else tuple(colour)
 
 
-class Explainer:
+class Sheets:
+    """The pictures of explanations: maps beside what they are of, with titles, values and colour bars.
+
+    Attributes:
+        about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1.
+    """
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        self.about = about
+        self._colours = np.array([[*bytes.fromhex(colour)] for colour in about["colours"]], np.float64)
+
+    def overlay(self, picture: Image.Image, values: np.ndarray) -> Image.Image:
+        """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it."""
+        grey = 255 * 0.35 + 0.65 * np.asarray(picture.convert("RGB"), np.float64).mean(-1, keepdims=True)
+        values = np.asarray(Image.fromarray(values.astype(np.float32)).resize(picture.size, Image.Resampling.BILINEAR))
+        count = len(self._colours)
+        place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
+        opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
+        return Image.fromarray((opacity * self._colours[place] + (1 - opacity) * grey).round().astype(np.uint8))
+
+    def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
+        """Return the predicted class of an image, or None if there are no classes."""
+        return self.about["classes"][int(found["label"][row])] if "label" in found and self.about["classes"] else None
+
+    def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
+        """Return the titles of the maps of an image."""
+        label = self.predicted(found, row)
+        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
+
+    def drawn(self, seen: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
+        """Return what the network saw of a picture with its maps beside it, below their titles and values."""
+        shown = seen.convert("RGB").resize((TILE, TILE), Image.Resampling.BILINEAR)
+        label = self.predicted(found, row)
+        if not np.isfinite(found["maps"][row]).all():
+            raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
+        tiles = [(shown, "" if label is None else f"predicted: {label}", "", "")]
+        for k, title in enumerate(self.titles(found, row)):
+            numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
+            if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
+                numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
+            start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
+            value = f"value {numbers['values']:.4g}"
+            if abs(start) > 1e-6 * max(abs(numbers["values"]), numbers["nu"]):
+                value += f", from {start:.4g}"
+            end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
+            drawn = self.overlay(shown, numbers["maps"] / (numbers["nu"] or 1.0))
+            tiles.append((drawn, title, value, f"raises, to {end}" if numbers["nu"] else "blank: all zero"))
+        columns = min(len(tiles), 6)
+        rows = -(-len(tiles) // columns)
+        font = _font()
+        step, height = TILE + GAP, TILE + 4 * TEXT + GAP
+        sheet = Image.new("RGB", (columns * step + GAP, rows * height + 2 * GAP), "white")
+        draw = ImageDraw.Draw(sheet)
+        scale = self.overlay(Image.new("RGB", (TILE, TEXT // 2), "white"), np.linspace(-1, 1, TILE)[None])
+        for place, (drawn, title, value, end) in enumerate(tiles):
+            x, y = GAP + place % columns * step, GAP + place // columns * height
+            for line, text in enumerate((title, value)):
+                draw.text((x, y + line * (TEXT + 3)), _short(text, font), "black", font)
+            y += 2 * TEXT + GAP
+            sheet.paste(drawn, (x, y))
+            if end:
+                sheet.paste(scale, (x, y + TILE + 4))
+                y += TILE + TEXT // 2 + 6
+                draw.text((x, y), "lowers", "#2166ac", font)
+                draw.text((x + TILE, y), end, "#b2182b", font, anchor="ra")
+        return sheet
+
+
+class Explainer(Sheets):
     """An explanation in a file from ``export.onnx``, for use on pictures.
 
     Attributes:
@@ -182,13 +250,13 @@ class Explainer:
             self._session = onnxruntime.InferenceSession(str(path), providers=list(providers))
         except Exception as error:  # onnxruntime's own have no common name
             raise ValueError(f"{path} is missing, cut short, or no ONNX model ({error})") from error
-        self.about: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map.get(KEY, "{}"))
-        if "format" not in self.about:
+        about = json.loads(self._session.get_modelmeta().custom_metadata_map.get(KEY, "{}"))
+        if "format" not in about:
             raise ValueError(f"{path} is a model, but not an explanation: write one with export.onnx")
-        if self.about["format"] > FORMAT:
+        if about["format"] > FORMAT:
             raise ValueError(f"{path} was written by a later version: copy the explainer.py that belongs to it")
         self.names = [output.name for output in self._session.get_outputs()]
-        self._colours = np.array([[*bytes.fromhex(colour)] for colour in self.about["colours"]], np.float64)
+        super().__init__(about)
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
         """Return all outputs, by name, for images (N, ...) that are preprocessed for the network."""
@@ -222,61 +290,9 @@ class Explainer:
         """Return the picture in a file, as :func:`read_picture` with what the metadata say is white."""
         return read_picture(path, *(self.about["input"].get(name) for name in ("white_level", "float_white")))
 
-    def overlay(self, picture: Image.Image, values: np.ndarray) -> Image.Image:
-        """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it."""
-        grey = 255 * 0.35 + 0.65 * np.asarray(picture.convert("RGB"), np.float64).mean(-1, keepdims=True)
-        values = np.asarray(Image.fromarray(values.astype(np.float32)).resize(picture.size, Image.Resampling.BILINEAR))
-        count = len(self._colours)
-        place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
-        opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
-        return Image.fromarray((opacity * self._colours[place] + (1 - opacity) * grey).round().astype(np.uint8))
-
-    def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
-        """Return the predicted class of an image, or None if there are no classes."""
-        return self.about["classes"][int(found["label"][row])] if "label" in found and self.about["classes"] else None
-
-    def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
-        """Return the titles of the maps of an image."""
-        label = self.predicted(found, row)
-        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
-
     def sheet(self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
         """Return a picture with its maps beside it, each below its title and value, and above a colour bar."""
-        shown = self.seen(picture).convert("RGB").resize((TILE, TILE), Image.Resampling.BILINEAR)
-        label = self.predicted(found, row)
-        if not np.isfinite(found["maps"][row]).all():
-            raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
-        tiles = [(shown, "" if label is None else f"predicted: {label}", "", "")]
-        for k, title in enumerate(self.titles(found, row)):
-            numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
-            if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
-                numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
-            start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-            value = f"value {numbers['values']:.4g}"
-            if abs(start) > 1e-6 * abs(numbers["values"]):
-                value += f", from {start:.4g}"
-            end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
-            drawn = self.overlay(shown, numbers["maps"] / (numbers["nu"] or 1.0))
-            tiles.append((drawn, title, value, f"raises, to {end}" if numbers["nu"] else "blank: all zero"))
-        columns = min(len(tiles), 6)
-        rows = -(-len(tiles) // columns)
-        font = _font()
-        step, height = TILE + GAP, TILE + 4 * TEXT + GAP
-        sheet = Image.new("RGB", (columns * step + GAP, rows * height + 2 * GAP), "white")
-        draw = ImageDraw.Draw(sheet)
-        scale = self.overlay(Image.new("RGB", (TILE, TEXT // 2), "white"), np.linspace(-1, 1, TILE)[None])
-        for place, (drawn, title, value, end) in enumerate(tiles):
-            x, y = GAP + place % columns * step, GAP + place // columns * height
-            for line, text in enumerate((title, value)):
-                draw.text((x, y + line * (TEXT + 3)), _short(text, font), "black", font)
-            y += 2 * TEXT + GAP
-            sheet.paste(drawn, (x, y))
-            if end:
-                sheet.paste(scale, (x, y + TILE + 4))
-                y += TILE + TEXT // 2 + 6
-                draw.text((x, y), "lowers", "#2166ac", font)
-                draw.text((x + TILE, y), end, "#b2182b", font, anchor="ra")
-        return sheet
+        return self.drawn(self.seen(picture), found, row)
 
 
 def _font() -> Any:

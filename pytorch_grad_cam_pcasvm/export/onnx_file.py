@@ -15,23 +15,14 @@ from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
+from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
-from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
-from pytorch_grad_cam_pcasvm.targets import (
-    HotellingTarget,
-    LogRatioTarget,
-    PCATarget,
-    ProbabilityTarget,
-    ResidualTarget,
-    ScoreTarget,
-    SVMTarget,
-    Target,
-)
+from pytorch_grad_cam_pcasvm.targets import Target
 
 _MOST_BYTES = 2_000_000_000  # protobuf's limit
 
@@ -181,7 +172,6 @@ def _runtime() -> Any:
 def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: dict[str, Any]) -> dict[str, Any]:
     net = cam.model
     head = net.head if isinstance(net, PCASVMNet) else None
-    classes = None if head is None or head.classes_ is None else head.classes_.tolist()
     backbone, source = net.feature_source(images) if isinstance(net, PCASVMNet) else (net, None)
     digest = {"network": digest_of_module(backbone)} | ({} if head is None else {"head": head.digest()})
     names = ("baseline", "combine", "attention")
@@ -190,33 +180,11 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
         "method": type(cam).__name__,
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in maps.targets],
-        "titles": [_title(target, classes) for target in maps.targets],
-        "classes": classes,
+        **about(maps.targets, net),
         "pairwise_scores": getattr(getattr(head, "voting", None), "pairwise_scores", False),
         "target_layers": list(maps.layers),
         "features": repr(source),
         "input": {"shape": list(images.shape[1:])} | pictures,
-        "colours": colour_table(),
         "versions": {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__},
         "digest": digest,
     }
-
-
-def _title(target: Target, classes: Sequence[Any] | None) -> str:
-    """Return what a target is, in a few words."""
-    kinds = {
-        LogRatioTarget: "log-ratio of ",
-        ProbabilityTarget: "probability of ",
-        HotellingTarget: "T\N{SUPERSCRIPT TWO}",
-    }
-    words = kinds.get(type(target), "")  # type: ignore[arg-type]
-    if isinstance(target, PCATarget):
-        words = f"component {target.component + 1}"
-    elif isinstance(target, ResidualTarget):
-        words = "Q"
-    elif isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget | ScoreTarget):
-        category, versus = target.category, getattr(target, "versus", None)
-        words += str(category) if category is not None else "value" if classes is None else "predicted class"
-        rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
-        words += " / " * bool(rivals) + ", ".join(map(str, rivals))
-    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target))

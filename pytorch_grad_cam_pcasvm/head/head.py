@@ -188,14 +188,19 @@ class Head(Stack):
         storage.save(self.stages, path, self.training_set)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> "Head":
+    def load(cls, path: str | PathLike[str], trusted: Sequence[str] = ()) -> "Head":
         """Return the head from a file written by ``save``, on the CPU, bit for bit; no fitted estimator is needed.
 
+        Args:
+            path: the file.
+            trusted: types of estimators without a gradient that may be read, and so run, besides those of
+                scikit-learn, XGBoost and LightGBM, such as ``"module.Class"``.
+
         Raises:
-            ValueError: the file is truncated, was modified, or does not contain a head.
+            ValueError: the file is truncated, was modified, does not contain a head, or has types that are not trusted.
             FileNotFoundError: the file does not exist.
         """
-        stages, training_set = storage.load(path)
+        stages, training_set = storage.load(path, trusted)
         head = cls(stages)
         head.training_set = training_set
         return head

@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm.head import (
 )
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Stage
-from pytorch_grad_cam_pcasvm.runtime.errors import refuse, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
@@ -165,12 +165,13 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -
         tensors[_PREPARATION] = _as_tensor(training.preparation)
     last = parts[-1]
     if isinstance(last, Enumerated):
-        tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_skops().dumps(last.predictor.steps)), dtype=torch.uint8)
+        tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_as_skops(last)), dtype=torch.uint8)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
     statistics = [dict(stage.seen) for stage in _every(parts)]
     if any(statistics):
         tensors[_SEEN] = _as_tensor(statistics)
-    write(path, tensors, {"format": FORMAT if training.preparation is None else _PREPARED, "head": head})
+    is_new = training.preparation is not None or isinstance(last, Enumerated)
+    write(path, tensors, {"format": _PREPARED if is_new else FORMAT, "head": head})
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -192,7 +193,7 @@ def digest_of(parts: list[Stage]) -> str:
     return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
-def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
+def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[Stage], TrainingSet]:
     """Read the stages of a head, on the CPU, and its training images from a file: see ``Head.load``."""
     _refuse_pickles(Path(path))
     metadata, tensors = read(path, "net.head.save(path)", [FORMAT, _PREPARED])
@@ -217,39 +218,62 @@ def load(path: str | PathLike[str]) -> tuple[list[Stage], TrainingSet]:
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
         ) from error
     if enumerated is not None:
-        parts.append(_enumerated(tensors[_ESTIMATORS], **enumerated))
+        parts.append(_enumerated(tensors[_ESTIMATORS], trusted, **enumerated))
     return parts, training
 
 
-def _skops() -> Any:
-    """Return skops.io; say how to install it where it is needed and missing."""
+def skops_io() -> Any:
+    """Return ``skops.io``.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says how.
+    """
     try:
         from skops import io
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "heads without a gradient are written and read by skops: pip install 'pytorch_grad_cam_pcasvm[trees]'"
+            "heads without a gradient and .skops files need skops: pip install 'pytorch_grad_cam_pcasvm[trees]'"
         ) from error
     return io
 
 
-def _from_skops(data: bytes) -> Any:
-    """Return the estimators in a file, which may be of no other types than those known to be harmless."""
-    io = _skops()
-    others = sorted(set(io.get_untrusted_types(data=data)) - _TRUSTED)
+def _as_skops(decision: Enumerated) -> bytes:
+    return skops_io().dumps(decision.predictor.steps)  # type: ignore[no-any-return]
+
+
+def own_types(parts: Sequence[Stage]) -> list[str]:
+    """Return the types in a head that are read from its file only where they are ``trusted``."""
+    last = parts[-1]
+    return _others(_as_skops(last)) if isinstance(last, Enumerated) else []
+
+
+def _others(data: bytes) -> list[str]:
+    return sorted(set(skops_io().get_untrusted_types(data=data)) - _TRUSTED)
+
+
+def from_skops(data: bytes, trusted: Sequence[str] = ()) -> Any:
+    """Return fitted estimators from what skops wrote, of types that are known to be harmless, or ``trusted``.
+
+    Raises:
+        ModuleNotFoundError: skops is not installed.
+        ValueError: there are others.
+    """
+    others = [name for name in _others(data) if name not in trusted]
     if others:
         refuse(
             ValueError,
             f"the head has parts of the types {', '.join(others)}, which are not read from files, as they may run code",
-            "pass the fitted estimators themselves, PCASVMNet(backbone, pipeline, ...), in Python",
+            Way(f"if you trust them and the file, load it with trusted={others}", "trusted"),
         )
-    return io.loads(data, trusted=sorted(_TRUSTED))
+    return skops_io().loads(data, trusted=[*_TRUSTED, *trusted])
 
 
 def _enumerated(
-    data: Tensor, part: str, fingerprint: str, n_inputs: int, reason: str, ways_out: Sequence[str]
-) -> Enumerated:
+    data: Tensor, trusted: Sequence[str], part: str, fingerprint: str, n_inputs: int, reason: str,
+    ways_out: Sequence[str],
+) -> Enumerated:  # fmt: skip
     """Return the decision of the estimators in a file, if it has the values that it had when it was written."""
-    decision = Enumerated.of(_from_skops(data.numpy().tobytes()), n_inputs, reason, ways_out)
+    decision = Enumerated.of(from_skops(data.numpy().tobytes(), trusted), n_inputs, reason, ways_out)
     if decision.fingerprint() != fingerprint:
         refuse(
             ValueError,

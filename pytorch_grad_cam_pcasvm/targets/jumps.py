@@ -66,8 +66,8 @@ class Jumps:
         """Return the point for a start, both (B,); None if no sample of the training set is on the other side.
 
         Of the crossings on the ways to seeded samples, among those about as near as the nearest, it is the one whose
-        value is closest to 0. A start on the jump itself would be another after the least rounding: it is moved into
-        the inside of the cell.
+        value is closest to 0, or below it if that is a tie. A start on the jump itself would be another after the least
+        rounding: it is moved into the inside of the cell.
         """
         before = self._values(start.unsqueeze(0))
         generator = torch.Generator().manual_seed(0)
@@ -85,7 +85,8 @@ class Jumps:
         sides = torch.stack([low, high])  # of each crossing
         values = torch.stack([self._values(start + side.unsqueeze(1) * ways) for side in sides])
         values[:, ~near] = torch.inf
-        side, line = divmod(int(values.abs().argmin()), len(ways))
+        # Votes for one of two classes are 1 on one side and -1 on the other: of equals, what is below 0.
+        side, line = divmod(int((values.abs() + _SMOOTH * values).argmin()), len(ways))
         place, way = float(sides[side, line]), ways[line]
         if float((values[0, line] - values[1, line]).abs()) > _SMOOTH * abs(before):
             # Away from the jump, half-way to the next.

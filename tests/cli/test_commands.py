@@ -500,11 +500,11 @@ def test_folders_that_are_arranged_in_another_way(fit, tmp_path, capsys):
     cats, dogs = own / "cat", own / "dog"
     way = f"one folder for each class, as in {cats / '1.jpg'} and {dogs / '2.jpg'}\n"
     shutil.move(dogs, tmp_path / "dog")
-    assert f"{own} has one class only, cat, but an SVM needs two: it needs {way}" in refused()
+    assert f"{own} has one class only, cat, but a classifier needs two: it needs {way}" in refused()
     (own / "inner").mkdir()
     shutil.move(cats, own / "inner" / "cat")
     shutil.move(tmp_path / "dog", own / "inner" / "dog")
-    assert f"one class only, inner, but an SVM needs two: did you mean --images {own / 'inner'}?\n" in refused()
+    assert f"one class only, inner, but a classifier needs two: did you mean --images {own / 'inner'}?\n" in refused()
     for folder_of_class in (own / "inner").iterdir():
         for photo in folder_of_class.iterdir():
             shutil.move(photo, own / f"{folder_of_class.name}{photo.name}")
@@ -536,7 +536,7 @@ def test_only_one_class_can_be_read(fit, capsys):
     for photo in (own / "dog").iterdir():
         photo.write_bytes(b"no photo")
     assert main([*options, "--skip-bad-images"]) == 2
-    assert "only images of 'cat' can be read, but an SVM needs two classes" in capsys.readouterr().err
+    assert "only images of 'cat' can be read, but a classifier needs two classes" in capsys.readouterr().err
 
 
 def test_support_vectors_are_kept_with_names_and_small_pictures(fit, tmp_path, capsys):

@@ -62,7 +62,8 @@ def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
 @pytest.mark.optional
 def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
     options = ["explain", "--model", str(made.model), "--images"]
-    assert main([*options, str(tmp_path), "--out", str(tmp_path / "maps")]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main([*options, str(tmp_path / "empty"), "--out", str(tmp_path / "maps")]) == 2
     assert "there are no images in" in capsys.readouterr().err
     assert main([*options, str(made.photos), "--out", str(made.photos / "maps")]) == 2
     assert "is inside --images" in capsys.readouterr().err

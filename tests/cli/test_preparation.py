@@ -283,7 +283,7 @@ def test_floats_of_two_kinds_and_others_are_refused(run, tmp_path):
     done = run("fit", photos, *options)
     assert "cat/0.tif cannot be read (its numbers are floating-point, and nothing says which is white" in done.err
     done = run("fit", photos, *options, "--skip-bad-images")
-    assert "only images of 'dog' can be read, but an SVM needs two classes" in done.err
+    assert "only images of 'dog' can be read, but a classifier needs two classes" in done.err
 
 
 @pytest.mark.slow

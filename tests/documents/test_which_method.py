@@ -45,7 +45,7 @@ def data(tmp_path):
 def test_a_run_leaves_tables_numbers_and_a_figure_and_goes_on_from_what_it_kept(
     data, weights, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(which_method, "SVMS", {"RBF": SVC})
+    monkeypatch.setattr(which_method, "HEADS", {"RBF": SVC})
     some = {"Grad-CAM (the paper's)": (ClosedFormGradCAM, {})}
     some |= {f"Contributions, {base}": (ContributionCAM, {"baseline": base}) for base in ("zero", "mean")}
     for module in (which_method, comparison):
@@ -101,7 +101,7 @@ def test_the_page_of_measurements_is_that_of_the_numbers(monkeypatch):
 
 @pytest.mark.slow
 def test_imbalanced_training_sets_and_their_tables(data, weights, tmp_path, monkeypatch):
-    monkeypatch.setattr(which_method, "SVMS", {"RBF": SVC})
+    monkeypatch.setattr(which_method, "HEADS", {"RBF": SVC})
     few = {"Grad-CAM (the paper's)", "Contributions", "Contributions, zero", "Contributions, balanced mean"}
     some = {name: method for name, method in comparison.METHODS.items() if name in few}
     for module in (which_method, comparison):

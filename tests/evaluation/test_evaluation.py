@@ -595,6 +595,25 @@ def test_layers_are_randomised_in_the_order_in_which_they_run():
         assert torch.equal(tensor, before[name])
 
 
+class Classifying(Corner):
+    """A network whose features come from a layer in the middle; what follows has no part in them."""
+
+    def __init__(self):
+        super().__init__()
+        self.behind = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.behind(self.features(x).mean((2, 3)))
+
+
+def test_layers_behind_the_features_are_not_randomised():
+    plain, x, _ = problem(Corner())
+    net = PCASVMNet(Classifying(), plain.head, "features", pool="mean").eval()
+    found = E.sensitivity(net, x, ["features"], [ContributionCAM], images=12, **QUIET)
+    layers = [row.measure for row in found.rows if row.method == BLIND and row.measure.startswith("layers")]
+    assert layers == ["layers from features.0 up random"]
+
+
 def test_permuted_labels_do_not_judge_maps_of_components(corner):
     net, x, _ = corner
     options = {"refitted": lambda seed: net.head, "layers": 0, "images": 12, **QUIET}

@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.export import explainer, onnx_file
+from pytorch_grad_cam_pcasvm.export import explainer, onnx_file, titles
 from pytorch_grad_cam_pcasvm.export.explainer import KEY
 from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
 
@@ -226,8 +226,8 @@ def test_titles_say_what_a_map_is_of():
         HotellingTarget(): "T\N{SUPERSCRIPT TWO}",
         ResidualTarget(): "Q",
     }
-    assert {target: onnx_file._title(target, ["cat", "dog", "elk"]) for target in named} == named
-    assert onnx_file._title(SVMTarget(), None) == "value"
+    assert {target: titles._title(target, ["cat", "dog", "elk"]) for target in named} == named
+    assert titles._title(SVMTarget(), None) == "value"
 
 
 def test_checking_a_file_raises_no_doubts_about_noise(tmp_path):

@@ -1,0 +1,132 @@
+"""The command that draws maps of a folder of pictures: with a network and a head, or with a file from ``export``."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad, tell_bad
+from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of, targets_of
+from pytorch_grad_cam_pcasvm.cli.networks import network
+from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
+_PATIENCE = 3.0  # seconds, after which there is a progress bar
+_OF_HEADS = ("backbone", "layer", "head")
+
+
+class Drawn(NamedTuple):
+    """The maps of a picture: its name in the folder, titles and values of the targets, its class or None, the sheet."""
+
+    name: str
+    titles: list[str]
+    label: Any
+    values: Any
+    sheet: Any
+
+
+def explain(options: Any) -> None:
+    """Draw maps of pictures, and write the targets' values; with a file, torch is not imported."""
+    from tqdm.auto import tqdm
+
+    _check(options)
+    bad: list[str] = []
+    count, drawn = _with_network(options, bad) if options.model is None else _with_file(options, bad)
+    out = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        for name, titles, label, values, sheet in tqdm(drawn, total=count, unit="image", leave=False, delay=_PATIENCE):
+            if not file.tell():
+                table.writerow(["image", "predicted", *titles])
+            table.writerow([name, "" if label is None else label, *(f"{value:.9g}" for value in values)])
+            path = out / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sheet.save(path)
+    tell_bad(bad)
+    print(f"wrote maps of {count - len(bad)} images and {out / 'values.csv'}")
+
+
+def _check(options: Any) -> None:
+    """Refuse options before anything takes long."""
+    typed = [f"--{name}" for name in (*_OF_HEADS, "components") if getattr(options, name) is not None]
+    if options.model is not None and typed:
+        raise ValueError(f"--model says what is explained, and how: leave out {', '.join(typed)}")
+    missing = [f"--{name}" for name in _OF_HEADS if getattr(options, name) is None]
+    if options.model is None and missing:
+        raise ValueError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: give --backbone, --layer and "
+            "--head, or a file from 'export', --model"
+        )
+    if options.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {options.batch_size}")
+    folder = options.images
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    if options.out.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"--out {options.out} is inside --images, and its maps would be explained next time: name another folder"
+        )
+
+
+def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
+    """Return the number of pictures, and what a file makes of them; those that cannot be read go to ``bad``."""
+    from pytorch_grad_cam_pcasvm.export.explainer import Explainer, UnreadableImageError
+
+    folder = options.images
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not paths:
+        raise FileNotFoundError(f"there are no images in {folder}: {', '.join(_SUFFIXES)}")
+    explainer = Explainer(options.model)
+    tell_whites(explainer.about["input"].get("white_level"), paths)
+
+    def drawn(path: Path) -> Iterator[Drawn]:
+        name = path.relative_to(folder).as_posix()
+        try:
+            picture = explainer.read(path)
+        except UnreadableImageError as error:
+            refuse_bad(options, name, error.reason)
+            bad.append(name)
+            return
+        outputs = explainer(explainer.prepared(picture)[None])
+        sheet = explainer.sheet(picture, outputs)
+        yield Drawn(name, explainer.about["titles"], explainer.predicted(outputs), outputs["values"][0], sheet)
+
+    return len(paths), (one for path in paths for one in drawn(path))
+
+
+def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
+    """Return the number of pictures, and what a network makes of them; unreadable ones go to ``bad``."""
+    from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
+    from pytorch_grad_cam_pcasvm.export.explainer import Sheets
+    from pytorch_grad_cam_pcasvm.export.outputs import outputs_of
+    from pytorch_grad_cam_pcasvm.export.titles import about
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
+    net, preparation = network(options)
+    targets = targets_of(options)
+    method, layer = getattr(package, options.method), layer_of(options, net, preparation)
+    cam = method(net, [layer], **options_of(options, [method], net, layer, preparation)[method])
+    images = Images(preparation.folder(options.images), thumbnails=0)
+    tell_whites(preparation.white_level, images.data.paths)
+
+    def drawn(rows: range) -> Iterator[Drawn]:
+        batch = images.read(rows)
+        for row, reason in batch.bad.items():
+            refuse_bad(options, images.id(row), reason)
+            bad.append(images.id(row))
+        if not batch.rows:
+            return
+        maps = cam.explain(batch.images.to(device_of(net)), targets)
+        sheets = Sheets(about(maps.targets, net))
+        outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
+        for place, row in enumerate(batch.rows):
+            picture = as_picture(images.picture(batch.images[place].float()))
+            sheet = sheets.drawn(picture, outputs, place)
+            label, values = sheets.predicted(outputs, place), outputs["values"][place]
+            yield Drawn(images.id(row), sheets.about["titles"], label, values, sheet)
+
+    every = range(len(images))
+    parts = (every[first : first + options.batch_size] for first in every[:: options.batch_size])
+    return len(images), (one for rows in parts for one in drawn(rows))

@@ -1,0 +1,170 @@
+"""The command ``explain`` with a network and a head, as it is typed; and heads without a gradient in all commands."""
+
+import csv
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from atlases import folder
+from PIL import Image
+from torchvision.transforms.functional import normalize, to_tensor
+
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.cli import main
+
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+OWN = """
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+
+
+class Nearest(ClassifierMixin, BaseEstimator):
+    def fit(self, x, y):
+        self.classes_ = np.unique(y)
+        self.means_ = np.stack([x[y == label].mean(0) for label in self.classes_])
+        return self
+
+    def predict(self, x):
+        return self.classes_[((x[:, None] - self.means_) ** 2).sum(-1).argmin(1)]
+
+
+def thing():
+    return object()
+"""
+
+
+@pytest.fixture(scope="module")
+def typed(weights, tmp_path_factory):
+    """Photos, a network as it is typed, and the heads of two classifiers: a forest and one of the user's own."""
+    root = tmp_path_factory.mktemp("typed")
+    (root / "own_classifier.py").write_text(OWN)
+    sys.path.insert(0, str(root))
+    photos = folder(root / "photos", 12)
+    network = ["--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
+    heads = {}
+    for name in ("forest", "own_classifier:Nearest"):
+        heads[name] = root / f"{name.partition(':')[0]}.safetensors"
+        fit = ["fit", "--images", str(photos), *network, "--classifier", name, "--out", str(heads[name])]
+        assert main([*fit, "--components", "3"]) == 0
+    yield SimpleNamespace(photos=photos, network=network, forest=heads["forest"], own=heads["own_classifier:Nearest"])
+    sys.path.remove(str(root))
+
+
+def rows_of(file):
+    with file.open() as lines:
+        head, *rows = csv.reader(lines)
+    return head, rows
+
+
+def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
+    images = ["--images", str(typed.photos), "--head", str(typed.forest), "--out", str(tmp_path)]
+    assert main(["explain", *typed.network, *images, "--batch-size", "5"]) == 0
+    head, rows = rows_of(tmp_path / "values.csv")
+    assert head == ["image", "predicted", "component 1", "component 2", "component 3", "predicted class"]
+    backbone = torchvision.models.squeezenet1_1(weights=None).eval()
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    net = PCASVMNet(backbone, Head.load(typed.forest), "features", pool="mean")
+    pictures = [Image.open(typed.photos / row[0]).resize((224, 224), Image.Resampling.BILINEAR) for row in rows]
+    x = torch.stack([normalize(to_tensor(picture), *IMAGENET) for picture in pictures])
+    maps = ContributionCAM(net, ["features"]).explain(x, [*map(PCATarget, range(3)), SVMTarget()])
+    values = maps.values.double().numpy()
+    assert np.abs(np.array([row[2:] for row in rows], float) - values).max() <= 1e-4 * np.abs(values).max()
+    assert [row[1] for row in rows] == net.predict(x).tolist()
+    with Image.open(tmp_path / f"{rows[0][0]}.png") as sheet:
+        assert sheet.width == 5 * 234 + 10
+        shown = np.asarray(sheet.convert("RGB"), float)[50:274, 10:234]
+    assert np.abs(shown - np.asarray(pictures[0].convert("RGB"), float)).max() <= 1.5  # the network saw all of it
+
+
+def test_a_few_components_or_none(typed, tmp_path):
+    command = ["explain", *typed.network, "--images", str(typed.photos), "--head", str(typed.forest)]
+    for count in (1, 0):
+        out = tmp_path / str(count)
+        assert main([*command, "--components", str(count), "--out", str(out)]) == 0
+        assert rows_of(out / "values.csv")[0] == ["image", "predicted", *["component 1"] * count, "predicted class"]
+
+
+def test_pictures_that_cannot_be_read_are_left_out(typed, tmp_path, capsys):
+    photos = folder(tmp_path / "photos", 3)
+    (photos / "cat" / "bad.png").write_bytes(b"no picture")
+    command = ["explain", *typed.network, "--images", str(photos), "--head", str(typed.forest), "--components", "0"]
+    assert main([*command, "--out", str(tmp_path / "maps")]) == 2
+    assert "bad.png cannot be read" in capsys.readouterr().err
+    assert main([*command, "--out", str(tmp_path / "maps"), "--skip-bad-images"]) == 0
+    assert "wrote maps of 3 images" in capsys.readouterr().out
+
+
+def test_what_explain_lacks_or_has_too_much_of(typed, tmp_path, capsys):
+    command = ["explain", "--images", str(typed.photos), "--out", str(tmp_path / "maps")]
+    for options, words in (
+        (["--head", str(typed.forest)], "--backbone, --layer are missing"),
+        ([], "give --backbone, --layer and --head, or a file from 'export', --model"),
+        (["--model", "a.onnx", "--head", "a", "--components", "1"], "leave out --head, --components"),
+        ([*typed.network, "--head", str(typed.forest), "--batch-size", "0"], "--batch-size must be at least 1"),
+        ([*typed.network, "--head", str(typed.forest), "--components", "9"], "the head has 3 components, numbered from 0"),
+            ([*typed.network, "--head", str(typed.forest), "--components", "-1"], "--components must be at least 0"),
+        ([*typed.network, "--head", str(typed.forest), "--method", "ClosedFormGradCAM"], "use ContributionCAM"),
+    ):
+        assert main([*command, *options]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_estimators_of_ones_own_are_read_where_they_are_trusted(typed, tmp_path, capsys):
+    images = [*typed.network, "--images", str(typed.photos), "--head", str(typed.own)]
+    assert main(["explain", *images, "--out", str(tmp_path / "maps")]) == 2
+    assert "of the types own_classifier.Nearest, which are not read" in (error := capsys.readouterr().err)
+    assert "if you trust them and the file, add --trust for each" in error
+    trust = ["--trust", "own_classifier.Nearest"]
+    assert main(["explain", *images, *trust, "--out", str(tmp_path / "maps")]) == 0
+    # A vote is 1 or -1: maps start in the other class, and add up to the difference.
+    _, rows = rows_of(tmp_path / "maps" / "values.csv")
+    assert {row[-1] for row in rows} == {"1"}
+    assert main(["atlas", *images, *trust, "--out", str(tmp_path / "atlas")]) == 0
+    assert main(["explore", str(tmp_path / "atlas"), "--out", str(tmp_path / "page")]) == 2
+    assert "add --trust for each" in capsys.readouterr().err
+    assert main(["explore", str(tmp_path / "atlas"), "--out", str(tmp_path / "page"), *trust]) == 0
+
+
+def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
+    out = tmp_path / "a.onnx"
+    pytest.importorskip("onnxruntime")
+    assert main(["export", *typed.network, "--head", str(typed.forest), "--out", str(out)]) == 2
+    assert "RandomForestClassifier runs outside of PyTorch, and is in no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--classifier", "tree"], "there is no classifier 'tree': a classifier is svm, forest, boosting, or"),
+        (["--classifier", "forest", "--C", "2", "--search"], "--C and --search are for SVMs"),
+        (["--classifier", "own_classifier:Farthest"], "has no function 'Farthest'"),
+        (["--classifier", "own_classifier:thing"], "must return a classifier as scikit-learn has them"),
+        (["--classifier", "own_classifier:Nearest", "--class-weight", "balanced"], "has no class_weight"),
+        (["--classifier", "sklearn.ensemble:IsolationForest"], "has no classes_ once it is fitted"),
+        (["--classifier", "sklearn.cluster:KMeans"], "KMeans has no closed-form Jacobian here"),
+    ],
+)
+def test_classifiers_that_cannot_be_fitted(typed, tmp_path, capsys, options, words):
+    command = ["fit", "--images", str(typed.photos), *typed.network, "--components", "3", *options]
+    assert main([*command, "--out", str(tmp_path / "head.safetensors")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_fitted_head(typed, tmp_path, capsys):
+    def fitted(*options):
+        out = tmp_path / "head.safetensors"
+        assert main(["fit", "--images", str(typed.photos), *typed.network, *options, "--out", str(out)]) == 0
+        return capsys.readouterr().out, Head.load(out)
+
+    said, head = fitted("--classifier", "boosting", "--class-weight", "balanced")
+    assert "HistGradientBoostingClassifier without a gradient: 256 coalitions of its 8 inputs" in said
+    assert head.enumerated.predictor.estimator.class_weight == "balanced"
+    assert len(np.unique(head.enumerated.predictor(np.random.default_rng(0).normal(size=(50, 8)) * 9))) > 2
+    said, head = fitted("--classifier", "sklearn.linear_model:LogisticRegression", "--class-weight", "balanced")
+    assert head.enumerated is None
+    assert "without a gradient" not in said
+    said, head = fitted("--classifier", "sklearn.svm:NuSVC", "--components", "2")
+    assert "small pictures of" in said
