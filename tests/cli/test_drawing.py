@@ -104,8 +104,8 @@ def test_what_explain_lacks_or_has_too_much_of(typed, tmp_path, capsys):
         ([], "give --backbone, --layer and --head, or a file from 'export', --model"),
         (["--model", "a.onnx", "--head", "a", "--components", "1"], "leave out --head, --components"),
         ([*typed.network, "--head", str(typed.forest), "--batch-size", "0"], "--batch-size must be at least 1"),
-        ([*typed.network, "--head", str(typed.forest), "--components", "9"], "the head has 3 components, numbered from 0"),
-            ([*typed.network, "--head", str(typed.forest), "--components", "-1"], "--components must be at least 0"),
+        ([*typed.network, "--head", str(typed.forest), "--components", "9"], "head has 3 components, numbered from 0"),
+        ([*typed.network, "--head", str(typed.forest), "--components", "-1"], "--components must be at least 0"),
         ([*typed.network, "--head", str(typed.forest), "--method", "ClosedFormGradCAM"], "use ContributionCAM"),
     ):
         assert main([*command, *options]) == 2
