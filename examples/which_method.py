@@ -242,14 +242,15 @@ class Problem:
 
         Such a map has more positive than negative evidence, or less, where the value is below, or above, 0: a
         component's mean over the training set, or the boundary of the predicted class. A
-        method that finds no such boundary is left out.
+        method that finds no such boundary is left out. For heads without a gradient, also the median and the
+        largest cancellation.
         """
         features = self.features["test"]
         net = self.network(kind, head, frozen=True)
         result = {}
         rows = np.random.default_rng(self.options.seed).permutation(len(features.rows))
         for name, (method, settings) in self.methods(kind, title).items():
-            wrong, costly = [], issubclass(method, ClosedFormScoreCAM | ShapCAM)
+            wrong, cancelled, costly = [], list[np.ndarray](), issubclass(method, ClosedFormScoreCAM | ShapCAM)
             chosen = rows[: self.options.images // 2] if costly else rows
             with method(net, ["features"], **settings) as cam:
                 try:
@@ -257,11 +258,16 @@ class Problem:
                         x = features.batch(index, self.options.device)
                         made = cam.explain(x, [*(PCATarget(b) for b in range(COMPONENTS)), SVMTarget()])
                         wrong.append((made.maps.sum((2, 3)).sign() * made.values.sign() < 0).cpu().numpy())
+                        if made.cancellation is not None:
+                            cancelled.append(made.cancellation[:, -1].cpu().numpy())
                 except ValueError as error:
                     print(f"{self.name}, {kind}, {title}: no {name}: {error}", flush=True)
                     continue
             share = np.concatenate(wrong).mean(0).tolist()
             result[name] = {"components": share[:-1], "decision": share[-1]}
+            if cancelled:
+                every = np.concatenate(cancelled)
+                result[name]["cancellation"] = [float(np.median(every)), float(every.max())]
         return result
 
 

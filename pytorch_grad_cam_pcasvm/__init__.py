@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         AutogradFallbackWarning,
         BaselineWarning,
         BlankMapWarning,
+        CancellationWarning,
         CoarseMapWarning,
         ConstantComponentWarning,
         NoClosedFormError,
@@ -67,7 +68,7 @@ _NAMES = {
     "network.mean_activations": "mean_activations",
     "maps.recombination": "recombined",
     "methods.smoothing": "smoothed",
-    "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CoarseMapWarning "
+    "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CancellationWarning CoarseMapWarning "
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
@@ -82,6 +83,7 @@ __all__ = [
     "AutogradFallbackWarning",
     "BaselineWarning",
     "BlankMapWarning",
+    "CancellationWarning",
     "ClosedFormAblationCAM",
     "ClosedFormCAM",
     "ClosedFormGradCAM",

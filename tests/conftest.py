@@ -23,7 +23,7 @@ from browser import Page, launched, sync_playwright
 torch.set_num_threads(1)
 
 # Small random networks on noise give reason for each of them.
-_DOUBTS = ("BaselineWarning", "CoarseMapWarning", "OutsideTrainingWarning")
+_DOUBTS = ("BaselineWarning", "CancellationWarning", "CoarseMapWarning", "OutsideTrainingWarning")
 _OF_TOYS = {
     "test_paper": "CoarseMapWarning",  # pictures of 64x64 pixels: 3x3 positions
     "test_which_method": "CoarseMapWarning",

@@ -147,7 +147,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         of imbalanced sets; accuracies.
     """
     of = Measured(results)
-    found = (of_methods(of) if of.layers() else {}) | contradictions(of)
+    found = (of_methods(of) if of.layers() else {}) | contradictions(of) | cancellation(of)
     if "Contributions" in of.methods:
         found |= {f"Baselines, {name or 'all sets'}": baselines(of, name) for name in (None, *of.every)}
     found["Accuracy"] = table(
@@ -255,6 +255,21 @@ def contradictions(of: Measured) -> dict[str, str]:
             ],
         ),
     }
+
+
+def cancellation(of: Measured) -> dict[str, str]:
+    """Return how much evidence cancels on the maps of heads without a gradient: median and maximum of each set."""
+    columns = [(kind, head) for kind in KIND_OF_FEATURES for head in of.heads]
+    rows = []
+    for name in of.sets:
+        entries = [of.every[name]["heads"][kind][head]["contradictory"] for kind, head in columns]
+        numbers = [entry.get("Contributions", {}).get("cancellation") for entry in entries]
+        rows.append([name, *("–" if pair is None else f"{pair[0]:.1f} / {pair[1]:.1f}" for pair in numbers)])
+    kept = [place for place in range(1 + len(columns)) if any(row[place] != "–" for row in rows)]
+    header = ["set", *(f"{kind}, {head}" for kind, head in columns)]
+    if len(kept) == 1:
+        return {}
+    return {"Cancellation": table([header[k] for k in kept], [[row[k] for k in kept] for row in rows])}
 
 
 def baselines(of: Measured, name: str | None) -> str:

@@ -28,6 +28,7 @@ class MethodResult:
     remainder: Tensor | None = None
     standard_errors: Tensor | None = None
     heads: Tensor | None = None
+    effects: Tensor | None = None
 
 
 def mean_of(samples: Sequence[MethodResult]) -> MethodResult:

@@ -57,6 +57,8 @@ class SignedMaps:
         neutral: whether :func:`recombined` can also start each decision where its value is 0. This needs features that
             are means over positions: changing the baseline then subtracts the same amount at every position.
         layers: dotted names of the target layers.
+        effects: for decisions of a head without a gradient, the sum over components of the sizes of their Shapley
+            values, shape (N, K), 0 for other targets; else None. See :attr:`cancellation`.
 
     Example:
         >>> maps = cam.explain(images)
@@ -79,6 +81,7 @@ class SignedMaps:
     linear: bool = False
     neutral: bool = False
     layers: Sequence[str] = ()
+    effects: Tensor | None = None
     _warnings: Any = None  # of what made them, where no number may be looked at yet
 
     def __repr__(self) -> str:
@@ -146,7 +149,7 @@ class SignedMaps:
         if isinstance(where, torch.dtype):
             if not where.is_floating_point:
                 raise ValueError(f"maps hold signed fractions, which {where} cannot represent: use a floating dtype")
-            keep = ("values", "baseline_values", "log_scale")
+            keep = ("values", "baseline_values", "log_scale", "effects")
             return replace(self, **{n: tensor.to(where) for n, tensor in self._tensors().items() if n not in keep})
 
         def move(tensor: Any) -> Any:
@@ -219,6 +222,23 @@ class SignedMaps:
     def _tensors(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in (*_TENSORS, *_OF_SOME_METHODS)}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @property
+    def cancellation(self) -> Tensor | None:
+        """How much of the component maps cancels in a decision, shape (N, K), for a head without a gradient; else None.
+
+        It is the sum of ``abs(maps)`` divided by that of the components' effects: at most about 1 where all components
+        look at the same places in the same way, and large where strong colours of opposite signs lie beside each other
+        and hardly change the decision.
+
+        Example:
+            >>> maps.cancellation is None  # the decision of an SVM has a gradient
+            True
+        """
+        if self.effects is None:
+            return None
+        size = self.maps.flatten(2).abs().sum(-1).to(self.effects) * self.log_scale.exp()
+        return torch.where(self.effects > 0, size / self.effects, 0.0)
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
         """Return ``P^+ = relu(maps)``, which raises each target, shape ``(N, K, *size)``, in [0, 1] unless raw.
@@ -319,7 +339,7 @@ class SignedMaps:
 
 
 _TENSORS = ("maps", "weights", "values", "nu", "log_scale")
-_OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors", "heads")
+_OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors", "heads", "effects")
 
 
 def _positions(index: Any, count: int, noun: str) -> slice | list[int]:

@@ -89,8 +89,9 @@ class ContributionCAM(BaselineCAM, HeadSums):
             remainder = remainder + seeds.remainder.to(remainder)
         weights = run.sums(seeds, layer, start.path)
         result = MethodResult(
-            maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder
-        )
+            maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder,
+            effects=seeds.effects,
+        )  # fmt: skip
         # Of several layers, or of several heads, each map has a part.
         if may_look(maps) and len(run.layers) == 1 and not run.passed.heads:
             parts = [maps.flatten(2)] + ([] if remainder is None else [remainder.unsqueeze(-1)])

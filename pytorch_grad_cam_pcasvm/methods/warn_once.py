@@ -17,13 +17,14 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
     BlankMapWarning,
+    CancellationWarning,
     CoarseMapWarning,
     OutsideTrainingWarning,
     warn,
 )
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
-TOLD_ONCE = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
+TOLD_ONCE = (BaselineWarning, CancellationWarning, CoarseMapWarning, OutsideTrainingWarning)
 
 _LATEST = 8  # images, of which most have to be far
 _CAUSES = (
@@ -32,6 +33,7 @@ _CAUSES = (
     "make_pipeline(Normalizer(), ...)"
 )
 _COARSE = 4  # positions along a side
+_CANCELLED = 10  # times as much on a map as its components contribute
 
 
 class WarnOnce:
@@ -70,6 +72,8 @@ class WarnOnce:
     def of_maps(self, maps: Any) -> None:
         """Warn about the values of a SignedMaps; waits for the device."""
         self.of_images(maps.output)
+        if maps.effects is not None:
+            self.of_cancellation(maps.targets, _array(maps.cancellation))
         decisions = [k for k, target in enumerate(maps.targets) if _is_decision(target, maps.output)]
         if decisions and maps.baseline_values is not None and BaselineWarning not in self._told:
             values, at_baseline = _array(maps.values), _array(maps.baseline_values)
@@ -84,6 +88,19 @@ class WarnOnce:
             kinds = {targets[n] for n in rows}
             decision = kinds.pop() if len(kinds) == 1 else "the decisions"
             self._of_baseline(decision, _array(values)[rows, 0], _array(at_baseline)[rows, 0])
+
+    def of_cancellation(self, targets: Sequence[Any], cancellation: np.ndarray) -> None:
+        """Warn if on some maps (N, K) evidence cancels that is much larger than what it explains."""
+        most = cancellation.max(0)
+        worst = int(most.argmax())
+        if most[worst] > _CANCELLED:
+            count = int((cancellation[:, worst] > _CANCELLED).sum())
+            self.tell(
+                CancellationWarning,
+                f"on {count} of {len(cancellation)} maps of {targets[worst]}, colours of both signs cancel that are up "
+                f"to {most[worst]:.3g} times as large as what the components contribute: look at these, "
+                "PCATarget(0) and so on, or fit fewer of them, or explain a layer nearer to the features",
+            )
 
     def of_images(self, output: Any) -> None:
         """Warn if most of the latest images are unlike those that the head was fitted on; waits for the device."""

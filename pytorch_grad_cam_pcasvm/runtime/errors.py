@@ -113,6 +113,16 @@ class BaselineWarning(UserWarning):
     """
 
 
+class CancellationWarning(UserWarning):
+    """On a map of a decision without a gradient, evidence cancels that is much larger than what it explains.
+
+    See :attr:`.SignedMaps.cancellation`. Each method object gives this warning once.
+
+    Example:
+        >>> warnings.simplefilter("ignore", CancellationWarning)
+    """
+
+
 class CoarseMapWarning(UserWarning):
     """A map has fewer than 4x4 positions. Each method object gives this warning once.
 

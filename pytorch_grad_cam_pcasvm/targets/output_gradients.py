@@ -36,6 +36,8 @@ class OutputGradients:
             divided by ``exp(log_scale)``, shape (N, K); None where all start together.
         remainder: what secants of a head without a gradient leave out, where a component differs by rounding alone,
             divided by ``exp(log_scale)``, shape (N, K); None for other heads.
+        effects: of decisions of such a head, the sum of the sizes of its inputs' Shapley values, shape (N, K), 0 for
+            other targets; None for other heads.
     """
 
     grads: list[Tensor | None]
@@ -44,6 +46,7 @@ class OutputGradients:
     baseline_values: Tensor | None = None
     excess: Tensor | None = None
     remainder: Tensor | None = None
+    effects: Tensor | None = None
 
     @property
     def by_image(self) -> Tensor:
@@ -181,27 +184,40 @@ def _per_image(
 def _of_head(
     output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, start: Any = None, until: int = 0
 ) -> OutputGradients:
-    count = output.count
-    trace = None if start is None else start.head_trace
+    count, trace, start_trace = output.count, output.head_trace, None if start is None else start.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
     for members, values, seeds in _grouped(targets, output, start):
-        grad, log_scale = output.head.pullback(output.head_trace, seeds, trace, until)
+        sizes = None
+        if start_trace is not None and output.head.enumerated is not None and [*seeds] == [len(output.head.stages)]:
+            # In two steps: between them are the Shapley values.
+            place = len(output.head.stages) - 1
+            slopes, _ = output.head.pullback(trace, seeds, start_trace, place)
+            sizes = (slopes * _change(trace, start_trace, place)).abs().sum(-1)
+            seeds_inside: Mapping[int, Any] = {place: slopes}
+        else:
+            seeds_inside = seeds
+        grad, log_scale = output.head.pullback(trace, seeds_inside, start_trace, until)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
-        if start is not None:
+        if start_trace is not None:
             at_start = _at_start([targets[k] for k in members], seeds, values, output, start)
             tensors.append(at_start)
             if output.head.enumerated is not None:
-                change = output.head_trace.values[until] - start.head_trace.values[until]
-                explained = (tensors[0] * change.unsqueeze(1)).sum(-1) * tensors[1].exp()
-                decides = output.head.decision_position in seeds
-                tensors.append((values - at_start - explained) / tensors[1].exp() * decides)
+                scale = tensors[1].exp()
+                explained = (tensors[0] * _change(trace, start_trace, until)).sum(-1) * scale
+                none = torch.zeros_like(at_start)
+                tensors += [none, none] if sizes is None else [(values - at_start - explained) / scale, sizes]
         parts.append((members, tensors))
     if len(parts) == 1:
         parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
     order = [k for members, _ in parts for k in members]
     grad, *others = (in_order(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
     gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *others[:3])
-    return replace(gradients, remainder=others[3]) if others[3:] else gradients
+    return replace(gradients, remainder=others[3], effects=others[4]) if others[3:] else gradients
+
+
+def _change(trace: HeadTrace, start: HeadTrace, position: int) -> Tensor:
+    """Return what a value changes by from the start, shape (N, 1, .)."""
+    return (trace.values[position] - start.values[position]).unsqueeze(1)
 
 
 def _at_start(

@@ -46,12 +46,13 @@ from pytorch_grad_cam_pcasvm import (
     ProbabilityTarget,
     RelevanceCAM,
     ShapCAM,
+    SignedMaps,
     SVMTarget,
     atlas,
     recombined,
 )
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
-from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, CancellationWarning, NoClosedFormError
 
 BINARY, SEVERAL = ("ill", "well"), ("ash", "elm", "fir")
 
@@ -179,6 +180,41 @@ def adds_up(maps, tolerance=1e-9):
     remainder = 0 if maps.remainder is None else maps.remainder
     sums = (maps.maps.flatten(2).sum(-1) + remainder) * maps.log_scale.exp() + maps.baseline_values
     return float((sums - maps.values).abs().max()) < tolerance
+
+
+def test_cancellation_compares_the_size_of_a_map_with_the_effects_of_its_components(tmp_path):
+    net, pipeline = network(CLASSIFIERS["forest"](), LABELS[SEVERAL])
+    with_components(net, pipeline)
+    with torch.no_grad():
+        mean = BACKBONE.block(BACKBONE.stem(X)).mean(0, keepdim=True)
+    targets = [PCATarget(0), *map(SVMTarget, SEVERAL)]
+    maps = ContributionCAM(net, ["block"], baseline=mean).explain(X[:4], targets)
+    components = ContributionCAM(net.components_only, ["block"], baseline=mean).explain(X[:4])
+    p, p0 = components.values.numpy(), components.baseline_values.numpy()
+    effects = [abs(shapley(lambda rows: deciding(pipeline[-1], rows), p[n], p0[n])).sum(0) for n in range(4)]
+    np.testing.assert_allclose(maps.effects[:, 1:], effects, atol=1e-9)
+    assert not maps.effects[:, 0].any()
+    expected_size = maps.maps[:, 1:].abs().sum((2, 3)).numpy()
+    sizes = np.divide(expected_size, effects, out=np.zeros((4, 3)), where=np.array(effects) > 0)
+    np.testing.assert_allclose(maps.cancellation[:, 1:], sizes, atol=1e-9)
+    maps.save(tmp_path / "maps.safetensors")
+    again = SignedMaps.load(tmp_path / "maps.safetensors")
+    assert again.cancellation.equal(maps.cancellation)
+    assert again[1:3, 1].cancellation.equal(maps.cancellation[1:3, 1:2])
+    svm, _ = network(SVC(), LABELS[SEVERAL])
+    assert ContributionCAM(svm, ["block"], baseline=mean).explain(X[:4]).cancellation is None
+
+
+def test_evidence_that_cancels_is_warned_of_once():
+    net, _ = network(CLASSIFIERS["forest"](), LABELS[SEVERAL])
+    cam = ContributionCAM(net, ["block"])
+    with pytest.warns(CancellationWarning, match=r"on 2 of 8 maps of SVMTarget\(\), colours of both signs cancel"):
+        maps = cam.explain(X[:8])
+    assert maps.cancellation[:, -1].max() > 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CancellationWarning)
+        cam.explain(X[:8])
+        ContributionCAM(net, ["block"]).explain(X[1:6])
 
 
 def quick(kinds, chosen):
