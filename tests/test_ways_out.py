@@ -129,7 +129,8 @@ REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_o
 WITHOUT = {
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
-    "atlas/explorer/machine.py: after the components, is": "tests/methods/test_enumerated.py follows it",
+    "atlas/explorer/machine.py: after the components, is": "tests/atlas/test_explorer.py follows it",
+    "atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
     "head/enumerated.py: self.reason, *self.ways_out": "passes on why there is no closed form, which has a row",
     "head/storage.py: has other values than when it was written": "needs two versions of a library",
     "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",

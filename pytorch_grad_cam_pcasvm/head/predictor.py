@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import OutlierMixin, RegressorMixin
+from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Outputs, Regression, Voting
@@ -19,6 +20,9 @@ _RAW: dict[str, dict[str, Any]] = {
     "lightgbm": {"raw_score": True},
     "catboost": {"prediction_type": "RawFormulaVal"},
 }
+
+# Which predict the most probable class: they need not be asked twice.
+_OF_MOST_PROBABLE = (RandomForestClassifier.predict, BaggingClassifier.predict)
 
 
 class Predictor:
@@ -58,14 +62,18 @@ class Predictor:
 
     def __call__(self, rows: np.ndarray, needed: np.ndarray | None = None) -> np.ndarray:
         """Return the values of rows (R, B), float64 of shape (R, P); of columns that are not ``needed`` (P,), zeros."""
-        parts, first = [], 0
+        parts, first = dict[str, np.ndarray](), 0
         with _names_left_out():
             rows = self._transformed(rows)
             for name, count in self.columns.items():
-                asked = needed is None or needed[first : first + count].any()
-                parts.append(getattr(self, f"_{name}")(rows) if asked else np.zeros((len(rows), count)))
+                if needed is not None and not needed[first : first + count].any():
+                    parts[name] = np.zeros((len(rows), count))
+                elif name == "vote" and needed is None and type(self.estimator).predict in _OF_MOST_PROBABLE:
+                    parts[name] = _columns(parts["probability"].argmax(1)[:, None] == np.arange(count))
+                else:
+                    parts[name] = getattr(self, f"_{name}")(rows)
                 first += count
-        return np.concatenate(parts, 1)
+        return np.concatenate([*parts.values()], 1)
 
     def voting(self) -> Voting:
         """Return how the values become classes."""

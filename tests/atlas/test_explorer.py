@@ -19,6 +19,7 @@ from browser import Page, complaints, expect, launched, needs_chromium, sync_pla
 from PIL import Image
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.kernel_approximation import Nystroem
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
@@ -794,6 +795,26 @@ def test_gradients_and_secants_equal_those_of_the_kernels(page: Page, tmp_path: 
                     np.array(answer["gradient"]) * ratio, expected, atol=1e-7 * size if size else 1e-12
                 )
     assert blank < 10  # of 330
+
+
+@needs_chromium
+@pytest.mark.parametrize("baseline", ["neutral", "zero"])
+def test_a_forests_decisions_for_the_predicted_class_equal_pythons(page: Page, tmp_path: Path, baseline: str) -> None:
+    net, data = network(3, None)
+    store = atlas.build(net, data, ["1"], tmp_path / "atlas", baseline=baseline, progress=False)
+    forest = RandomForestClassifier(20, random_state=0).fit(store.components, store.labels)
+    file = write_page(store, tmp_path / "page", heads={"forest": forest})
+    visit(page, file.as_uri() + "#head=1")
+    rows = (0, 7, 31, 59)
+    answers = asked(page, [{"row": row, "head": "forest", "category": None, "versus": None} for row in rows])
+    for row, found in zip(rows, answers, strict=True):
+        compared(store, forest, SVMTarget(), row, found)
+    assert any(found["nu"] for found in answers)
+    expect(page.locator("#bars table")).to_have_count(1)
+    expect(page.locator("#vectors-panel")).to_be_hidden()
+    other = asked(page, [{"row": 0, "head": "forest", "category": 0, "versus": 1}])[0]
+    assert "RandomForestClassifier needs Python" in other["reason"]
+    assert not complaints(page)
 
 
 @needs_chromium

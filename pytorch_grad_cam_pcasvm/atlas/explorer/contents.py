@@ -11,7 +11,8 @@ from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Regression
-from pytorch_grad_cam_pcasvm.maps.recombination import tail_of
+from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"
@@ -101,7 +102,18 @@ class Contents:
             neutral = store.manifest.get("neutral") and baseline is not None
             start = np.asarray(baseline[0], np.float64) if neutral else None
             machine = machine_data(tail, np.asarray(store.components), start)
-            yield f"head-{number}", {**values, "machine": machine, "examples": _examples(fitted)}
+            steps = self._steps(fitted) if tail.enumerated is not None and store.manifest["adds_up"] else None
+            yield f"head-{number}", {**values, "machine": machine, "steps": steps, "examples": _examples(fitted)}
+
+    def _steps(self, head: Head) -> dict[str, Any]:
+        """Return how the decision for each row's predicted class is composed: secants and starts, each (R, B)."""
+        parts = []
+        for start in range(0, len(self.store), BLOCK):
+            components = self.store.maps(np.arange(start, min(start + BLOCK, len(self.store))))
+            slopes, starts, log_scale = steps_of(components, head, SVMTarget())
+            parts.append((slopes * log_scale.exp().unsqueeze(-1), starts))
+        columns = (torch.cat(tensors).double().numpy() for tensors in zip(*parts, strict=True))
+        return dict(zip(("slopes", "starts"), map(packed, columns), strict=True))
 
     def means(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the mean maps of all components by label, and by prediction."""

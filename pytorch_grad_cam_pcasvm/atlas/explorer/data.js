@@ -144,6 +144,7 @@
         correct: valuesOf(found.correct),
         machine: found.machine.reason ? null : atlas.machine.read(found.machine),
         reason: found.machine.reason || null,
+        steps: found.steps && { slopes: valuesOf(found.steps.slopes), starts: valuesOf(found.steps.starts) },
         examples: found.examples,
       })));
     }

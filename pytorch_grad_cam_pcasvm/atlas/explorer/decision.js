@@ -88,7 +88,7 @@
   async function vectors() {
     const note = document.getElementById("vectors-note"), panel = document.getElementById("vectors-panel");
     const found = await current(), head = atlas.view.current.headData;
-    panel.hidden = !found || Boolean(found.reason);
+    panel.hidden = !found || !found.seed;
     if (panel.hidden) return [];
     const { p } = atlas.data.pointOf(atlas.view.current.row);
     const { parts, intercept } = atlas.machine.vectorParts(head.machine, found.seed, p);

@@ -23,6 +23,8 @@
   /** Returns value, gradient and each component's part for a row, without maps; or {reason} why there is none. */
   function decisionOf(head, row, category, versus) {
     const target = targetOf(head, row, category, versus);
+    const isPredicted = !head.classes || target.category === head.predictions[row];
+    if (head.steps && isPredicted && target.versus === null) return { ...target, ...storedOf(head, row) };
     if (head.reason) return { ...target, reason: head.reason };
     const seed = atlas.machine.seedOf(head.machine, target.category, target.versus);
     if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: it explains single classes only." };
@@ -42,6 +44,16 @@
       logScale: found.logScale,
       parts: found.gradient.map((g, b) => factor * g * (p0 ? p[b] - p0[b] : p[b])),
     };
+  }
+
+  /** Returns value, secants and each component's part for the predicted class of a row, as Python has computed them. */
+  function storedOf({ margins, steps }, row) {
+    const { p, p0: mean } = atlas.data.pointOf(row), count = p.length;
+    const [gradient, p0] = [steps.slopes, steps.starts].map((values) => values.subarray(row * count, (row + 1) * count));
+    const parts = [...gradient].map((g, b) => g * (p[b] - p0[b])), value = margins[row];
+    const moved = p0.some((number, b) => number !== mean[b]);
+    const baselineValue = value - parts.reduce((sum, part) => sum + part, 0);
+    return { seed: null, value, baselineValue, p0, moved, gradient, logScale: 0, parts };
   }
 
   /** Returns the part of some components in the map of a decision; that of all is the map itself. */

@@ -141,10 +141,14 @@ def _machines(
 
 
 def _through(stage: Stage, affine: _Affine) -> _Affine:
-    if not stage.linear:
-        name = stage.predictor.name if isinstance(stage, Enumerated) else type(stage).__name__
+    if isinstance(stage, Enumerated):
         raise NotInPageError(
-            f"This page cannot compute this head's decision: {name}, after the components, is "
+            f"This page cannot compute this decision: {stage.predictor.name} needs Python. Only that for the predicted "
+            "class was computed when the page was written; explain others with store.explain."
+        )
+    if not stage.linear:
+        raise NotInPageError(
+            f"This page cannot compute this head's decision: {type(stage).__name__}, after the components, is "
             "not affine. Its predictions were made in Python; explain them with store.explain."
         )
     return affine.then(stage)
