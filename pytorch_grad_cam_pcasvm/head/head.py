@@ -194,7 +194,7 @@ class Head(Stack):
         Args:
             path: the file.
             trusted: types of estimators without a gradient that may be read, and so run, besides those of
-                scikit-learn, XGBoost and LightGBM, such as ``"module.Class"``.
+                scikit-learn, XGBoost, LightGBM and CatBoost, such as ``"module.Class"``.
 
         Raises:
             ValueError: the file is truncated, was modified, does not contain a head, or has types that are not trusted.

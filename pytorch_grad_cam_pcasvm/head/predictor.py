@@ -189,7 +189,7 @@ def _classes_of(estimator: Any) -> Any:
         ValueError: it has several outputs of classes that are no labels.
     """
     classes = getattr(estimator, "classes_", None)
-    if classes is None or _is_outlier_detector(estimator):
+    if classes is None or not len(classes) or _is_outlier_detector(estimator):  # CatBoost's regressors
         return None
     if not isinstance(classes, list) or not np.ndim(classes[0]):
         return np.asarray(classes)

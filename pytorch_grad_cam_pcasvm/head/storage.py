@@ -46,6 +46,8 @@ _EXAMPLES, _PREPARATION, _MEANS, _SEEN, _ESTIMATORS = "examples", "preparation",
 
 # Besides those that skops trusts by itself, what estimators in a file may be made of.
 _TRUSTED = {
+    "catboost.core.CatBoostClassifier",
+    "catboost.core.CatBoostRegressor",
     "collections.OrderedDict",
     "lightgbm.basic.Booster",
     "lightgbm.sklearn.LGBMClassifier",

@@ -13,11 +13,11 @@ from sklearn.ensemble import (
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeRegressor
-from test_enumerated import BACKBONE, FEATURES, LABELS, SEVERAL, X, adds_up, deciding, network, shapley
+from test_enumerated import BACKBONE, BINARY, FEATURES, LABELS, SEVERAL, X, adds_up, deciding, network, shapley
 from torch import nn
 from towers import Tower
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, SVMTarget
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.head.enumerated import shapley_values
 
 
@@ -182,3 +182,40 @@ def test_cuda_equals_the_cpu():
     assert other.maps.device.type == "cuda"
     assert torch.allclose(one.maps, other.maps.cpu(), atol=1e-8)
     assert next(BACKBONE.parameters()).device.type == "cpu"
+
+
+BOOSTED = {
+    "xgboost": ("XGBClassifier", "XGBRegressor", {"n_estimators": 12}, {"output_margin": True}),
+    "lightgbm": ("LGBMClassifier", "LGBMRegressor", {"n_estimators": 12, "verbose": -1}, {"raw_score": True}),
+    "catboost": (
+        "CatBoostClassifier",
+        "CatBoostRegressor",
+        {"iterations": 12, "verbose": 0, "allow_writing_files": False},
+        {"prediction_type": "RawFormulaVal"},
+    ),
+}
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("library", sorted(BOOSTED))
+def test_boosting_of_other_libraries(library, tmp_path):
+    module = pytest.importorskip(library)
+    classifier, regressor, options, raw = BOOSTED[library]
+    for classes in (BINARY, SEVERAL):
+        labels = np.searchsorted(sorted(classes), LABELS[classes])  # XGBoost takes numbers alone
+        net, pipeline = network(getattr(module, classifier)(**options), labels)
+        maps = ContributionCAM(net, ["block"]).explain(X[:5], [SVMTarget(1), ProbabilityTarget(0)])
+        rows = pipeline[:-1].transform(FEATURES[:5])
+        margins = np.asarray(pipeline[-1].predict(rows, **raw), float).reshape(5, -1)
+        decide = margins[:, 0] if len(classes) == 2 else margins[:, 1] - margins[:, [0, 2]].mean(1)
+        np.testing.assert_allclose(maps.values[:, 0], decide, atol=1e-9)
+        np.testing.assert_allclose(maps.values[:, 1], pipeline.predict_proba(FEATURES[:5])[:, 0], atol=1e-9)
+        assert adds_up(maps)
+        assert net.predict(X).tolist() == pipeline.predict(FEATURES).ravel().tolist()
+        net.head.save(tmp_path / "head.safetensors")
+        again = PCASVMNet(BACKBONE, Head.load(tmp_path / "head.safetensors")).eval()
+        one, other = (ContributionCAM(of, ["block"]).explain(X[:5]).maps for of in (net, again))
+        assert one.equal(other)
+    net, pipeline = network(getattr(module, regressor)(**options), FEATURES[:, 0])
+    assert adds_up(ContributionCAM(net, ["block"]).explain(X[:5]))
+    np.testing.assert_allclose(net.predict(X), pipeline.predict(FEATURES), rtol=1e-6)
