@@ -38,6 +38,7 @@ def page() -> str:
     methods, baselines = (comparison.tables(found(name)) for name in ("which_method", "which_baseline"))
     baselines["Accuracy, baselines"] = baselines.pop("Accuracy")  # of a run of its own
     kept = {title: table for title, table in methods.items() if title not in baselines} | baselines
+    kept |= {f"Trees, {title}": table for title, table in comparison.tables(found("which_trees")).items()}
     kept |= {f"Layers, {title}": table for title, table in which_layer.tables(found("which_layer")).items()}
     return HEAD + "".join(f"\n## {title}\n\n{table}\n" for title, table in kept.items())
 
@@ -47,6 +48,7 @@ if __name__ == "__main__":
     for name, figure in {
         "which_method": comparison.plot(found("which_method")),
         "which_baseline": comparison.plot_baselines(found("which_baseline")),
+        "which_trees": comparison.plot(found("which_trees")),
         "which_layer": which_layer.plot(
             found("which_layer"), {"chest-xray": "chest X-rays", "dog-vs-cat": "dogs and cats"}
         ),

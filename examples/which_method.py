@@ -12,9 +12,8 @@ class for each image of another class. There, only Grad-CAM and the baselines of
 does so for every set, in a third of the time.
 
 It prints Markdown, and writes which_method.md, .json and .png to --out, and contributions.png: photos with Grad-CAM and
-contributions. Heads that are not asked for keep the numbers that which_method.json has of the same settings. Costly
-results are kept in --cache, so that a run resumes where it stopped. On two cores, start two runs, each with half of
---sets, and then a third that combines them.
+contributions. Costly results are kept in --cache, so that a run resumes where it stopped. On two cores, start two runs,
+each with half of --sets, and then a third that combines them.
 """
 
 import argparse
@@ -315,9 +314,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
     conv = fused(convolutions(options.backbone, options.weights)).to(options.device)
     weights = hashlib.sha256(b"".join(value.cpu().numpy().tobytes() for value in conv.state_dict().values()))
-    names = ("sets", "backbone", "size", "images", "limit", "epochs", "score_channels", "seed")
+    names = ("sets", "heads", "backbone", "size", "images", "limit", "epochs", "score_channels", "seed")
     results: dict[str, Any] = {"settings": {name: getattr(options, name) for name in names}, "sets": {}}
-    earlier = _earlier(options.out / "which_method.json", results["settings"])
     for name in options.sets:
         start = time.perf_counter()
         problem = Problem(name, options, conv, weights.hexdigest())
@@ -325,11 +323,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
               f"best epoch {problem.course.best_epoch} of {len(problem.course.accuracies)}", flush=True)  # fmt: skip
         # Four digits are enough, and a quarter of the bytes.
         text = json.dumps(measured(problem), allow_nan=False)
-        of_set = json.loads(text, parse_float=lambda number: round(float(number), 4))
-        for kind, heads in of_set["heads"].items():
-            every = earlier.get(name, {}).get("heads", {}).get(kind, {}) | heads
-            of_set["heads"][kind] = {title: every[title] for title in HEADS if title in every}
-        results["sets"][name] = of_set
+        results["sets"][name] = json.loads(text, parse_float=lambda number: round(float(number), 4))
         (options.out / "which_method.json").write_text(json.dumps(results, separators=(",", ":")))
         markdown = "\n\n".join(f"### {title}\n\n{text}" for title, text in tables(results).items())
         (options.out / "which_method.md").write_text(markdown + "\n")
@@ -339,15 +333,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(markdown)
     return results
-
-
-def _earlier(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the sets of an earlier run with the same settings."""
-    if not file.is_file():
-        return {}
-    found = json.loads(file.read_text())
-    same = all(found["settings"][name] == value for name, value in settings.items() if name != "sets")
-    return found["sets"] if same else {}
 
 
 def main(argv: list[str] | None = None) -> int:

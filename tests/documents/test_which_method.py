@@ -94,7 +94,7 @@ def test_the_page_of_measurements_is_that_of_the_numbers(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     text = (DOCS / "measurements.md").read_text()
     assert text == importlib.import_module("measurements").page()
-    for name in ("which_method", "which_baseline", "which_layer"):
+    for name in ("which_method", "which_baseline", "which_trees", "which_layer"):
         sets = json.loads((DOCS / f"{name}.json").read_text())
         assert all(f", {each}\n" in text for each in sets.get("sets", sets))
 
