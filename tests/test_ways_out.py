@@ -52,6 +52,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.semi_supervised import LabelPropagation
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils.data import TensorDataset
@@ -362,6 +363,20 @@ def program_of(estimator: Any) -> Any:
 
 def maps_of_labelling() -> SignedMaps:
     return maps_of([PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM)
+
+
+class Wavering(Labelling):
+    """A classifier that predicts at random."""
+
+    def predict(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return np.random.default_rng().integers(0, 3, len(X))
+
+
+def several_labels(kind: Any) -> list[Any]:
+    """Return a PCA, and a classifier of two labels at a time."""
+    pca = PCA(2).fit(FEATURES)
+    p = pca.transform(FEATURES)
+    return [pca, kind(DecisionTreeClassifier(max_depth=2)).fit(p, (p > 0).astype(int))]
 
 
 def loaded_again(estimator: Any, **options: Any) -> Head:
@@ -2745,9 +2760,27 @@ OTHERS = [
         "head/predictor.py: has no classes_",
         lambda: Head.of([PCA(2).fit(FEATURES), Labelling(classes=None)]),
         "Labelling predicts labels, but has no classes_",
+        {"give it the attribute classes_": maps_of_labelling},
+    ),
+    Row(
+        "head/predictor.py: gives other values for the same rows",
+        lambda: Head.of([PCA(2).fit(FEATURES), Wavering(np.arange(3))]),
+        "Wavering gives other values for the same rows",
+        {"fix its random_state": maps_of_labelling},
+    ),
+    Row(
+        "head/predictor.py: predicts classes that are not in its classes_",
+        lambda: Head.of([PCA(2).fit(FEATURES), Labelling(np.array(["a", "b", "c"]))]),
+        "Labelling predicts classes that are not in its classes_",
+        {"let predict return members of classes_": maps_of_labelling},
+    ),
+    Row(
+        "head/predictor.py: predicts several labels at a time",
+        lambda: Head.of(several_labels(OneVsRestClassifier)),
+        "OneVsRestClassifier predicts several labels at a time",
         {
-            "give it the attribute classes_": lambda: maps_of(
-                [PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM
+            "fit one for each label, MultiOutputClassifier": lambda: maps_of(
+                several_labels(MultiOutputClassifier), y=COLUMNS, method=ContributionCAM
             )
         },
     ),

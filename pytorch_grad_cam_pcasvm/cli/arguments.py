@@ -203,8 +203,8 @@ def _of_components(parser: argparse.ArgumentParser) -> None:
 
 def _of_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="append", default=[], metavar="TYPE",
-                        help="type of estimator that the head's file may have, besides those of scikit-learn, XGBoost "
-                        "and LightGBM; may be repeated")  # fmt: skip
+                        help="type of estimator that the head's file may have, besides those that are known to be "
+                        "harmless; may be repeated")  # fmt: skip
 
 
 def _of_reading(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
 from pytorch_grad_cam_pcasvm.export.titles import about
+from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -181,10 +182,17 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in maps.targets],
         **about(maps.targets, net),
-        "pairwise_scores": getattr(getattr(head, "voting", None), "pairwise_scores", False),
+        "pairwise_scores": _pairwise(head),
         "target_layers": list(maps.layers),
         "features": repr(source),
         "input": {"shape": list(images.shape[1:])} | pictures,
         "versions": {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__},
         "digest": digest,
     }
+
+
+def _pairwise(head: Head | None) -> bool:
+    """Return whether the scores of a head are those of pairs of classes."""
+    if head is None or head.decision_position is None:
+        return False
+    return bool(getattr(head.voting, "pairwise_scores", False))

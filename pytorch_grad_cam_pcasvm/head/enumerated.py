@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +99,7 @@ class Enumerated(Decision):
         """Return how the estimators are explained, for the repr of the head."""
         count = self.n_inputs or 0
         how = f"{2**count} coalitions" if count <= MOST else "sampled permutations"
-        return f"{self.predictor.name} without a gradient: {how} of its {count} inputs"
+        return f"{self.predictor.name} without a gradient: {how} of its {count} input{'s' * (count != 1)}"
 
     @property
     def is_sampled(self) -> bool:
@@ -134,9 +134,16 @@ class Enumerated(Decision):
         return NoClosedFormError(self.reason, *self.ways_out, "use ContributionCAM, which needs values alone")
 
     def fingerprint(self) -> str:
-        """Return a digest of the values on fixed rows, which tells fits apart without looking into them."""
-        rows = np.random.default_rng(0).normal(size=(256, self.n_inputs or 0))
-        return hashlib.sha256(np.round(self.predictor(rows), 9).tobytes()).hexdigest()
+        """Return a digest of the values on fixed rows of all sizes, which tells fits apart without looking into them.
+
+        It has seven digits of the largest value: threads may add up in another order.
+        """
+        generator = np.random.default_rng(0)
+        rows = generator.normal(size=(1024, self.n_inputs or 0)) * 10 ** generator.uniform(-6, 6, (1024, 1))
+        values = self.predictor(rows)
+        largest = abs(values).max(initial=0.0) or 1.0
+        digits = np.round(values / largest, 7) + 0.0  # no -0
+        return hashlib.sha256(digits.tobytes() + f"{largest:.6e}".encode()).hexdigest()
 
 
 class _Values(torch.autograd.Function):
@@ -169,25 +176,23 @@ def shapley_values(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
 
 
 def _of_coalitions(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
-    members, weights = _coalitions(x.shape[1])
+    count = x.shape[1]
+    members = (np.arange(2**count)[:, None] >> np.arange(count)) & 1 > 0  # of each coalition, (2^B, B)
+    share = np.array([1 / (count * math.comb(count - 1, size)) for size in range(count)])
     parts = []
-    block = max(1, _rows_at_once(x.shape[1]) // len(members))
+    block = max(1, _rows_at_once(count) // len(members))
     for first in range(0, len(x), block):
         images = slice(first, first + block)
         rows = np.where(members, x[images, None], x0[images, None])
-        values = function(rows.reshape(-1, x.shape[1])).reshape(*rows.shape[:2], -1)
-        parts.append(weights @ values)
+        values = function(rows.reshape(-1, count)).reshape(*rows.shape[:2], -1)
+        phi = np.empty((len(rows), count, values.shape[2]))
+        for b in range(count):
+            # Differences first: what an input does not change is exactly 0, not what rounding leaves of a sum.
+            (without,) = np.nonzero(~members[:, b])
+            rises = values[:, without + (1 << b)] - values[:, without]
+            phi[:, b] = np.einsum("s,nsp->np", share[members[without].sum(1)], rises)
+        parts.append(phi)
     return np.concatenate(parts)
-
-
-@lru_cache(maxsize=4)
-def _coalitions(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of B inputs are in each coalition, (2^B, B), and what its value counts for each, (B, 2^B)."""
-    members = (np.arange(2**count)[:, None] >> np.arange(count)) & 1 > 0
-    sizes = members.sum(1)
-    share = np.array([1 / (count * math.comb(count - 1, size)) for size in range(count)])
-    joined, left = share[np.maximum(sizes - 1, 0)], share[np.minimum(sizes, count - 1)]
-    return members, np.where(members, joined[:, None], -left[:, None]).T
 
 
 def _of_permutations(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Predictor: fitted estimators as a function of rows: the number that decides, probabilities, and predictions."""
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,8 +44,8 @@ class Predictor:
     """
 
     def __init__(self, steps: Sequence[Any], n_inputs: int | None = None) -> None:
-        self.steps = list(steps)
-        *self.transformers, self.estimator = steps
+        self.steps = copy.deepcopy(list(steps))  # as they are now, like the numbers of a closed form
+        *self.transformers, self.estimator = self.steps
         width = getattr(steps[0], "n_features_in_", None) or n_inputs
         if width is None:
             raise ValueError(f"{type(steps[0]).__name__} does not say how many features it takes")
@@ -54,6 +55,24 @@ class Predictor:
             rows = self._transformed(np.zeros((2, self.n_inputs)))
             self.columns = {name: getattr(self, f"_{name}")(rows).shape[1] for name in self._names(rows)}
         self.n_outputs = sum(self.columns.values())
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what is no function of a single row, or predicts other classes than its own."""
+        rows = np.random.default_rng(0).normal(size=(6, self.n_inputs))
+        together, alone = self(rows), np.concatenate([self(row[None]) for row in rows])
+        if not np.allclose(together, alone, rtol=1e-6, atol=1e-9 * abs(together).max(), equal_nan=True):
+            raise NoClosedFormError(
+                f"{self.name} gives other values for the same rows a second time, or in another batch, so that its "
+                "decisions cannot be explained",
+                "fix its random_state, or make its values depend on one row at a time",
+            )
+        votes = together[:, -len(self.classes) :] if "vote" in self.columns else np.ones((1, 1))
+        if not votes.any(1).all():
+            raise NoClosedFormError(
+                f"{self.name} predicts classes that are not in its classes_",
+                "let predict return members of classes_, as scikit-learn's classifiers do",
+            )
 
     @property
     def name(self) -> str:
@@ -110,6 +129,11 @@ class Predictor:
                 yield "decision"
             if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:
                 yield "probability"
+            if np.asarray(estimator.predict(rows)).size != len(rows):
+                raise NoClosedFormError(
+                    f"{self.name} predicts several labels at a time",
+                    "fit one for each label, MultiOutputClassifier(...)",
+                )
             yield "vote"
 
     def _decision(self, rows: Any) -> np.ndarray:
@@ -193,8 +217,8 @@ def _classes_of(estimator: Any) -> Any:
         return None
     if not isinstance(classes, list) or not np.ndim(classes[0]):
         return np.asarray(classes)
-    if not hasattr(estimator, "predict_proba") or any(len(labels) != 2 for labels in classes):
-        raise ValueError(f"{type(estimator).__name__} was fitted on several outputs that are no labels")
+    if not hasattr(estimator, "predict_proba") or any([*labels] != [0, 1] for labels in classes):
+        raise ValueError(f"{type(estimator).__name__} was fitted on several outputs that are no labels of 0 and 1")
     return classes
 
 

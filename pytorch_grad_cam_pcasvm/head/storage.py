@@ -260,6 +260,7 @@ def from_skops(data: bytes, trusted: Sequence[str] = ()) -> Any:
         ModuleNotFoundError: skops is not installed.
         ValueError: there are others.
     """
+    trusted = [trusted] if isinstance(trusted, str) else trusted
     others = [name for name in _others(data) if name not in trusted]
     if others:
         refuse(

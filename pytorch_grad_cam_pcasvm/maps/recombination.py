@@ -148,8 +148,6 @@ def boundary_of(components: SignedMaps, tail: Head, reduction: Head | None) -> B
     """Return where targets of the part of a head behind components are undecided, near those of the baseline."""
     assert components.baseline_values is not None
     deviations = None if reduction is None else spread_of(reduction.stages[-1])
-    if deviations is None and len(components) > 1:
-        deviations = components.values.std(0)  # of these images, where nothing is known of the training set
     return Boundary(tail, components.baseline_values[0], deviations)
 
 

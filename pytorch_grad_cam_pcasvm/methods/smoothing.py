@@ -85,6 +85,7 @@ def _mean(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
         baseline_values=None,
         remainder=None,
         heads=None,
+        effects=None,
         standard_errors=maps.std(0, keepdim=True) / len(maps) ** 0.5,
         linear=False,  # every copy has its own derivative by the components
     )

@@ -78,7 +78,7 @@ class WarnOnce:
         if decisions and maps.baseline_values is not None and BaselineWarning not in self._told:
             values, at_baseline = _array(maps.values), _array(maps.baseline_values)
             for k in decisions:
-                self._of_baseline(maps.targets[k], values[:, k], at_baseline[:, k])
+                self._of_baseline(maps.targets[k], values[:, k], at_baseline[:, k], maps.effects is None)
 
     def of_rows(self, output: Any, targets: Sequence[Any], values: Tensor, at_baseline: Tensor | None) -> None:
         """Warn about the values of maps with one target per image, values (N, 1); waits for the device."""
@@ -98,8 +98,8 @@ class WarnOnce:
             self.tell(
                 CancellationWarning,
                 f"on {count} of {len(cancellation)} maps of {targets[worst]}, colours of both signs cancel that are up "
-                f"to {most[worst]:.3g} times as large as what the components contribute: look at these, "
-                "PCATarget(0) and so on, or fit fewer of them, or explain a layer nearer to the features",
+                f"to {most[worst]:.3g} times as large as what the components contribute: look at these one by one, "
+                "PCATarget(0) and so on, or fit fewer of them",
             )
 
     def of_images(self, output: Any) -> None:
@@ -117,8 +117,10 @@ class WarnOnce:
                     f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",
                 )
 
-    def _of_baseline(self, decision: Any, values: np.ndarray, at_baseline: np.ndarray) -> None:
-        """Warn if most values (N,) of a decision are due to the baseline."""
+    def _of_baseline(
+        self, decision: Any, values: np.ndarray, at_baseline: np.ndarray, has_gradient: bool = True
+    ) -> None:
+        """Warn if most values (N,) of a decision are due to the baseline, which a neutral one need not change."""
         (ruled,) = np.nonzero(abs(at_baseline) > abs(values - at_baseline))
         if 2 * len(ruled) > len(values):
             value, start = values[ruled[0]], at_baseline[ruled[0]]
@@ -126,7 +128,7 @@ class WarnOnce:
                 BaselineWarning,
                 f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {decision} than the "
                 f"image: a value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to "
-                f"{value - start:.3g}; with baseline='neutral', it adds up to the value",
+                f"{value - start:.3g}" + "; with baseline='neutral', it adds up to the value" * has_gradient,
             )
 
     def once(self, key: Any) -> bool:

@@ -198,11 +198,10 @@ class Boundary:
         if not size:
             return near.features[0]
         position, deviations = self._deviations or deviations_of(near.head) or (0, None)
-        if deviations is None:
-            raise no_boundary(target, size)
-        goal = Jumps(near.head, target, position, deviations.to(values[0])).nearest(values[position][0])
-        if goal is None:
-            raise no_boundary(target, size)
+        jumps = None if deviations is None else Jumps(near.head, target, position, deviations.to(values[0]))
+        goal = None if jumps is None else jumps.nearest(values[position][0])
+        if deviations is None or goal is None:
+            return near.features[0]  # no sample is known to be decided otherwise: baseline_values say what is there
         # The nearest features that lead there: those that stages leave out stay as they are.
         point = values[0][0]
         for _ in range(_STEPS):

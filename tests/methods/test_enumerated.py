@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.decomposition import PCA, KernelPCA
+from sklearn.decomposition import PCA, KernelPCA, TruncatedSVD
 from sklearn.ensemble import (
     AdaBoostClassifier,
     BaggingClassifier,
@@ -30,7 +30,7 @@ from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, QuantileTransformer, StandardScaler
 from sklearn.svm import SVC
-from sklearn.tree import DecisionTreeClassifier
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
@@ -52,7 +52,13 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
 )
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
-from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, CancellationWarning, NoClosedFormError
+from pytorch_grad_cam_pcasvm.head.enumerated import shapley_values
+from pytorch_grad_cam_pcasvm.runtime.errors import (
+    BaselineWarning,
+    BlankMapWarning,
+    CancellationWarning,
+    NoClosedFormError,
+)
 
 BINARY, SEVERAL = ("ill", "well"), ("ash", "elm", "fir")
 
@@ -217,6 +223,59 @@ def test_evidence_that_cancels_is_warned_of_once():
         ContributionCAM(net, ["block"]).explain(X[1:6])
 
 
+def test_what_changes_nothing_is_blank_and_not_rounding():
+    rows = np.random.default_rng(0).normal(size=(5, 6))
+    constant = shapley_values(lambda rows: np.full((len(rows), 1), 0.7), rows, 0 * rows)
+    assert not constant.any()
+    one = shapley_values(lambda rows: 0.1 + rows[:, :1] ** 3, rows, 0 * rows)
+    assert not one[:, 1:].any()
+    net, _ = network(DecisionTreeClassifier(max_depth=1, **TREES), LABELS[BINARY])
+    with pytest.warns(BlankMapWarning):
+        maps = ContributionCAM(net, ["block"]).explain(X[:20], SVMTarget())
+    same = maps.values == maps.baseline_values
+    assert same.any()
+    assert not maps.maps[same].any()
+
+
+def test_a_decision_without_a_boundary_near_the_mean_starts_there():
+    net, _ = network(HistGradientBoostingClassifier(max_iter=2, **TREES), LABELS[SEVERAL])
+    maps = ContributionCAM(net, ["block"]).explain(X[:6])
+    assert adds_up(maps)
+    never, _ = network(RandomForestClassifier(3, max_depth=1, **TREES), np.where(np.arange(60) < 58, "a", "b"))
+    maps = ContributionCAM(never, ["block"]).explain(X[:6], SVMTarget("a"))
+    assert adds_up(maps)
+
+
+def test_recombined_maps_do_not_depend_on_the_other_images():
+    pipeline = make_pipeline(TruncatedSVD(3, random_state=0), RandomForestClassifier(8, **TREES))
+    net = PCASVMNet(BACKBONE, pipeline.fit(FEATURES, LABELS[SEVERAL])).eval()
+    with pytest.warns(BaselineWarning):
+        direct = ContributionCAM(net, ["block"], mean=torch.zeros(8).double()).explain(X[:6], SVMTarget("elm"))
+    components = ContributionCAM(net, ["block"], mean=torch.zeros(8).double()).explain(X[:6])
+    for some in (components, components[:2]):
+        maps = recombined(some, pipeline, SVMTarget("elm"))
+        assert torch.allclose(maps.maps, direct.maps[: len(some)])
+
+
+def test_a_head_is_as_it_was_when_it_was_passed():
+    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    before = ContributionCAM(net, ["block"]).explain(X[:3])
+    pipeline[-1].estimators_ = pipeline[-1].estimators_[:1]
+    after = ContributionCAM(net, ["block"]).explain(X[:3])
+    assert after.maps.equal(before.maps)
+
+
+def test_fingerprints_tell_small_differences_and_no_rounding():
+    rows = FEATURES[:, :1] * 1e-4
+    heads = [
+        Head.of([DecisionTreeRegressor(max_depth=1).fit(rows, rows[:, 0] > at)]) for at in np.quantile(rows, [0.4, 0.6])
+    ]
+    one, other = (head.enumerated.fingerprint() for head in heads)
+    assert one != other
+    noisy = RandomForestRegressor(40, n_jobs=2, **TREES).fit(FEATURES, 1e6 * FEATURES[:, 0])
+    assert len({Head.of([noisy]).enumerated.fingerprint() for _ in range(5)}) == 1
+
+
 def quick(kinds, chosen):
     """Kinds of estimators as parameters, of which all but a few are slow."""
     return [kind if kind in chosen else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(kinds)]
@@ -282,8 +341,6 @@ def test_steps_around_the_reduction(before):
     decision = net.head.enumerated.predictor
     p = net(X[:1]).head_trace.values[-2][0].detach().numpy()
     phi = shapley(decision, p, 0 * p)
-    from pytorch_grad_cam_pcasvm.head.enumerated import shapley_values
-
     np.testing.assert_allclose(shapley_values(decision, p[None], 0 * p[None])[0], phi, atol=1e-12)
 
 
