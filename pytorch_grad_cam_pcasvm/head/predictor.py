@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sklearn.base import OutlierMixin, RegressorMixin
 from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Outputs, Regression, Voting
@@ -24,6 +25,27 @@ _RAW: dict[str, dict[str, Any]] = {
 
 # Which predict the most probable class: they need not be asked twice.
 _OF_MOST_PROBABLE = (RandomForestClassifier.predict, BaggingClassifier.predict)
+
+
+def threshold_of(estimator: Any) -> tuple[Any, str, float, bool]:
+    """Return how a classifier's threshold is moved.
+
+    Returns:
+        The classifier, the method whose values are compared, the second class's threshold, and whether a value that is
+        just there is decided for that class, and not for the first.
+    """
+    fitted = getattr(estimator, "estimator_", estimator.estimator)
+    tuned = isinstance(estimator, TunedThresholdClassifierCV)
+    wanted = estimator._get_response_method()
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    method = next((name for name in wanted if hasattr(fitted, name)), "")
+    threshold = estimator.best_threshold_ if tuned else estimator.threshold
+    threshold = (0.5 if method == "predict_proba" else 0.0) if threshold == "auto" else float(threshold)
+    pos_label = estimator._curve_scorer._get_pos_label() if tuned else estimator.pos_label
+    first = pos_label is not None and pos_label == estimator.classes_[0]
+    if first:  # of the first class, the other side of the threshold is the second
+        threshold = 1 - threshold if method == "predict_proba" else -threshold
+    return fitted, method, threshold, not first
 
 
 class Predictor:
@@ -123,7 +145,11 @@ class Predictor:
                 )
             yield "prediction"
         else:
-            raw = type(estimator).__module__.partition(".")[0] in _RAW or hasattr(estimator, "decision_function")
+            raw = (
+                _has_threshold(estimator)
+                or type(estimator).__module__.partition(".")[0] in _RAW
+                or hasattr(estimator, "decision_function")
+            )
             # That of pairs is of no single class.
             if raw and self._decision(rows).shape[1] == (1 if count == 2 else count):
                 yield "decision"
@@ -143,6 +169,9 @@ class Predictor:
             if isinstance(parts, list):
                 return np.stack([part[:, 1] - part[:, 0] for part in parts], 1)
             return 2 * _columns(parts) - 1
+        if _has_threshold(self.estimator):
+            fitted, method, threshold, _ = threshold_of(self.estimator)
+            return _columns(getattr(fitted, method)(rows))[:, -1:] - threshold
         options = _RAW.get(type(self.estimator).__module__.partition(".")[0])
         if options is not None:
             return _columns(self.estimator.predict(rows, **options))
@@ -220,6 +249,10 @@ def _classes_of(estimator: Any) -> Any:
     if not hasattr(estimator, "predict_proba") or any([*labels] != [0, 1] for labels in classes):
         raise ValueError(f"{type(estimator).__name__} was fitted on several outputs that are no labels of 0 and 1")
     return classes
+
+
+def _has_threshold(estimator: Any) -> bool:
+    return isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV)
 
 
 def _is_outlier_detector(estimator: Any) -> bool:

@@ -26,6 +26,7 @@ from sklearn.ensemble import (
     VotingClassifier,
 )
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, QuantileTransformer, StandardScaler
@@ -221,6 +222,25 @@ def test_evidence_that_cancels_is_warned_of_once():
         warnings.simplefilter("error", CancellationWarning)
         cam.explain(X[:8])
         ContributionCAM(net, ["block"]).explain(X[1:6])
+
+
+@pytest.mark.parametrize("positive", ["ill", "well", None])
+@pytest.mark.parametrize("response", ["predict_proba", "decision_function"])
+def test_a_moved_threshold_is_where_the_value_is_0(positive, response):
+    kind = RandomForestClassifier if response == "predict_proba" else GradientBoostingClassifier
+    inside = kind(n_estimators=8, **TREES)
+    at = 0.8 if response == "predict_proba" else 0.4
+    options = {"threshold": at, "pos_label": positive, "response_method": response}
+    net, pipeline = network(FixedThresholdClassifier(inside, **options), LABELS[BINARY])
+    assert net.predict(X).tolist() == pipeline.predict(FEATURES).tolist()
+    maps = ContributionCAM(net, ["block"]).explain(X, [SVMTarget(), SVMTarget("well")])
+    assert adds_up(maps)
+    assert float(maps.values[:, 0].min()) >= 0
+    rows = pipeline[:-1].transform(FEATURES)
+    fitted = pipeline[-1].estimator_
+    score = fitted.predict_proba(rows)[:, 1] if response == "predict_proba" else fitted.decision_function(rows)
+    at = (1 - at if response == "predict_proba" else -at) if positive == "ill" else at
+    np.testing.assert_allclose(maps.values[:, 1], score - at, atol=1e-9)
 
 
 def test_what_changes_nothing_is_blank_and_not_rounding():

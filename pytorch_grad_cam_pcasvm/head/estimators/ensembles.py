@@ -32,6 +32,7 @@ from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, LinearDec
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.estimators.predictors import best_of, plain_voting, regression, softmax
 from pytorch_grad_cam_pcasvm.head.estimators.transformers import of_columns
+from pytorch_grad_cam_pcasvm.head.predictor import threshold_of
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -261,18 +262,8 @@ def _stackable(fitted: Any, method: str, voting: Any) -> str:
 @stage_for.register(FixedThresholdClassifier)
 @stage_for.register(TunedThresholdClassifierCV)
 def _threshold(estimator: Any) -> Stage:
-    fitted = getattr(estimator, "estimator_", estimator.estimator)
-    tuned = isinstance(estimator, TunedThresholdClassifierCV)
-    wanted = estimator._get_response_method()
-    wanted = [wanted] if isinstance(wanted, str) else wanted
-    method = next((name for name in wanted if hasattr(fitted, name)), "")
-    threshold = estimator.best_threshold_ if tuned else estimator.threshold
-    threshold = (0.5 if method == "predict_proba" else 0.0) if threshold == "auto" else float(threshold)
+    fitted, method, threshold, zero_is_second = threshold_of(estimator)
     *stages, decision = stages_of(fitted)
-    pos_label = estimator._curve_scorer._get_pos_label() if tuned else estimator.pos_label
-    first = pos_label is not None and pos_label == estimator.classes_[0]
-    if first:  # of the first class, the other side of the threshold is the second
-        threshold = 1 - threshold if method == "predict_proba" else -threshold
     voting = decision.voting if isinstance(decision, Decision) else None
     curve: Any = voting.calibration if isinstance(voting, multiclass.Binary) else None
     if isinstance(voting, multiclass.Calibrated) and len(voting.votings) == 1:
@@ -286,7 +277,7 @@ def _threshold(estimator: Any) -> Stage:
             estimator, fitted, "a threshold within (0, 1) of a sigmoid probability, or one of decision values"
         )
     shifted = Platt(curve.curves[0].a, curve.curves[0].b + curve.curves[0].a * threshold) if sigmoid else None
-    votes = multiclass.Binary(zero_is_second=not first, calibration=PerClass([shifted]) if shifted else None)
+    votes = multiclass.Binary(zero_is_second=zero_is_second, calibration=PerClass([shifted]) if shifted else None)
     votes.of_sklearn = False
     one = torch.ones(1, 1).double()
     value = Union([Chain([*stages, decision])])
