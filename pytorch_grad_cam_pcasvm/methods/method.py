@@ -202,7 +202,11 @@ class Method(Named, BaseCAM):
             layouts = [MapLayout()] * len(site.layers)  # in the network's own shapes
             output = network_output(self.model, passed.output, x.shape[0])
             run = Explanation(self.model, x, passed, output, site.layers, layouts, path.run)
-            targets = default_targets(run.output) if targets is None else listed(targets)
+            if targets is None:
+                targets = default_targets(run.output)
+                if run.head is not None and run.head.enumerated is not None:  # the path is the same for components
+                    targets = every_component(run.output) or targets
+            targets = listed(targets)
             seeds = run.cotangents(run.output_gradients(targets))
             comparisons = []
             for target, name in enumerate(site.layers):

@@ -257,6 +257,13 @@ def test_what_changes_nothing_is_blank_and_not_rounding():
     assert not maps.maps[same].any()
 
 
+def test_the_path_to_a_forest_is_checked_by_its_components():
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    report = ContributionCAM(net, ["stem"]).check(X[:2])
+    assert report.agrees
+    assert "agrees with autograd" in str(report)
+
+
 def test_a_decision_without_a_boundary_near_the_mean_starts_there():
     net, _ = network(HistGradientBoostingClassifier(max_iter=2, **TREES), LABELS[SEVERAL])
     maps = ContributionCAM(net, ["block"]).explain(X[:6])
