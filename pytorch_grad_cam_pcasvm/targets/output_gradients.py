@@ -10,7 +10,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, ProbabilityTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.plain_gradients import plain_gradients
 from pytorch_grad_cam_pcasvm.targets.rowwise import (
     Rowwise,
@@ -240,8 +240,19 @@ def _at_start(
         if not isinstance(first, ClosedFormTarget):
             rows = start.target_rows()
             rows = rows * len(values) if len(rows) == 1 else rows
-            at[:, k] = called_at_start(target, rows, terms[:, k], at[:, k])
+            at[:, k] = called_at_start(_of_predicted(target, output), rows, terms[:, k], at[:, k])
     return at
+
+
+def _of_predicted(target: Any, output: HeadRun | HeadOutput) -> Any:
+    """Return the target that names the class predicted for each image, where one stands for it that adds up."""
+    head = output.head
+    if not isinstance(target, ProbabilityTarget) or target.category is not None or head.enumerated is None:
+        return target
+    assert head.decision_position is not None
+    assert head.classes_ is not None
+    predicted = head.voting.predicted(output.head_trace.values[head.decision_position])
+    return Rowwise([replace(target, category=label) for label in head.classes_[predicted.cpu().numpy()]])
 
 
 def _grouped(

@@ -264,6 +264,17 @@ def test_the_path_to_a_forest_is_checked_by_its_components():
     assert "agrees with autograd" in str(report)
 
 
+def test_the_probability_of_the_predicted_class_adds_up():
+    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    maps = ContributionCAM(net, ["block"]).explain(X[:9], [ProbabilityTarget(), *map(ProbabilityTarget, SEVERAL)])
+    assert adds_up(maps)
+    np.testing.assert_allclose(maps.values[:, 0], pipeline.predict_proba(FEATURES[:9]).max(1), atol=1e-12)
+    places = torch.from_numpy(pipeline.predict_proba(FEATURES[:9]).argmax(1)) + 1
+    assert len(set(places.tolist())) > 1
+    for image, place in enumerate(places.tolist()):
+        assert torch.allclose(maps.maps[image, 0], maps.maps[image, place], rtol=0, atol=1e-12)
+
+
 def test_a_decision_without_a_boundary_near_the_mean_starts_there():
     net, _ = network(HistGradientBoostingClassifier(max_iter=2, **TREES), LABELS[SEVERAL])
     maps = ContributionCAM(net, ["block"]).explain(X[:6])
