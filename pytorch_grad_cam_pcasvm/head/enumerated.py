@@ -38,7 +38,7 @@ class Sampling(NamedTuple):
     """Which permutations stand for all, where there are too many coalitions.
 
     Attributes:
-        permutations: their number; each is used with its reverse.
+        permutations: their number; half of them are the reverses of the others.
         seed: of the random generator.
         max_bytes: limit on the memory of the rows that are evaluated at once.
     """

@@ -191,6 +191,8 @@ class Head(Stack):
     def load(cls, path: str | PathLike[str], trusted: Sequence[str] = ()) -> "Head":
         """Return the head from a file written by ``save``, on the CPU, bit for bit; no fitted estimator is needed.
 
+        Estimators without a gradient are in the file: they need skops and their library.
+
         Args:
             path: the file.
             trusted: types of estimators without a gradient that may be read, and so run, besides those of
@@ -199,6 +201,7 @@ class Head(Stack):
         Raises:
             ValueError: the file is truncated, was modified, does not contain a head, or has types that are not trusted.
             FileNotFoundError: the file does not exist.
+            ModuleNotFoundError: skops is needed, and not installed.
         """
         stages, training_set = storage.load(path, trusted)
         head = cls(stages)

@@ -61,7 +61,8 @@ class Predictor:
             ``"vote"`` (1 for the predicted class), ``"prediction"``.
 
     Raises:
-        NoClosedFormError: the last step predicts nothing that is a quantity or a class.
+        NoClosedFormError: the last step predicts nothing that is a quantity or one of its classes, or several labels at
+            a time; or its values are no function of a single row.
         ValueError: it is not known how many features the first step takes.
     """
 

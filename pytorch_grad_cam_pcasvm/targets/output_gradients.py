@@ -187,16 +187,15 @@ def _of_head(
     count, trace, start_trace = output.count, output.head_trace, None if start is None else start.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
     for members, values, seeds in _grouped(targets, output, start):
+        inside: Mapping[int, Any] = seeds
         sizes = None
         if start_trace is not None and output.head.enumerated is not None and [*seeds] == [len(output.head.stages)]:
             # In two steps: between them are the Shapley values.
             place = len(output.head.stages) - 1
             slopes, _ = output.head.pullback(trace, seeds, start_trace, place)
             sizes = (slopes * _change(trace, start_trace, place)).abs().sum(-1)
-            seeds_inside: Mapping[int, Any] = {place: slopes}
-        else:
-            seeds_inside = seeds
-        grad, log_scale = output.head.pullback(trace, seeds_inside, start_trace, until)
+            inside = {place: slopes}
+        grad, log_scale = output.head.pullback(trace, inside, start_trace, until)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
         if start_trace is not None:
             at_start = _at_start([targets[k] for k in members], seeds, values, output, start)
