@@ -365,6 +365,16 @@ def maps_of_labelling() -> SignedMaps:
     return maps_of([PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM)
 
 
+class Unnamed(Labelling):
+    """A classifier that does not name its classes, and whose probabilities decide nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def predict_proba(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return np.full((len(X), 3), 1 / 3)
+
+
 class Wavering(Labelling):
     """A classifier that predicts at random."""
 
@@ -2773,6 +2783,12 @@ OTHERS = [
         lambda: Head.of([PCA(2).fit(FEATURES), Labelling(np.array(["a", "b", "c"]))]),
         "Labelling predicts classes that are not in its classes_",
         {"let predict return members of classes_": maps_of_labelling},
+    ),
+    Row(
+        "head/predictor.py: has no classes_, and predicts another class",
+        lambda: Head.of([PCA(2).fit(FEATURES), Unnamed()]),
+        "Unnamed has no classes_, and predicts another class than the one of its largest value",
+        {"give it the attribute classes_": maps_of_labelling},
     ),
     Row(
         "head/predictor.py: predicts several labels at a time",

@@ -11,6 +11,7 @@ from sklearn import preprocessing
 from sklearn.base import (
     BaseEstimator,
     ClusterMixin,
+    DensityMixin,
     is_regressor,
 )
 from sklearn.feature_selection import SelectFromModel
@@ -19,7 +20,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
-from pytorch_grad_cam_pcasvm.head.registry import register_all, stage_for, transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import has_values, register_all, stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
@@ -62,8 +63,8 @@ def stages_of_head(fitted: Any) -> Iterator[Stage]:
                 yield Enumerated.of(rest, width, error.reason, error.ways_out)
             except NoClosedFormError:
                 raise
-            except Exception:  # it has no values of a form that is known
-                raise error from None
+            except Exception as cause:  # it has no values of a form that is known
+                raise error from cause
             return
         yield from stages
         reduced = reduced or any(stage.reduces for stage in stages)
@@ -93,8 +94,8 @@ def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
 
 def _predicts(estimator: Any) -> bool:
     """Return whether an estimator without a closed form has values that depend on the features."""
-    labels = isinstance(estimator, ClusterMixin) or type(estimator).__name__.startswith("Dummy")
-    return hasattr(estimator, "predict") and not labels
+    labels = isinstance(estimator, ClusterMixin | DensityMixin) or type(estimator).__name__.startswith("Dummy")
+    return has_values(estimator) and not labels
 
 
 def _reduces(estimator: Any) -> bool:

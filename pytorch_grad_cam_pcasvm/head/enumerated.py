@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import with_value
 
 Rows = Callable[[np.ndarray], np.ndarray]  # of rows (R, B) to values (R, P)
 MOST = 12  # inputs of which all coalitions are evaluated
+GROUPS = 8  # of permutations, whose spread is the standard error
 _ROWS = 1 << 16  # in one call of the estimators
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
 
@@ -38,7 +39,7 @@ class Sampling(NamedTuple):
     """Which permutations stand for all, where there are too many coalitions.
 
     Attributes:
-        permutations: their number; half of them are the reverses of the others.
+        permutations: their number, at least; half of them are the reverses of the others, in each of the groups.
         seed: of the random generator.
         max_bytes: limit on the memory of the rows that are evaluated at once.
     """
@@ -48,13 +49,26 @@ class Sampling(NamedTuple):
     max_bytes: int = 1 << 26
 
 
+Result = TypeVar("Result")
 _USUAL = Sampling()
 _sampling: ContextVar[Sampling] = ContextVar("sampling", default=_USUAL)
+_group: ContextVar[slice] = ContextVar("group", default=slice(None))
 
 
 def sampled(own: Sampling) -> AbstractContextManager[None]:
     """Take these permutations where there are too many coalitions."""
     return with_value(_sampling, own)
+
+
+def by_groups(decision: "Enumerated | None", compute: Callable[[], Result]) -> list[Result]:
+    """Return what is computed with each group of permutations, whose mean has all; one result if none are sampled."""
+    if decision is None or not decision.is_sampled:
+        return [compute()]
+    results = []
+    for group in range(GROUPS):
+        with with_value(_group, slice(group, None, GROUPS)):
+            results.append(compute())
+    return results
 
 
 class Enumerated(Decision):
@@ -198,7 +212,8 @@ def _of_coalitions(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
 def _of_permutations(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
     count, sampling = x.shape[1], _sampling.get()
     generator = np.random.default_rng(sampling.seed)  # the same for every image, whatever others are in its batch
-    orders = np.stack([generator.permutation(count) for _ in range(max(1, sampling.permutations // 2))])
+    half = math.ceil(sampling.permutations / 2 / GROUPS) * GROUPS
+    orders = np.stack([generator.permutation(count) for _ in range(half)])[_group.get()]
     places = np.concatenate([orders, orders[:, ::-1]]).argsort(1)  # of each input in every permutation, (M, B)
     sums = []
     block = max(1, _rows_at_once(count) // (count + 1))

@@ -103,8 +103,8 @@ def log_ratios(decision: Decision) -> Stage:
         members = [Chain([*list(member.stages)[:-1], log_ratios(member.stages[-1])]) for member in decision.members]
         return Ensemble(members, decision.sign, decision.voting, decision.classes)
     raise ValueError(
-        f"LogRatioTarget needs an SVM with an RBF kernel, but this head decides by a {type(decision).__name__}, which "
-        "does not saturate: use SVMTarget"
+        f"LogRatioTarget needs an SVM with an RBF kernel, but this head ends in {decision!r:.60}, which does not "
+        "saturate: use SVMTarget"
     )
 
 

@@ -52,11 +52,13 @@ class Predictor:
     """Fitted estimators as a function of rows.
 
     Args:
-        steps: estimators in order: transformers, and one that predicts.
+        steps: estimators in order: transformers, and one that has ``decision_function``, ``predict_proba`` or
+            ``predict``.
         n_inputs: length B of a row, if the first step does not say.
 
     Attributes:
-        classes: the labels of the last step: an array; of several labels a list of arrays; None where it has none.
+        classes: the labels of the last step: an array, of their numbers if it has no ``classes_`` and a value for each;
+            of several labels a list of arrays; None where it has none.
         columns: what the values are, with the number of each: ``"decision"`` (raw margins), ``"probability"``,
             ``"vote"`` (1 for the predicted class), ``"prediction"``.
 
@@ -76,6 +78,8 @@ class Predictor:
         self.classes = _classes_of(self.estimator)
         with _names_left_out():
             rows = self._transformed(np.zeros((2, self.n_inputs)))
+            if self.classes is None:
+                self.classes = self._numbers(rows)
             self.columns = {name: getattr(self, f"_{name}")(rows).shape[1] for name in self._names(rows)}
         self.n_outputs = sum(self.columns.values())
         self._check()
@@ -84,17 +88,29 @@ class Predictor:
         """Refuse what is no function of a single row, or predicts other classes than its own."""
         rows = np.random.default_rng(0).normal(size=(6, self.n_inputs))
         together, alone = self(rows), np.concatenate([self(row[None]) for row in rows])
-        if not np.allclose(together, alone, rtol=1e-6, atol=1e-9 * abs(together).max(), equal_nan=True):
+        if not np.allclose(together, alone, rtol=1e-6, atol=1e-9 * np.nanmax(abs(together), initial=0), equal_nan=True):
             raise NoClosedFormError(
                 f"{self.name} gives other values for the same rows a second time, or in another batch, so that its "
                 "decisions cannot be explained",
                 "fix its random_state, or make its values depend on one row at a time",
             )
-        votes = together[:, -len(self.classes) :] if "vote" in self.columns else np.ones((1, 1))
+        if "vote" in self.columns:
+            self._check_classes(self(4 * np.random.default_rng(1).normal(size=(64, self.n_inputs))))
+
+    def _check_classes(self, values: np.ndarray) -> None:
+        """Refuse predicted classes that are none of its own, or not those of its values (R, P)."""
+        votes = values[:, -len(self.classes) :]
         if not votes.any(1).all():
             raise NoClosedFormError(
                 f"{self.name} predicts classes that are not in its classes_",
                 "let predict return members of classes_, as scikit-learn's classifiers do",
+            )
+        # Without classes_, that a class is the number of its value is only a guess.
+        deciding = values[:, : self.columns.get("decision", len(self.classes))]
+        if not hasattr(self.estimator, "classes_") and (votes.argmax(1) != _largest(deciding)).any():
+            raise NoClosedFormError(
+                f"{self.name} has no classes_, and predicts another class than the one of its largest value",
+                "give it the attribute classes_, and values of which the largest decides",
             )
 
     @property
@@ -105,12 +121,13 @@ class Predictor:
     def __call__(self, rows: np.ndarray, needed: np.ndarray | None = None) -> np.ndarray:
         """Return the values of rows (R, B), float64 of shape (R, P); of columns that are not ``needed`` (P,), zeros."""
         parts, first = dict[str, np.ndarray](), 0
+        predict = getattr(type(self.estimator), "predict", None)
         with _names_left_out():
             rows = self._transformed(rows)
             for name, count in self.columns.items():
                 if needed is not None and not needed[first : first + count].any():
                     parts[name] = np.zeros((len(rows), count))
-                elif name == "vote" and needed is None and type(self.estimator).predict in _OF_MOST_PROBABLE:
+                elif name == "vote" and needed is None and predict in _OF_MOST_PROBABLE:
                     parts[name] = _columns(parts["probability"].argmax(1)[:, None] == np.arange(count))
                 else:
                     parts[name] = getattr(self, f"_{name}")(rows)
@@ -132,10 +149,20 @@ class Predictor:
             rows = step.transform(rows)
         return rows
 
+    def _numbers(self, rows: Any) -> np.ndarray | None:
+        """Return the numbers of classes that have no labels; None if there are no classes."""
+        count = 0
+        if hasattr(self.estimator, "predict_proba") and not _is_outlier_detector(self.estimator):
+            count = self._probability(rows).shape[1]
+        elif not hasattr(self.estimator, "predict"):
+            count = self._decision(rows).shape[1]
+        return np.arange(count) if count > 1 else None
+
     def _names(self, rows: Any) -> Iterator[str]:
         """Yield the names of the columns that there are for a few rows."""
         estimator, count = self.estimator, 0 if self.classes is None else len(self.classes)
-        if isinstance(self.classes, list) or _is_outlier_detector(estimator):
+        unpredicted = not hasattr(estimator, "predict")
+        if isinstance(self.classes, list) or _is_outlier_detector(estimator) or (unpredicted and not count):
             yield "decision"
         elif self.classes is None:
             predictions = np.asarray(estimator.predict(rows))
@@ -156,7 +183,7 @@ class Predictor:
                 yield "decision"
             if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:
                 yield "probability"
-            if np.asarray(estimator.predict(rows)).size != len(rows):
+            if not unpredicted and np.asarray(estimator.predict(rows)).size != len(rows):
                 raise NoClosedFormError(
                     f"{self.name} predicts several labels at a time",
                     "fit one for each label, MultiOutputClassifier(...)",
@@ -182,6 +209,9 @@ class Predictor:
         return _columns(self.estimator.predict_proba(rows))
 
     def _vote(self, rows: Any) -> np.ndarray:
+        if not hasattr(self.estimator, "predict"):
+            own = self._decision if hasattr(self.estimator, "decision_function") else self._probability
+            return _columns(_largest(own(rows))[:, None] == np.arange(len(self.classes)))
         return _columns(np.asarray(self.estimator.predict(rows)).reshape(-1, 1) == self.classes)
 
     def _prediction(self, rows: Any) -> np.ndarray:
@@ -250,6 +280,11 @@ def _classes_of(estimator: Any) -> Any:
     if not hasattr(estimator, "predict_proba") or any([*labels] != [0, 1] for labels in classes):
         raise ValueError(f"{type(estimator).__name__} was fitted on several outputs that are no labels of 0 and 1")
     return classes
+
+
+def _largest(values: np.ndarray) -> np.ndarray:
+    """Return the number of each row's largest value, (R,); of a single one, 1 where it is above 0."""
+    return (values[:, 0] > 0).astype(int) if values.shape[1] == 1 else values.argmax(1)
 
 
 def _has_threshold(estimator: Any) -> bool:

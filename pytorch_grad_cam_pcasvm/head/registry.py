@@ -69,6 +69,11 @@ def register_all() -> bool:
     return True
 
 
+def has_values(estimator: Any) -> bool:
+    """Return whether an estimator predicts something, in one of scikit-learn's ways."""
+    return any(hasattr(estimator, name) for name in ("predict", "predict_proba", "decision_function"))
+
+
 @singledispatch
 def stage_for(estimator: Any) -> Stage:
     """Return the stage that computes what a fitted estimator does, in float64 on the CPU (a ``singledispatch``).
@@ -87,7 +92,7 @@ def stage_for(estimator: Any) -> Stage:
         return stage_for(estimator)
     name = type(estimator).__name__
     if not isinstance(estimator, BaseEstimator) and (
-        isinstance(estimator, type | nn.Module) or not hasattr(estimator, "predict")
+        isinstance(estimator, type | nn.Module) or not has_values(estimator)
     ):
         raise TypeError(
             "the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.enumerated import by_groups
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult, mean_of
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
@@ -75,43 +77,62 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
 
 
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
-    seeds = _seeds(components, reduction, tail, targets)
+    boundary = _boundary_of(components, tail, reduction)
+
+    def maps() -> MethodResult:
+        return result_of(components, _seeds(components, reduction, tail, targets, boundary))
+
+    result = mean_of(by_groups(None if tail is None else tail.enumerated, maps))
     output = _output(tail, 0, components.values)
-    maps, weights, remainder, of_components = combined(components, seeds.by_image, seeds.excess)
-    if tail is not None and tail.enumerated is not None and seeds.remainder is not None:
-        left = (seeds.remainder * (-of_components).exp()).to(maps)
-        remainder = left if remainder is None else remainder + left
     return SignedMaps(
-        maps=maps,
-        weights=weights,
-        values=seeds.values,
-        nu=largest(maps),
-        log_scale=seeds.log_scale + of_components,
+        **vars(result),
+        nu=largest(result.maps),
         targets=targets,
         output=components.output if output is None else output,
-        baseline_values=seeds.baseline_values,
-        remainder=remainder,
         linear=True,
         neutral=components.neutral,
         layers=components.layers,
     )
 
 
-def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> OutputGradients:
+def result_of(components: Any, seeds: OutputGradients) -> MethodResult:
+    """Return the maps of targets by their gradients, or secants, with respect to the components.
+
+    Args:
+        components: the SignedMaps of all components, or what a method made of them.
+        seeds: the gradients.
+    """
+    maps, weights, remainder, log_scale = combined(components, seeds.by_image, seeds.excess)
+    if seeds.remainder is not None:
+        left = (seeds.remainder * (-log_scale).exp()).to(maps)
+        remainder = left if remainder is None else remainder + left
+    return MethodResult(
+        maps, weights, seeds.values, seeds.log_scale + log_scale, baseline_values=seeds.baseline_values,
+        remainder=remainder, effects=seeds.effects,
+    )  # fmt: skip
+
+
+def _seeds(
+    components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any], boundary: Boundary | None
+) -> OutputGradients:
     """Return the gradients, or secants, of K targets with respect to the components."""
     values, count = components.values, len(components.targets)
     at_baseline = components.baseline_values
     grads = values.new_zeros(len(values), len(targets), count)
-    of_targets = values.new_zeros(len(values), len(targets))
-    log_scale, of_baseline, excess, left = (of_targets.clone() for _ in range(4))
+    names = ["log_scale", "values"]
+    names += [] if at_baseline is None else ["baseline_values"]
+    names += ["excess"] if components.neutral else []
+    names += [] if tail is None or tail.enumerated is None else ["remainder", "effects"]
+    columns = {name: values.new_zeros(len(values), len(targets)) for name in names}
     for k, target in enumerate(targets):
         if isinstance(target, PCATarget):
             if target.component >= count:
                 raise ValueError(f"{target}: there are {count} components, numbered from 0")
             sign = 1.0 if target.sign == "+" else -1.0
             grads[:, k, target.component] = sign
-            of_targets[:, k] = sign * values[:, target.component]
-            of_baseline[:, k] = 0.0 if at_baseline is None else sign * at_baseline[:, target.component]
+            columns["values"][:, k] = sign * values[:, target.component]
+            if at_baseline is not None:
+                columns["baseline_values"][:, k] = sign * at_baseline[:, target.component]
         elif isinstance(target, ResidualTarget):
             raise ValueError(
                 f"{target} is not a function of the components: compute its maps with the network, "
@@ -128,24 +149,25 @@ def _seeds(components: SignedMaps, reduction: Head | None, tail: Head | None, ta
         if chosen:
             here, start = (_output(part, position, p) for p in (values, at_baseline))
             asked = [targets[k] for k in chosen]
-            if components.neutral and part is not None and position == 0:
-                seeds = boundary_of(components, part, reduction).seeds(here, asked, values.dtype)
+            if boundary is not None and chosen is behind:
+                seeds = boundary.seeds(here, asked, values.dtype)
             else:
                 seeds = gradients_of(here, asked, values.dtype, start)
-            grads[:, chosen], of_targets[:, chosen] = seeds.by_image, seeds.values
-            log_scale[:, chosen] = seeds.log_scale
-            if seeds.baseline_values is not None:
-                of_baseline[:, chosen] = seeds.baseline_values
-            if seeds.excess is not None:
-                excess[:, chosen] = seeds.excess
-            if seeds.remainder is not None:
-                left[:, chosen] = seeds.remainder
-    before, excesses = None if at_baseline is None else of_baseline, excess if components.neutral else None
-    return OutputGradients([grads.transpose(0, 1)], log_scale, of_targets, before, excesses, left)
+            grads[:, chosen] = seeds.by_image
+            for name, column in columns.items():
+                part = getattr(seeds, name)
+                if part is not None:
+                    column[:, chosen] = part
+    return OutputGradients([grads.transpose(0, 1)], **columns)
 
 
-def boundary_of(components: SignedMaps, tail: Head, reduction: Head | None) -> Boundary:
-    """Return where targets of the part of a head behind components are undecided, near those of the baseline."""
+def _boundary_of(components: SignedMaps, tail: Head | None, reduction: Head | None) -> Boundary | None:
+    """Return where targets of the part of a head behind components are undecided, near those of the baseline.
+
+    None: they start at these, or there is no such part.
+    """
+    if tail is None or not components.neutral:
+        return None
     assert components.baseline_values is not None
     deviations = None if reduction is None else spread_of(reduction.stages[-1])
     return Boundary(tail, components.baseline_values[0], deviations)
@@ -166,11 +188,11 @@ def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Te
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)
     with torch.no_grad():
-        seeds = _seeds(components, reduction, tail, [target])
-        origin = components.baseline_values
-        if components.neutral and tail is not None and not isinstance(target, PCATarget | HotellingTarget):
+        boundary, origin = _boundary_of(components, tail, reduction), components.baseline_values
+        seeds = _seeds(components, reduction, tail, [target], boundary)
+        if boundary is not None and not isinstance(target, PCATarget | HotellingTarget):
             (group,) = grouped([target], tail, _output(tail, 0, components.values))
-            origin = boundary_of(components, tail, reduction).at(*group[1:]).features
+            origin = boundary.at(*group[1:]).features
     assert origin is not None
     return seeds.by_image[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
 

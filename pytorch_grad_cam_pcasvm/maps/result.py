@@ -32,7 +32,9 @@ class MethodResult:
 
 
 def mean_of(samples: Sequence[MethodResult]) -> MethodResult:
-    """Return the means of independent samples of the same maps, with their standard errors."""
+    """Return the means of independent samples of the same maps, with their standard errors; the only one as it is."""
+    if len(samples) == 1:
+        return samples[0]
     columns: Any = {field.name: [getattr(sample, field.name) for sample in samples] for field in fields(MethodResult)}
     means: Any = {name: None if column[0] is None else torch.stack(column).mean(0) for name, column in columns.items()}
     errors = torch.stack(columns["maps"]).std(0) / len(samples) ** 0.5

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.recombination import combined
+from pytorch_grad_cam_pcasvm.maps.recombination import result_of
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -29,11 +29,7 @@ class ComponentSums(ClosedFormCAM):
             return super()._from_start(run, layer, targets)
         result = super()._from_start(run, layer, components)  # from where these targets start
         seeds = run.secants(targets, layer, run.output.head.component_position)
-        maps, weights, remainder, log_scale = combined(result, seeds.by_image, seeds.excess)
-        if seeds.remainder is not None:
-            remainder = (0 if remainder is None else remainder) + (seeds.remainder * (-log_scale).exp()).to(maps)
-        scale, before = seeds.log_scale + log_scale, seeds.baseline_values
-        return MethodResult(maps, weights, seeds.values, scale, None, before, remainder)
+        return result_of(result, seeds)
 
     def _is_linear(self, run: Explanation) -> bool:
         return run.adds_up_over_components

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.enumerated import Sampling, sampled
+from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS, Sampling, by_groups, sampled
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
 from pytorch_grad_cam_pcasvm.maps.recombination import moved
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, mean_of
@@ -20,10 +20,47 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
-_GROUPS = 8  # of permutations, whose spread is the standard error
+
+class SecantCAM(BaselineCAM):
+    """A method whose maps rest on secants, which a head without a gradient has, too.
+
+    Attributes:
+        samples: for heads without a gradient behind more than 12 components (or without a reduction): number of
+            permutations of these, which stand for all coalitions, in 8 groups, whose spread is in ``standard_errors``.
+        seed: random seed of the permutations.
+    """
+
+    samples = 64
+    seed = 0
+
+    def _of_layers(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
+        return self._by_groups(run, targets, lambda: [self._joined(run, targets)])[0]
+
+    def _of_branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
+        return self._by_groups(run, targets, partial(self._branches, run, targets))
+
+    def _joined(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
+        """Return the maps of all target layers as one, with the permutations of the group."""
+        return super()._of_layers(run, targets)
+
+    def _branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
+        """Return the maps of target layers in different branches, with the permutations of the group."""
+        return super()._of_branches(run, targets)
+
+    def _by_groups(
+        self, run: Explanation, targets: Sequence[Any], maps: Callable[[], list[MethodResult]]
+    ) -> list[MethodResult]:
+        decision = None if run.head is None else run.head.enumerated
+        of_components = all(isinstance(target, PCATarget) for target in targets)
+        groups = by_groups(None if of_components else decision, maps)
+        return [mean_of(results) for results in zip(*groups, strict=True)]
+
+    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+        with sampled(Sampling(self.samples, self.seed, self.max_bytes or Sampling().max_bytes)):
+            return super()._from_start(run, layer, targets)
 
 
-class ContributionCAM(BaselineCAM, HeadSums):
+class ContributionCAM(SecantCAM, HeadSums):
     """Maps that add up: the contribution of every position to the change from a baseline to the image.
 
     ``c = sum_t (F - F0)_t J_t``, where J is the product of the secant Jacobians of path and head between F0 and F, so
@@ -40,8 +77,8 @@ class ContributionCAM(BaselineCAM, HeadSums):
             proportion to their own contributions of the same sign; ``"mean"``: the mean of the maps. Both preserve
             sums; with ``"shared"``, layers on the same grid are averaged first.
         samples: for heads without a gradient behind more than 12 components (or without a reduction): number of
-            permutations of these, which stand for all coalitions. Maps add up all the same, and have
-            ``standard_errors``.
+            permutations of these, which stand for all coalitions; the next multiple of 16. Maps add up all the same,
+            and have ``standard_errors``.
         seed: random seed of the permutations.
 
     Raises:
@@ -73,7 +110,7 @@ class ContributionCAM(BaselineCAM, HeadSums):
     ) -> None:
         if combine not in WAYS:
             raise ValueError(f"combine must be 'shared' or 'mean', got {combine!r}")
-        for name, number, least in (("samples", samples, 2 * _GROUPS), ("seed", seed, 0)):
+        for name, number, least in (("samples", samples, 2 * GROUPS), ("seed", seed, 0)):
             if not isinstance(number, int) or number < least:
                 raise ValueError(f"{name} must be an integer from {least}, got {number!r}")
         self.combine, self.samples, self.seed = combine, samples, seed
@@ -108,33 +145,9 @@ class ContributionCAM(BaselineCAM, HeadSums):
                 f"{name} takes several target layers in explain only, and without heads: make one {name} for each layer"
             )
 
-    def _of_layers(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
-        def maps() -> list[MethodResult]:
-            results = [self._of_layer(run, layer, targets) for layer in range(len(run.layers))]
-            return [results[0] if len(results) == 1 else as_one(results, self.combine)]
-
-        return self._sampled(run, targets, maps)[0]
-
-    def _of_branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
-        return self._sampled(run, targets, partial(self._branches, run, targets))
-
-    def _sampled(
-        self, run: Explanation, targets: Sequence[Any], maps: Callable[[], list[MethodResult]]
-    ) -> list[MethodResult]:
-        """Return maps, one or one of each branch; where a head is sampled the means over groups of permutations."""
-        decision = None if run.head is None else run.head.enumerated
-        if decision is None or all(isinstance(target, PCATarget) for target in targets):
-            return maps()
-        usual = Sampling(self.samples, self.seed, self.max_bytes or Sampling().max_bytes)
-        if not decision.is_sampled:
-            with sampled(usual):
-                return maps()
-        groups = []
-        for group in range(_GROUPS):
-            own = usual._replace(permutations=self.samples // _GROUPS, seed=self.seed * _GROUPS + group)
-            with sampled(own):
-                groups.append(maps())
-        return [mean_of(results) for results in zip(*groups, strict=True)]
+    def _joined(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
+        results = [self._of_layer(run, layer, targets) for layer in range(len(run.layers))]
+        return results[0] if len(results) == 1 else as_one(results, self.combine)
 
     def _branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
         layers = range(len(run.layers))
@@ -175,7 +188,7 @@ def _check_sums(run: Explanation, layer: int, parts: Tensor, seeds: Any) -> None
         )
 
 
-class LIFTCAM(BaselineCAM):
+class LIFTCAM(SecantCAM):
     """LIFT-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i c_t,i``, the contribution of channel t (:class:`ContributionCAM`).
 
     Jung and Oh, arXiv 2102.05228.
@@ -191,7 +204,7 @@ class LIFTCAM(BaselineCAM):
         return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
 
 
-class RelevanceCAM(BaselineCAM):
+class RelevanceCAM(SecantCAM):
     """Relevance-CAM, ``sum_t w_t F_t`` with ``w_t = sum_i R_t,i``, where R is the relevance of the activations.
 
     R comes from layer-wise relevance propagation along the path (z+ rule). The paper covers networks that end in a

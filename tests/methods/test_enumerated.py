@@ -98,6 +98,28 @@ class OwnRule(ClassifierMixin, BaseEstimator):
         return self.classes_[np.clip(np.round(x[:, 0] + x[:, 1] ** 2 / 4).astype(int), 0, len(self.classes_) - 1)]
 
 
+class OwnMargins(ClassifierMixin, BaseEstimator):
+    """A classifier with its own decision_function alone."""
+
+    def fit(self, x, y):
+        self.classes_ = np.unique(y)
+        return self
+
+    def decision_function(self, x):
+        values = np.stack([np.abs(x[:, c]) - x[:, c + 1] for c in range(len(self.classes_))], 1)
+        return values if len(self.classes_) > 2 else values[:, 1]
+
+
+class OwnProbabilities(OwnMargins):
+    """A classifier with its own predict_proba alone."""
+
+    decision_function = property()  # it has none
+
+    def predict_proba(self, x):
+        values = np.exp(-np.stack([np.abs(x[:, 0] - c) for c in range(len(self.classes_))], 1))
+        return values / values.sum(1, keepdims=True)
+
+
 TREES = {"random_state": 0}
 CLASSIFIERS = {
     "tree": lambda: DecisionTreeClassifier(max_depth=3, **TREES),
@@ -114,6 +136,8 @@ CLASSIFIERS = {
     "stack": lambda: StackingClassifier([("forest", RandomForestClassifier(6, **TREES)), ("lr", LogisticRegression())]),
     "weighted neighbours": lambda: KNeighborsClassifier(5, weights="distance"),
     "own": OwnRule,
+    "own margins": OwnMargins,
+    "own probabilities": OwnProbabilities,
 }
 VALUES = {
     "forest regressor": lambda: RandomForestRegressor(12, **TREES),
@@ -439,6 +463,31 @@ def test_several_layers_and_heads_of_many_inputs():
     plain = ContributionCAM(wide, ["block"], baseline="zero", samples=2048, seed=1).explain(X[:3], SVMTarget("elm"))
     error = (one.maps - plain.maps).abs()
     assert float((error > 6 * one.standard_errors + 1e-3 * plain.maps.abs().max()).double().mean()) < 0.02
+    assert LIFTCAM(wide, ["block"]).explain(X[:2], SVMTarget("elm")).standard_errors.shape == (2, 1, 4, 4)
+
+
+def test_recombined_maps_of_many_components_are_those_of_the_network():
+    labels = LABELS[SEVERAL]
+    reduction = FeatureUnion([("pca", PCA(8)), ("other", PCA(5))]).fit(FEATURES)
+    forest = RandomForestClassifier(12, **TREES).fit(reduction.transform(FEATURES), labels)
+    net = PCASVMNet(BACKBONE, [reduction, forest]).eval()
+    cam = ContributionCAM(net, ["block"], baseline="mean", mean=torch.from_numpy(FEATURES.mean(0)))
+    targets = [SVMTarget(label) for label in SEVERAL]
+    direct = cam.explain(X[:3], targets)
+    made = recombined(cam.explain(X[:3], [PCATarget(b) for b in range(13)]), net.head, targets)
+    for name in ("maps", "values", "baseline_values", "standard_errors", "effects"):
+        assert torch.allclose(getattr(made, name), getattr(direct, name), atol=1e-8), name
+    assert bool((made.standard_errors > 0).any())
+    assert adds_up(made)
+
+
+def test_many_decisions_at_once_tell_their_cancellation():
+    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    cam = ContributionCAM(net, ["block"])
+    targets = [SVMTarget(one, versus=other) for one in SEVERAL for other in SEVERAL if one != other]
+    together = cam.explain(X[:3], targets)  # more than components: they are sums of these
+    alone = cam.explain(X[:3], targets[:2])
+    assert torch.allclose(together.cancellation[:, :2], alone.cancellation)
 
 
 def test_other_methods_that_need_values_alone():
@@ -564,6 +613,51 @@ def test_labels_that_are_no_quantities_are_refused():
         PCASVMNet(BACKBONE, [pca, Plain()])
     Plain.classes_ = np.array(["a", "b"])
     assert set(PCASVMNet(BACKBONE, [pca, Plain()]).eval().predict(X)) == {"a", "b"}
+
+
+def test_values_alone_are_enough_and_tell_how_many_classes_there_are():
+    class Values:
+        n_features_in_ = 3
+
+        def __init__(self, values):
+            self.decision_function = values
+
+    class Probabilities(Values):
+        def __init__(self, values):
+            self.predict_proba = lambda rows: np.exp(values(rows)) / np.exp(values(rows)).sum(1, keepdims=True)
+
+    class Predicted(Probabilities):
+        predict = property(lambda self: lambda rows: self.predict_proba(rows).argmax(1))
+
+    def of_three(rows):
+        return np.stack([rows[:, 0], np.sign(rows[:, 1]), np.abs(rows[:, 2])], 1)
+
+    pca = PCA(3).fit(FEATURES)
+    rows = torch.from_numpy(pca.transform(FEATURES))
+    for kind in (Values, Probabilities, Predicted):
+        head = Head.of([pca, kind(of_three)])
+        assert list(head.classes_) == [0, 1, 2]
+        assert (
+            head(torch.from_numpy(FEATURES)).values[-1][:, -3:].argmax(1).tolist()
+            == of_three(rows.numpy()).argmax(1).tolist()
+        )
+    net = PCASVMNet(BACKBONE, [pca, Values(lambda rows: np.sign(rows[:, 0]) + rows[:, 1])]).eval()
+    maps = ContributionCAM(net, ["block"]).explain(X[:3], SVMTarget())
+    assert torch.allclose(maps.values[:, 0], torch.sign(rows[:3, 0]) + rows[:3, 1])
+    assert adds_up(maps)
+
+
+def test_a_value_that_does_not_decide_is_refused():
+    class Outliers:
+        """As PyOD's detectors, whose decision_function is larger for what is outside, with another threshold than 0."""
+
+        n_features_in_ = 3
+        decision_function = staticmethod(lambda rows: np.abs(rows).sum(1))
+        predict = staticmethod(lambda rows: (np.abs(rows).sum(1) > 9).astype(int))
+        predict_proba = staticmethod(lambda rows: np.full((len(rows), 2), 0.5))
+
+    with pytest.raises(NoClosedFormError, match="Outliers has no classes_, and predicts another class than"):
+        PCASVMNet(BACKBONE, [PCA(3).fit(FEATURES), Outliers()])
 
 
 def test_warnings_of_names_are_not_given():
