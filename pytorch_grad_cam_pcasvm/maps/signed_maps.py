@@ -227,9 +227,9 @@ class SignedMaps:
     def cancellation(self) -> Tensor | None:
         """How much of the component maps cancels in a decision, shape (N, K), for a head without a gradient; else None.
 
-        It is known of what ``ContributionCAM`` explains, and not of recombined maps. It is the sum of ``abs(maps)``
-        divided by that of the components' effects: at most about 1 where all components look at the same places in the
-        same way, and large where strong colours of opposite signs lie beside each other and hardly change the decision.
+        It is the sum of ``abs(maps)`` divided by that of the components' effects: at most about 1 where all components
+        look at the same places in the same way, and large where strong colours of opposite signs lie beside each other
+        and hardly change the decision.
 
         Example:
             >>> maps.cancellation is None  # the decision of an SVM has a gradient
