@@ -102,9 +102,10 @@ def log_ratios(decision: Decision) -> Stage:
     if isinstance(decision, Ensemble):
         members = [Chain([*list(member.stages)[:-1], log_ratios(member.stages[-1])]) for member in decision.members]
         return Ensemble(members, decision.sign, decision.voting, decision.classes)
+    name = type(decision).__name__
     raise ValueError(
-        f"LogRatioTarget needs an SVM with an RBF kernel, but this head ends in {decision!r:.60}, which does not "
-        "saturate: use SVMTarget"
+        f"LogRatioTarget needs an SVM with an RBF kernel, but this head decides by {'an' if name[0] in 'AE' else 'a'} "
+        f"{name}, which does not saturate: use SVMTarget"
     )
 
 
