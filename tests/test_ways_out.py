@@ -128,6 +128,7 @@ BY_VALUES = "use ContributionCAM, which needs values alone"
 REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_of")
 # Messages that have no row, and why.
 WITHOUT = {
+    "maps/recombination.py: has no gradient, and the reduction": "tests/methods/test_enumerated.py follows it",
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
     "atlas/explorer/machine.py: after the components, is": "tests/atlas/test_explorer.py follows it",
@@ -361,8 +362,8 @@ def program_of(estimator: Any) -> Any:
     return export.program(ContributionCAM(net, ["0"]), PICTURES[:2].float())
 
 
-def maps_of_labelling() -> SignedMaps:
-    return maps_of([PCA(2).fit(FEATURES), Labelling(np.arange(3))], method=ContributionCAM)
+def maps_of_labelling(target: Any = None) -> SignedMaps:
+    return maps_of([PCA(2).fit(FEATURES), Labelling(np.arange(3))], targets=target, method=ContributionCAM)
 
 
 class Unnamed(Labelling):
@@ -373,6 +374,18 @@ class Unnamed(Labelling):
 
     def predict_proba(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
         return np.full((len(X), 3), 1 / 3)
+
+
+class Probabilities:
+    """What has a predict_proba alone, with so many columns."""
+
+    n_features_in_ = 2
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def predict_proba(self, X: Any) -> Any:  # noqa: N803 - scikit-learn's name
+        return np.full((len(X), self.count), 1 / self.count)
 
 
 class Wavering(Labelling):
@@ -2789,6 +2802,25 @@ OTHERS = [
         lambda: Head.of([PCA(2).fit(FEATURES), Unnamed()]),
         "Unnamed has no classes_, and predicts another class than the one of its largest value",
         {"give it the attribute classes_": maps_of_labelling},
+    ),
+    Row(
+        "head/predictor.py: gives one number for a row",
+        lambda: Head.of([PCA(2).fit(FEATURES), Probabilities(1)]),
+        "predict_proba of Probabilities gives one number for a row",
+        {
+            "let it return a column for each class": lambda: maps_of(
+                [PCA(2).fit(FEATURES), Probabilities(2)], method=ContributionCAM
+            )
+        },
+    ),
+    Row(
+        "targets/decisions.py: hard votes do not tell which class came second",
+        partial(maps_of_labelling, SVMTarget(versus="runner-up")),
+        "hard votes do not tell which class came second",
+        {
+            "name it": partial(maps_of_labelling, SVMTarget(0, versus=1)),
+            "or use 'others'": partial(maps_of_labelling, SVMTarget(versus="others")),
+        },
     ),
     Row(
         "head/predictor.py: predicts several labels at a time",

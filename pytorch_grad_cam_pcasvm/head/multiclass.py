@@ -40,11 +40,13 @@ class Voting(WithConstants):
         calibration: what turns scores (..., C), or (..., 1) for two classes, into ``predict_proba``; None: nothing.
         of_sklearn: whether scores are what a meta-estimator gets from ``decision_function``. Those of nearest centroids
             and behind a threshold are not: labels are the same, but what is made of scores would be another.
+        ranks: whether it tells which class came second; hard votes do not.
     """
 
     constants: tuple[str, ...] = ("matrix",)
     calibration: Calibration | None = None
     of_sklearn = True
+    ranks = True
     # What to do where there are no probabilities.
     instead = (
         "put its classifier into a CalibratedClassifierCV, e.g. "

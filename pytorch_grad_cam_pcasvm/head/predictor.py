@@ -95,7 +95,10 @@ class Predictor:
                 "fix its random_state, or make its values depend on one row at a time",
             )
         if "vote" in self.columns:
-            self._check_classes(self(4 * np.random.default_rng(1).normal(size=(64, self.n_inputs))))
+            self._check_classes(self(self._samples()))
+        elif hasattr(self.estimator, "predict") and "decision" in self.columns and self.classes is None:
+            rows = self._transformed(self._samples())
+            self._check_decided(np.sign(self.estimator.predict(rows)) == np.sign(self._decision(rows)[:, 0]))
 
     def _check_classes(self, values: np.ndarray) -> None:
         """Refuse predicted classes that are none of its own, or not those of its values (R, P)."""
@@ -105,9 +108,13 @@ class Predictor:
                 f"{self.name} predicts classes that are not in its classes_",
                 "let predict return members of classes_, as scikit-learn's classifiers do",
             )
-        # Without classes_, that a class is the number of its value is only a guess.
         deciding = values[:, : self.columns.get("decision", len(self.classes))]
-        if not hasattr(self.estimator, "classes_") and (votes.argmax(1) != _largest(deciding)).any():
+        if not hasattr(self.estimator, "classes_"):  # that a class is the number of its value is only a guess
+            self._check_decided(votes.argmax(1) == _largest(deciding))
+
+    def _check_decided(self, agrees: np.ndarray) -> None:
+        """Refuse an estimator whose predictions do not agree with its values on all of some rows, (R,)."""
+        if not agrees.all():
             raise NoClosedFormError(
                 f"{self.name} has no classes_, and predicts another class than the one of its largest value",
                 "give it the attribute classes_, and values of which the largest decides",
@@ -151,18 +158,31 @@ class Predictor:
 
     def _numbers(self, rows: Any) -> np.ndarray | None:
         """Return the numbers of classes that have no labels; None if there are no classes."""
-        count = 0
-        if hasattr(self.estimator, "predict_proba") and not _is_outlier_detector(self.estimator):
+        estimator, count = self.estimator, 0
+        if _is_outlier_detector(estimator):
+            return None
+        if hasattr(estimator, "predict_proba"):
             count = self._probability(rows).shape[1]
-        elif not hasattr(self.estimator, "predict"):
+            if count == 1:
+                raise NoClosedFormError(
+                    f"predict_proba of {self.name} gives one number for a row",
+                    "let it return a column for each class, as scikit-learn's classifiers do",
+                )
+        elif hasattr(estimator, "decision_function"):
             count = self._decision(rows).shape[1]
+            if count == 1 and hasattr(estimator, "predict"):  # 0 and 1, or what is inside and what is outside
+                count += {0, 1} >= {*np.asarray(estimator.predict(self._transformed(self._samples()))).tolist()}
         return np.arange(count) if count > 1 else None
+
+    def _samples(self) -> np.ndarray:
+        """Return rows of which some should be decided one way, and some the other."""
+        return 4 * np.random.default_rng(1).normal(size=(64, self.n_inputs))
 
     def _names(self, rows: Any) -> Iterator[str]:
         """Yield the names of the columns that there are for a few rows."""
         estimator, count = self.estimator, 0 if self.classes is None else len(self.classes)
-        unpredicted = not hasattr(estimator, "predict")
-        if isinstance(self.classes, list) or _is_outlier_detector(estimator) or (unpredicted and not count):
+        one = hasattr(estimator, "decision_function") and not count and not isinstance(estimator, RegressorMixin)
+        if isinstance(self.classes, list) or one:
             yield "decision"
         elif self.classes is None:
             predictions = np.asarray(estimator.predict(rows))
@@ -179,11 +199,11 @@ class Predictor:
                 or hasattr(estimator, "decision_function")
             )
             # That of pairs is of no single class.
-            if raw and self._decision(rows).shape[1] == (1 if count == 2 else count):
+            if raw and self._decision(rows).shape[1] in ({1, 2} if count == 2 else {count}):
                 yield "decision"
             if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:
                 yield "probability"
-            if not unpredicted and np.asarray(estimator.predict(rows)).size != len(rows):
+            if hasattr(estimator, "predict") and np.asarray(estimator.predict(rows)).size != len(rows):
                 raise NoClosedFormError(
                     f"{self.name} predicts several labels at a time",
                     "fit one for each label, MultiOutputClassifier(...)",
@@ -246,6 +266,7 @@ class Compared(Voting):
         width = raw + n_classes * (1 + has_probabilities)
         super().__init__(torch.nn.functional.pad(first, (0, width - first.shape[1])))
         self.raw, self.has_probabilities = raw, has_probabilities
+        self.ranks = bool(raw or has_probabilities or n_classes == 2)
 
     def duel(self, row: Tensor, other: Tensor) -> Tensor:
         """Return the difference of two classes' values; of two classes, the margin."""

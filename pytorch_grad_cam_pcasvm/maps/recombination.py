@@ -13,9 +13,10 @@ from pytorch_grad_cam_pcasvm.maps.result import MethodResult, mean_of
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
-from pytorch_grad_cam_pcasvm.targets.jumps import spread_of
+from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of, spread_of
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
 
 
@@ -170,6 +171,13 @@ def _boundary_of(components: SignedMaps, tail: Head | None, reduction: Head | No
         return None
     assert components.baseline_values is not None
     deviations = None if reduction is None else spread_of(reduction.stages[-1])
+    if tail.enumerated is not None and deviations is None and deviations_of(tail) is None:
+        warn(
+            f"{tail.enumerated.predictor.name} has no gradient, and the reduction that the components came from is not "
+            "known, as it is in no file of maps, so where it is undecided cannot be found: maps start at the baseline "
+            "of the components, and add up to the value minus that there (baseline_values): pass the whole pipeline",
+            BaselineWarning,
+        )
     return Boundary(tail, components.baseline_values[0], deviations)
 
 

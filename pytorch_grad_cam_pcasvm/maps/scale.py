@@ -82,4 +82,4 @@ def per_map(value: Tensor, maps: Tensor) -> Tensor:
 def check_finite(maps: Tensor) -> None:
     """Raise a ValueError if maps are not finite; waits for the device."""
     if not all_finite(maps):
-        raise ValueError("the maps are not finite: the input or the network has NaN or infinite values")
+        raise ValueError("the maps are not finite: the input, the network or the head has NaN or infinite values")

@@ -92,7 +92,7 @@ class Starts:
         run.activations(layer)  # refuses those that no map can be made of
         everyone = list(range(len(targets)))
         boundary = self._boundary_of(run, layer) if self.neutral else None
-        if self.neutral and self._is_unknown(run, targets, boundary, warnings):
+        if self.neutral and self._is_unknown(run, layer, targets, boundary, warnings):
             mean = self._mean(run, layer)
             start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
             yield everyone, run.started({layer: start})[layer]
@@ -118,8 +118,9 @@ class Starts:
             self._boundary = Boundary(head, mean)
         return self._boundary
 
-    @staticmethod
-    def _is_unknown(run: Explanation, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce) -> bool:
+    def _is_unknown(
+        self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce
+    ) -> bool:
         """Return whether nothing tells where a head without a gradient is undecided, and say so."""
         head = run.head
         if all(isinstance(target, PCATarget) for target in targets):
@@ -128,11 +129,12 @@ class Starts:
             return False  # a regressor starts at the mean
         known = deviations_of(head) is not None and (boundary is not None or head.component_position is not None)
         if not known:
+            start = "zero activations" if self._mean(run, layer) is None else "the training mean"
             warnings.tell(
                 BaselineWarning,
                 f"{head.enumerated.predictor.name} has no gradient, and the head knows no variances of its training "
-                "set at these activations, so where it is undecided cannot be found: maps start at the training mean, "
-                "and add up to the value minus that there (baseline_values): put a PCA before it",
+                f"set at these activations, so where it is undecided cannot be found: maps start at {start}, and add "
+                "up to the value minus that there (baseline_values): put a PCA before it",
             )
         return not known
 

@@ -99,7 +99,7 @@ class SVMTarget(ClosedFormTarget):
         category = labels[number] if self.category is None else self.category
         if isinstance(versus, tuple):
             versus = tuple(label for label in versus if label != category)
-        if versus in ((), category):
+        if not versus if isinstance(versus, tuple) else versus == category:
             versus, strength = None, 1.0
         return SVMTarget(category, versus, strength=strength)
 
@@ -107,6 +107,8 @@ class SVMTarget(ClosedFormTarget):
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
         if self.category is None and not isinstance(self.versus, tuple | None) and self.versus == output.labels():
             return f"the predicted class is {self.versus!r} itself"
+        if output.head.enumerated is not None:
+            return "none of its components changes the decision between the start and the image"
         return output.head.why_blank(output.head_trace, self._seed(output, self.decision(output)))
 
     def decision(self, output: Any) -> Tensor:
@@ -148,6 +150,8 @@ class SVMTarget(ClosedFormTarget):
         if self.versus is None or isinstance(self.versus, tuple) or self._means("others", head):
             return category, None
         if self._means("runner-up", head):
+            if not voting.ranks:
+                raise ValueError(f"{self}: hard votes do not tell which class came second: name it, or use 'others'")
             ranking = voting.ranking(decision)
             return category, ranking.scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
         return category, indices(self.versus)

@@ -652,6 +652,57 @@ def test_values_alone_are_enough_and_tell_how_many_classes_there_are():
     assert adds_up(maps)
 
 
+def test_estimators_of_ones_own_decide_by_their_decision_function():
+    class Own:
+        n_features_in_ = 3
+
+        def __init__(self, values, labels=None):
+            self.decision_function = values
+            if labels is not None:
+                self.predict = lambda rows: labels[(values(rows) > 0).astype(int)]
+
+    def one(rows):
+        return np.sign(rows[:, 0]) + rows[:, 1]
+
+    pca = PCA(3).fit(FEATURES)
+    rows = pca.transform(FEATURES)
+    two = Head.of([pca, Own(lambda rows: np.stack([0 * one(rows), one(rows)], 1))])
+    np.testing.assert_allclose(two.voting.margins(two(torch.from_numpy(FEATURES)).values[-1])[:, 1], one(rows))
+    assert list(Head.of([pca, Own(one, np.array([0, 1]))]).classes_) == [0, 1]
+    for labels in (np.array([-1, 1]), np.array([-1.0, 1.0])):
+        head = Head.of([pca, Own(one, labels)])
+        assert head.classes_ is None
+        np.testing.assert_allclose(head(torch.from_numpy(FEATURES)).values[-1][:, 0], one(rows))
+    with pytest.raises(NoClosedFormError, match="Own has no classes_, and predicts another class"):
+        Head.of([pca, Own(one, np.array([2, 5]))])
+
+
+def test_hard_votes_have_no_runner_up():
+    net, _ = network(OwnRule(), LABELS[SEVERAL])
+    with pytest.raises(ValueError, match="hard votes do not tell which class came second"):
+        ContributionCAM(net, ["block"]).explain(X[:2], SVMTarget(versus="runner-up"))
+    assert adds_up(ContributionCAM(net, ["block"]).explain(X[:2], SVMTarget(versus="others")))
+
+
+def test_labels_of_numpy_can_be_compared():
+    net, _ = network(RandomForestClassifier(8, **TREES), (SCORES[:, 0] > 0).astype(np.int64))
+    first, second = net.head.classes_
+    maps = ContributionCAM(net, ["block"]).explain(X[:2], [SVMTarget(first, versus=second), SVMTarget(0)])
+    assert torch.allclose(maps.maps[:, 0], maps.maps[:, 1])
+
+
+def test_component_maps_from_a_file_know_no_reduction(tmp_path):
+    pca = PCA(3).fit(FEATURES)
+    forest = RandomForestClassifier(8, **TREES).fit(pca.transform(FEATURES), LABELS[SEVERAL])
+    components = ContributionCAM(PCASVMNet(BACKBONE, pca).eval(), ["block"]).explain(X[:4])
+    components.save(tmp_path / "maps.safetensors")
+    loaded = SignedMaps.load(tmp_path / "maps.safetensors")
+    with pytest.warns(BaselineWarning, match="the reduction that the components came from is not known"):
+        recombined(loaded, forest, SVMTarget("elm"))
+    whole = recombined(loaded, [pca, forest], SVMTarget("elm"))
+    assert torch.allclose(whole.maps, recombined(components, forest, SVMTarget("elm")).maps)
+
+
 def test_a_value_that_does_not_decide_is_refused():
     class Outliers:
         """As PyOD's detectors, whose decision_function is larger for what is outside, with another threshold than 0."""
