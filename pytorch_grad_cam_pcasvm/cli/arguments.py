@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; the parsed options have ``run``, which runs the command."""
     parser = argparse.ArgumentParser(
         prog=RUN,
-        description="Signed attention maps through a PCA and an SVM, for a folder of images.",
+        description="Signed attention maps through a PCA and a classifier, for a folder of images.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -14,7 +14,9 @@ _SAMPLES = 128  # of each size
 _LINES = 48  # on which crossings are looked for
 _PARTS = 32  # of a line, and of each part in turn
 _ROUNDS = 6  # of that: to 32^-6 of a line
+_CELLS = 8  # looked into on each line, where both sides of all near crossings are far from 0
 _NEAR = 1.5  # times as far as the nearest crossing
+_SMALL = 0.04  # of the median size of values at the ends of these lines
 _INSIDE = 1e-3  # standard deviations from a jump
 _SMOOTH = 1e-6  # of the value at the mean, below which two sides of a crossing are the same: no jump
 
@@ -66,8 +68,9 @@ class Jumps:
         """Return the point for a start, both (B,); None if no sample of the training set is on the other side.
 
         Of the crossings on the ways to seeded samples, among those about as near as the nearest, it is the one whose
-        value is closest to 0, or below it if that is a tie. A start on the jump itself would be another after the least
-        rounding: it is moved into the inside of the cell.
+        value is closest to 0, or below it if that is a tie; where all of them are far from 0, another point on these
+        ways that is not. A start on the jump itself would be another after the least rounding: it is moved into the
+        inside of the cell.
         """
         before = self._values(start.unsqueeze(0))
         generator = torch.Generator().manual_seed(0)
@@ -81,23 +84,48 @@ class Jumps:
     def _best(self, start: Tensor, ways: Tensor, before: float) -> Tensor:
         low, high = self._crossed(start, ways, before)
         lengths = (ways / self._units).norm(dim=1) * high
-        near = lengths <= _NEAR * lengths.min()
-        sides = torch.stack([low, high])  # of each crossing
-        values = torch.stack([self._values(start + side.unsqueeze(1) * ways) for side in sides])
-        values[:, ~near] = torch.inf
-        # Votes for one of two classes are 1 on one side and -1 on the other: of equals, what is below 0.
-        side, line = divmod(int((values.abs() + _SMOOTH * values).argmin()), len(ways))
-        place, way = float(sides[side, line]), ways[line]
-        if float((values[0, line] - values[1, line]).abs()) > _SMOOTH * abs(before):
+        sides = torch.stack([low, high], 1)  # of each crossing
+        values = self._along(start, ways, sides)
+        near = torch.where((lengths <= _NEAR * lengths.min()).unsqueeze(1), self._sizes(values), torch.inf)
+        side, line = divmod(int(near.T.argmin()), len(ways))
+        if float(near.min()) > _SMALL * float(self._values(start + ways).abs().median()):
+            elsewhere = self._elsewhere(start, ways, before, float(near.min()))
+            if elsewhere is not None:
+                return elsewhere
+        place, way = float(sides[line, side]), ways[line]
+        if float((values[line, 0] - values[line, 1]).abs()) > _SMOOTH * abs(before):
             # Away from the jump, half-way to the next.
             step = _INSIDE / float((way / self._units).norm()) * (1.0 if side else -1.0)
             steps = step * 2.0 ** -torch.arange(20.0, dtype=way.dtype)
             ahead = self._values(start + (place + steps.unsqueeze(1)) * way)
-            same = (ahead - values[side, line]).abs() <= _SMOOTH * abs(before)
+            same = (ahead - values[line, side]).abs() <= _SMOOTH * abs(before)
             # The longest of which all that are shorter lead to the same value.
             reach = int(same.flip(0).long().cumprod(0).sum())
             place += float(steps[20 - reach]) / 2 if reach else 0.0
         return start + place * way
+
+    def _elsewhere(self, start: Tensor, ways: Tensor, before: float, least: float) -> Tensor | None:
+        """Return the nearest point on the ways, and on no jump, with a small value; or with one below the least."""
+        places = torch.arange(1, _CELLS + 1, dtype=ways.dtype).expand(len(ways), -1) / _CELLS
+        lengths = (ways / self._units).norm(dim=1, keepdim=True)
+        values, sizes = self._along(start, ways, places), self._values(start + ways).abs()
+        for sign in (1, -1):
+            beside = self._along(start, ways, places + sign * _INSIDE / lengths)
+            values = torch.where((beside - values).abs() <= _SMOOTH * abs(before), values, torch.inf)
+        size = self._sizes(values)
+        small = size <= max(_SMALL * float(sizes.median()), float(size.min()))
+        if float(size.min()) >= least:
+            return None
+        line, number = divmod(int(torch.where(small, lengths * places, torch.inf).argmin()), _CELLS)
+        return start + places[line, number] * ways[line]
+
+    @staticmethod
+    def _sizes(values: Tensor) -> Tensor:
+        """Return the sizes of values, by which one is chosen.
+
+        Votes for one of two classes are 1 on one side and -1 on the other: of equals, it is what is below 0.
+        """
+        return values.abs() + _SMOOTH * values
 
     def _crossed(self, start: Tensor, ways: Tensor, before: float) -> tuple[Tensor, Tensor]:
         """Return two places on each way, (M,), very close, between which the value first changes its sign."""
@@ -105,12 +133,16 @@ class Jumps:
         parts = torch.arange(1, _PARTS + 1, dtype=ways.dtype) / _PARTS
         for _ in range(_ROUNDS):
             places = low.unsqueeze(1) + width.unsqueeze(1) * parts
-            points = start + places.unsqueeze(-1) * ways.unsqueeze(1)
-            across = self._values(points.flatten(0, 1)).reshape(len(ways), -1) * before <= 0
+            across = self._along(start, ways, places) * before <= 0
             across[:, -1] = True  # as it was found, whatever rounding of a place between does
             first = across.long().argmax(1)
             low, width = low + width * first / _PARTS, width / _PARTS
         return low, low + width
+
+    def _along(self, start: Tensor, ways: Tensor, places: Tensor) -> Tensor:
+        """Return the target's values at places (M, L) on M ways, (M, L)."""
+        points = start + places.unsqueeze(-1) * ways.unsqueeze(1)
+        return self._values(points.flatten(0, 1)).reshape(places.shape)
 
     def _values(self, points: Tensor) -> Tensor:
         """Return the target's values at points (M, B), shape (M,)."""

@@ -677,6 +677,25 @@ def test_estimators_of_ones_own_decide_by_their_decision_function():
         Head.of([pca, Own(one, np.array([2, 5]))])
 
 
+def test_a_start_is_elsewhere_if_both_sides_of_the_nearest_jumps_are_far_from_0():
+    pca = PCA(3, whiten=True).fit(FEATURES)
+
+    class Jumps:
+        """Confident on both sides of the mean, and in doubt further on."""
+
+        n_features_in_ = 3
+
+        @staticmethod
+        def decision_function(rows):
+            near = np.where(rows[:, 0] > 0.05, 10.0, -10.0)
+            return np.where(rows[:, 1] > 0.7, 0.1 * np.sign(rows[:, 0]), near)
+
+    net = PCASVMNet(BACKBONE, [pca, Jumps()]).eval()
+    maps = ContributionCAM(net, ["block"], mean=torch.zeros(8)).explain(X[:3], SVMTarget())
+    assert bool((maps.baseline_values.abs() <= 0.1 + 1e-9).all())
+    assert adds_up(maps)
+
+
 def test_hard_votes_have_no_runner_up():
     net, _ = network(OwnRule(), LABELS[SEVERAL])
     with pytest.raises(ValueError, match="hard votes do not tell which class came second"):
