@@ -24,6 +24,7 @@ from sklearn.utils import all_estimators
 from pytorch_grad_cam_pcasvm import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import Decision, Stage, stage_for
 from pytorch_grad_cam_pcasvm.head.build import stages_of
+from pytorch_grad_cam_pcasvm.head.multiclass import Likeness
 from pytorch_grad_cam_pcasvm.head.registry import transformer_for
 
 BEFORE, REDUCTION, APPROXIMATION = "scaler or selector", "reduction", "kernel approximation"
@@ -38,6 +39,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # of those that are not fitted as they 
     "FeatureUnion": {"transformer_list": [("a", PCA(2)), ("b", PCA(1))]},
     "FixedThresholdClassifier": {"estimator": LogisticRegression()},
     "FunctionTransformer": {"func": np.log1p},
+    "LocalOutlierFactor": {"novelty": True},
     "MultiOutputRegressor": {"estimator": SVR()},
     "OutputCodeClassifier": {"estimator": LinearSVC(), "code_size": 3, "random_state": 0},
     "RANSACRegressor": {"estimator": None},
@@ -73,7 +75,7 @@ def estimators() -> str:
     for name, kind in all_estimators():
         for role, stage in _stages(kind):
             rows.setdefault((role, type(stage)), []).append(f"`{name}`")
-    order = [BEFORE, APPROXIMATION, REDUCTION, "classifier", "regressor", "outlier detector", "mixture"]
+    order = [BEFORE, APPROXIMATION, REDUCTION, "classifier", "regressor", "outlier detector", "likeness", "mixture"]
     lines = ["| role | estimators | first stage: what it computes |", "|---|---|---|"]
     for (role, stage), names in sorted(rows.items(), key=lambda row: (order.index(row[0][0]), row[0][1].__name__)):
         lines.append(f"| {role} | {', '.join(names)} | `{stage.__name__}`: {_formula(stage)} |")
@@ -111,6 +113,8 @@ def _stages(kind: type) -> Iterator[tuple[str, Stage]]:
 
 def _role(fitted: Any, stages: list[Stage]) -> str:
     if isinstance(stages[-1], Decision):
+        if isinstance(stages[-1].voting, Likeness):
+            return "likeness"
         known = {"GaussianMixture": "mixture", "BayesianGaussianMixture": "mixture"}.get(type(fitted).__name__)
         return known or (
             "classifier" if is_classifier(fitted) else "regressor" if is_regressor(fitted) else "outlier detector"

@@ -543,6 +543,30 @@ def registered_machine(estimator: Any, y: Any = THREE) -> SignedMaps:
     return maps_of(registered_class(**estimator.get_params(deep=False)), y)
 
 
+def features_of_masks(pool: str, masks: bool, **options: Any) -> np.ndarray:
+    """Return features of pictures with masks, or with labels."""
+    labels = torch.zeros(8, 8, 8) if masks else torch.zeros(8)
+    return extract_features(BACKBONE, [(PICTURES[:8], labels)], "0", pool=pool, progress=False, **options)[0]
+
+
+def net_at(pool: str) -> PCASVMNet:
+    rows, _ = extract_features(BACKBONE, [PICTURES], "0", pool=pool, progress=False)
+    return PCASVMNet(
+        BACKBONE, make_pipeline(PCA(2), SVC()).fit(rows, rows[:, 0] > np.median(rows[:, 0])), "0", pool=pool
+    )
+
+
+def at_a_place(pool: str) -> SignedMaps:
+    return ContributionCAM(net_at(pool).eval(), ["0"], baseline="zero").explain(PICTURES[:2], SVMTarget(at=(1, 1)))
+
+
+def recombined_at(place: Any) -> SignedMaps:
+    net = net_at("dense").eval()
+    targets = [PCATarget(b, at=place) for b in range(2)]
+    components = ContributionCAM(net, ["0"], baseline="zero").explain(PICTURES[:2], targets)
+    return recombined(components, net.head, SVMTarget())
+
+
 def behind(stage: Stage) -> Head:
     """Return a head that begins with a stage."""
     return Head([stage, *head_of(LinearSVC()).stages])
@@ -647,26 +671,23 @@ HEADS = [
                 "HotellingTarget()": outliers(HotellingTarget()),
             },
         )
-        for estimator in (ensemble.IsolationForest(n_estimators=3), neighbors.LocalOutlierFactor(novelty=True))
-    ),
-    *(
-        head(
-            UNSUPPORTED,
-            "since it searches for training images, and decides nothing: fit KNeighborsClassifier",
-            estimator,
-            {"fit KNeighborsClassifier": neighbors.KNeighborsClassifier()},
-        )
-        for estimator in (neighbors.NearestNeighbors(), neighbors.KNeighborsTransformer())
+        for estimator in (ensemble.IsolationForest(n_estimators=3),)
     ),
     head(
         UNSUPPORTED,
-        "KMeans has no closed-form Jacobian here",
-        cluster.KMeans(3),
+        "since it searches for training images, and decides nothing: fit KNeighborsClassifier",
+        neighbors.KNeighborsTransformer(),
+        {"fit KNeighborsClassifier": neighbors.KNeighborsClassifier()},
+    ),
+    head(
+        UNSUPPORTED,
+        "Birch has no closed-form Jacobian here",
+        cluster.Birch(n_clusters=3),
         {
             "fit GaussianMixture, whose components are clusters": GaussianMixture(3, random_state=0),
             "to reduce features PCA": make_pipeline(PCA(2), SVC()),
-            "add yours with stage_for.register(KMeans)": partial(
-                registered, cluster.KMeans(6), partial(Elementwise, "tanh")
+            "add yours with stage_for.register(Birch)": partial(
+                registered, cluster.Birch(n_clusters=6), partial(Elementwise, "tanh")
             ),
         },
     ),
@@ -695,10 +716,63 @@ HEADS = [
         {"fit EllipticEnvelope": partial(maps_of, covariance.EllipticEnvelope(), targets=SVMTarget())},
     ),
     head(
-        UNSUPPORTED,
-        "estimates a density, and decides nothing",
-        neighbors.KernelDensity(),
-        {"fit OneClassSVM": partial(maps_of, OneClassSVM(), targets=SVMTarget())},
+        PREDICTORS + "as a step before others has no closed form",
+        "KMeans as a step before others has no closed form: fit PCA",
+        make_pipeline(cluster.KMeans(3), SVC()),
+        {"fit PCA": make_pipeline(PCA(3), SVC())},
+    ),
+    head(
+        PREDICTORS + "was fitted to find outliers in its training set",
+        "and knows nothing of other images: fit it with novelty=True",
+        neighbors.LocalOutlierFactor(),
+        {"fit it with novelty=True": partial(maps_of, neighbors.LocalOutlierFactor(novelty=True), targets=SVMTarget())},
+    ),
+    head(
+        PREDICTORS + "KernelDensity has the",
+        "KernelDensity has the kernel 'tophat': fit it with 'gaussian'",
+        neighbors.KernelDensity(kernel="tophat"),
+        {"fit it with 'gaussian'": partial(maps_of, neighbors.KernelDensity(), targets=SVMTarget())},
+    ),
+    Row(
+        "network/extraction.py: are for rows of positions",
+        partial(features_of_masks, pool="mean", masks=False, sample=3),
+        "are for rows of positions: use pool='dense'",
+        {"use pool='dense'": partial(features_of_masks, pool="dense", masks=False, sample=3)},
+    ),
+    Row(
+        "network/extraction.py: the labels are masks",
+        partial(features_of_masks, pool="mean", masks=True),
+        "the labels are masks, (8, 8, 8), but there is one row of features for each image",
+        {
+            "use pool='dense'": partial(features_of_masks, pool="dense", masks=True),
+            "give one label per image": partial(features_of_masks, pool="mean", masks=False),
+        },
+    ),
+    Row(
+        "network/net.py: takes a head that decides once for each image",
+        lambda: export.program(ContributionCAM(net_at("dense").eval(), ["0"], baseline="zero"), PICTURES[:2]),
+        "a program takes a head that decides once for each image",
+        {
+            "explain it with cam.explain": partial(at_a_place, pool="dense"),
+            "draw it with figures.plot_positions": lambda: figures.plot_positions(
+                torch.zeros(2, 8, 8), net_at("dense").eval()(PICTURES[:2])[:, 0]
+            ),
+        },
+    ),
+    Row(
+        "targets/places.py: at= names a place",
+        partial(at_a_place, pool="mean"),
+        "at= names a place, but there is one row of features for each image",
+        {"fit the head on features of positions, pool='dense'": partial(at_a_place, pool="dense")},
+    ),
+    Row(
+        "maps/recombination.py: of one position alone",
+        partial(recombined_at, "max"),
+        "maps of decisions are sums of component maps of one position alone",
+        {
+            "make them with PCATarget(b, at=(row, column)) for every b": partial(recombined_at, (1, 1)),
+            "explain the decisions, cam.explain(x, [SVMTarget(at=...)])": partial(at_a_place, pool="dense"),
+        },
     ),
     Row(
         UNSUPPORTED,

@@ -126,6 +126,13 @@ class OneClass(Regression):
         return torch.where(value >= 0 if self.zero_is_inlier else value > 0, 1, -1)
 
 
+class Likeness(Regression):
+    """A value that is larger for what is more like the training set: minus a distance, or a density.
+
+    There is no boundary.
+    """
+
+
 class Outputs(Voting):
     """Several values that do not compete: of a regressor with several outputs, or one for each label of an image.
 

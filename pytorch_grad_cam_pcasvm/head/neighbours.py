@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.distances import mean_slopes, squared_distances
 from pytorch_grad_cam_pcasvm.head.multiclass import WithConstants
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 
 _At = tuple[Tensor, Tensor, Tensor]  # x, the margins, and the largest of the distances
-_NODES = 16  # at which neighbours are looked for on the way from a start
 
 
 class Neighbours(WithConstants, Stage):
@@ -36,7 +36,7 @@ class Neighbours(WithConstants, Stage):
 
     def __init__(self, points: Tensor, counts: Sequence[int], ranks: Sequence[int], k: int) -> None:
         super().__init__()
-        self.n_inputs = points.shape[1]
+        self.n_inputs, self.row_width = points.shape[1], len(points)
         self.counts, self.ranks, self.k = list(counts), list(ranks), k
         self.n_outputs = len(self.counts) * (2 if len(self.counts) > 2 else 1)
         self.keep(points=points)
@@ -50,7 +50,7 @@ class Neighbours(WithConstants, Stage):
         saved = x, margins, distances.amax(-1, keepdim=True)
         if len(self.counts) == 2:
             return margins, saved
-        voters = self._of_point[self._distances(x).topk(self.k, -1, largest=False).indices]
+        voters = self._of_point[squared_distances(x, self.points).topk(self.k, -1, largest=False).indices]
         votes = (voters.unsqueeze(-1) == torch.arange(len(self.counts), device=x.device)).sum(-2)
         return torch.cat([margins, votes.to(margins)], -1), saved
 
@@ -61,16 +61,8 @@ class Neighbours(WithConstants, Stage):
     def secant(self, saved: _At, saved0: _At, grad: Tensor) -> Scaled:
         """Return the mean of that along the straight line from x0 to x, corrected by what its sum then lacks."""
         (x, margins, size), (x0, margins0, size0) = saved, saved0
-        places = (torch.arange(_NODES, dtype=x.dtype, device=x.device) + 0.5) / _NODES
-        way = x - x0
-        slopes = self._slopes(x0.unsqueeze(1) + places.unsqueeze(-1) * way.unsqueeze(1)).mean(1)
-        missing = margins - margins0 - (slopes @ way.unsqueeze(-1)).squeeze(-1)
-        # What is only rounding would be made large where x is near its start.
-        rounding = 16 * torch.finfo(x.dtype).eps * (size + size0)
-        missing = torch.where(missing.abs() > rounding, missing, 0.0)
-        length = way.square().sum(-1, keepdim=True)
-        correction = missing.unsqueeze(-1) * (way / torch.where(length > 0, length, 1.0)).unsqueeze(1)
-        return grad[..., : len(self.counts)] @ (slopes + correction), None
+        slopes = mean_slopes(self._slopes, x, x0, margins - margins0, size + size0)
+        return grad[..., : len(self.counts)] @ slopes, None
 
     def _slopes(self, x: Tensor) -> Tensor:
         """Return the gradients of the margins at x, shape (..., D): (..., C, D)."""
@@ -81,16 +73,10 @@ class Neighbours(WithConstants, Stage):
     def _nearest(self, x: Tensor) -> Tensor:
         """Return which points have the distances D of the classes from x, (..., D): shape (..., C)."""
         positions, start = [], 0
-        for of_class, rank in zip(self._distances(x).split(self.counts, -1), self.ranks, strict=True):
+        for of_class, rank in zip(squared_distances(x, self.points).split(self.counts, -1), self.ranks, strict=True):
             positions.append(start + of_class.topk(rank, -1, largest=False).indices[..., -1])
             start += of_class.shape[-1]
         return torch.stack(positions, -1)
-
-    def _distances(self, x: Tensor) -> Tensor:
-        """Return the squared distances of x, (..., D), to all points, less a number that all of them share."""
-        centre = self.points.mean(0)  # far from it, products are rounded to nothing but their common part
-        points = self.points - centre
-        return points.square().sum(-1) - 2 * (x - centre) @ points.T
 
     @staticmethod
     def _rivals(distances: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # Parts of the names of estimators that have no maps, and why; the first that fits counts.
 _REFUSED = {
-    "NearestNeighbors NeighborsTransformer": "it searches for training images, and decides nothing",
+    "NeighborsTransformer": "it searches for training images, and decides nothing",
     "LabelBinarizer LabelEncoder": "it takes labels, not features",
     "Vectorizer FeatureHasher": "it takes texts, not features",
     "PatchExtractor": "it takes images, not features",
@@ -35,20 +35,18 @@ _REFUSED = {
     "NMF Dirichlet Dictionary SparseCoder": "it is an iteration that stops at a tolerance",
     "TSNE MDS SpectralEmbedding": "it places its training images, and no others",
     "DBSCAN OPTICS Agglomerative Spectral": "it groups its training images, and no others",
-    "Isomap LocallyLinear LocalOutlier": "it needs the graph of the training set's neighbours",
+    "Isomap LocallyLinear": "it needs the graph of the training set's neighbours",
     "Categorical Ordinal OneHot Target": "it takes categories, not numbers",
     "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "it estimates a covariance, and decides nothing",
-    "KernelDensity": "it estimates a density, and decides nothing",
     "Dummy": "it does not look at the features",
 }
 # Parts of the names of estimators, and what has maps in their place; all others have the usual one of their role.
 _INSTEAD = {
-    "NearestNeighbors NeighborsTransformer": "fit KNeighborsClassifier",
+    "NeighborsTransformer": "fit KNeighborsClassifier",
     "CategoricalNB": "fit GaussianNB",
     "LabelBinarizer LabelEncoder Vectorizer FeatureHasher PatchExtractor Imputer MissingIndicator": "leave it out",
     "OneHotEncoder OrdinalEncoder TargetEncoder": "leave it out",
     "Covariance LedoitWolf OAS MinCovDet GraphicalLasso": "fit EllipticEnvelope",
-    "KernelDensity": "fit OneClassSVM",
     "KernelCenterer": "fit KernelPCA, which centres its kernel itself",
     "PolynomialFeatures PolynomialCountSketch Spline Chi2Sampler": "fit Nystroem",
     "QuantileTransformer": "fit PowerTransformer",

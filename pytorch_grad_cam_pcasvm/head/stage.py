@@ -37,6 +37,7 @@ class Stage(Hookable):
         n_outputs: length of an output row, or None if it equals that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
         linear: whether the stage is affine, so that its secants are its derivative.
+        row_width: how many numbers of a row are computed at once, if its tensors do not show it.
         seen: what else is known of the training set, in numbers: the ``count`` of its rows; their ``spread``, the sum
             of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was.
 
@@ -58,6 +59,7 @@ class Stage(Hookable):
     n_outputs: int | None = None
     reduces: bool = False
     linear: bool = False
+    row_width: int = 1
     seen: Mapping[str, float] = MappingProxyType({})
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:

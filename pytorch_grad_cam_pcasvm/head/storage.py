@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.head import (
     calibration,
     decisions,
+    distances,
     elementwise,
     kernels,
     multiclass,
@@ -78,7 +79,7 @@ class Example(NamedTuple):
 
 _PARTS: dict[str, type] = {
     part.__name__: part
-    for module in (stages, elementwise, quadratic, neighbours, decisions, multiclass, kernels, calibration)
+    for module in (stages, elementwise, quadratic, distances, neighbours, decisions, multiclass, kernels, calibration)
     for part in vars(module).values()
     if isinstance(part, type) and part.__module__ == module.__name__
 }

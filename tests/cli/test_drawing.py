@@ -144,7 +144,8 @@ def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
         (["--classifier", "own_classifier:thing"], "must return a classifier as scikit-learn has them"),
         (["--classifier", "own_classifier:Nearest", "--class-weight", "balanced"], "has no class_weight"),
         (["--classifier", "sklearn.ensemble:IsolationForest"], "has no classes_ once it is fitted"),
-        (["--classifier", "sklearn.cluster:KMeans"], "KMeans has no closed-form Jacobian here"),
+        (["--classifier", "sklearn.cluster:KMeans"], "has no classes_ once it is fitted"),
+        (["--classifier", "sklearn.cluster:Birch"], "Birch has no closed-form Jacobian here"),
     ],
 )
 def test_classifiers_that_cannot_be_fitted(typed, tmp_path, capsys, options, words):

@@ -1,0 +1,56 @@
+"""Anomalies: how unlike the training set rows are, by a head's value, or by what its components do not keep."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head.head import Head
+from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
+from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
+
+
+def anomaly(head: Head, trace: HeadTrace) -> Tensor:
+    """Return minus the head's value; without a decision, the Q statistic, shape (N,).
+
+    Raises:
+        ValueError: the head's value does not tell what is like the training set, or its reduction restores nothing.
+    """
+    if head.decision_position is not None:
+        if not isinstance(head.voting, OneClass | Likeness):
+            raise ValueError(
+                "the value of this head does not tell what is like the training set: fit NearestNeighbors, KMeans, "
+                "KernelDensity, LocalOutlierFactor(novelty=True), OneClassSVM or another outlier detector, or a PCA "
+                "alone"
+            )
+        return -trace.values[-1][..., 0]
+    position = head.component_position
+    assert position is not None
+    reduction = head.stages[position - 1]
+    if getattr(reduction, "restoring", None) is None:
+        raise ValueError(
+            f"{type(reduction).__name__} has no linear inverse_transform, so what it leaves out is unknown"
+        )
+    rest, _ = residual(reduction, trace.values[position - 1], trace.values[position])
+    return rest.square().sum(-1)
+
+
+def residual(reduction: Any, z: Tensor, components: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the components of a reduction do not keep of its input, and the rows that restore it.
+
+    Args:
+        reduction: a stage with rows ``restoring`` (B, D).
+        z: its input, shape (..., D).
+        components: its output, shape (..., B).
+
+    Returns:
+        ``r = z - inverse_transform(p)``, shape (..., D), and R, shape (B, D).
+    """
+    restoring = reduction.restoring.to(components)
+    centred, restored = z - reduction.mean.to(components), components @ restoring
+    rest = centred - restored
+    # A map of rounding errors would show anything. Where all dimensions are kept, they are those of the estimator,
+    # which may have been fitted in single precision.
+    precision = torch.finfo(torch.float32 if len(restoring) >= restoring.shape[1] else z.dtype)
+    rounding = 4 * z.shape[-1] ** 0.5 * precision.eps * (z.norm(dim=-1) + restored.norm(dim=-1))
+    return rest * (rest.norm(dim=-1) > rounding).unsqueeze(-1), restoring
