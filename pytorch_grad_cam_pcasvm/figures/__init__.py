@@ -15,6 +15,7 @@ from pytorch_grad_cam_pcasvm.figures.feature_space import (
 from pytorch_grad_cam_pcasvm.figures.grid import plot_maps
 from pytorch_grad_cam_pcasvm.figures.jacobian import plot_jacobian
 from pytorch_grad_cam_pcasvm.figures.mistake import plot_mistake
+from pytorch_grad_cam_pcasvm.figures.positions import plot_labels, plot_positions, plot_rgb
 from pytorch_grad_cam_pcasvm.figures.volume import plot_volume
 
 __all__ = [
@@ -23,8 +24,11 @@ __all__ = [
     "plot_decision",
     "plot_feature_space",
     "plot_jacobian",
+    "plot_labels",
     "plot_maps",
     "plot_mistake",
+    "plot_positions",
+    "plot_rgb",
     "plot_support_vector_effect",
     "plot_support_vectors",
     "plot_volume",

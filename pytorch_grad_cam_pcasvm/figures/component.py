@@ -42,7 +42,7 @@ from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, uncompiled
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
@@ -191,6 +191,7 @@ def plot_component(
 
 def method_of(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFormCAM:
     """Return the method that was given, or contributions at a layer."""
+    refuse_dense(net, "this figure")
     if (layer is None) == (cam is None):
         raise ValueError("say where to look: pass target_layer= for contributions, or cam= for another method")
     if cam is None:

@@ -1,0 +1,89 @@
+"""Figures of dense heads: colours at positions, legends, outlines of masks, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+
+from pytorch_grad_cam_pcasvm.figures import plot_labels, plot_positions, plot_rgb
+from pytorch_grad_cam_pcasvm.figures.style import COLOURS
+
+RNG = np.random.default_rng(0)
+PICTURES = RNG.uniform(size=(3, 24, 32, 3))
+MASKS = np.zeros((3, 24, 32), bool)
+MASKS[:2, 4:10, 5:15] = True
+
+
+def panels(figure):
+    """Pictures and what is drawn over them, as arrays, in order."""
+    return [axis.images[0].get_array() for axis in figure.axes if axis.images]
+
+
+def outlines(figure):
+    return sum(len(axis.collections) > 0 for axis in figure.axes if axis.images)
+
+
+def test_signed_numbers_share_a_scale_that_ends_at_the_largest():
+    values = np.zeros((3, 6, 8))
+    values[0, 2, 3], values[1, 4, 4], values[2, 0, 0] = 2.0, -4.0, 1.0
+    figure = plot_positions(PICTURES, values, masks=MASKS, titles=["a", "b", "c"], label="evidence for a $crack")
+    drawn = panels(figure)[:6]
+    grey = np.repeat(0.35 + 0.65 * PICTURES.mean(-1, keepdims=True), 3, -1)
+    np.testing.assert_allclose(drawn[1][23, 31], grey[0, 23, 31], atol=1e-6)  # 0 is transparent
+    red, blue = drawn[1][10, 13], drawn[3][18, 17]
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    assert outlines(figure) == 4  # two pictures with a mask, and what is over them
+    bar = figure.axes[-1]
+    assert [label.get_text() for label in bar.get_yticklabels()] == ["\N{MINUS SIGN}4", "0", "4"]
+    assert "$" not in bar.get_ylabel().replace(r"\$", "")
+
+
+def test_anomalies_go_from_dark_to_bright():
+    values = RNG.uniform(1, 3, size=(3, 6, 8))
+    values[1, 3, 3], values[2, 5, 7] = 9.0, 0.5
+    figure = plot_positions(torch.from_numpy(PICTURES).movedim(-1, 1), torch.from_numpy(values), anomaly=True)
+    drawn = panels(figure)
+    assert drawn[3][14, 14].mean() > drawn[5][23, 31].mean()
+    assert [label.get_text() for label in figure.axes[-1].get_yticklabels()] == ["0.5", "9"]
+    assert outlines(figure) == 0
+
+
+def test_labels_have_colours_and_a_legend():
+    labels = np.full((3, 6, 8), "fine", dtype=object)
+    labels[0, 0, 0], labels[2, 5, 7] = "crack", "hole"
+    figure = plot_labels(PICTURES, labels, classes={"hole": "a hole"})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["crack", "fine", "a hole"]
+    drawn = panels(figure)
+    grey = 0.45 * (0.35 + 0.65 * PICTURES.mean(-1))
+    for image, row, column, number in ((0, 0, 0, 0), (0, 0, 8, 1), (2, 23, 31, 2), (1, 5, 5, 1)):
+        expected = 0.55 * np.array(to_rgb(COLOURS[number])) + grey[image, row, column]
+        np.testing.assert_allclose(drawn[2 * image + 1][row, column], expected, atol=1e-6)
+    with pytest.raises(ValueError, match="there are 11 labels, but 10 colours"):
+        plot_labels(PICTURES, np.arange(144).reshape(3, 6, 8) % 11)
+
+
+def test_components_as_colours_are_on_one_scale_for_all_pictures():
+    components = RNG.normal(size=(3, 4, 6, 8))
+    components[2] += 5
+    drawn = panels(plot_rgb(PICTURES, components))
+    assert drawn[5].mean() > drawn[1].mean() + 0.3
+    components[:, 3] = 1e9  # a fourth one is not drawn
+    np.testing.assert_allclose(panels(plot_rgb(PICTURES, components))[1], drawn[1])
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plot_positions(PICTURES, np.zeros((2, 6, 8))), "3 pictures, but numbers of 2"),
+        (lambda: plot_positions(PICTURES, np.zeros((3, 2, 6, 8))), "one number at every position"),
+        (lambda: plot_positions(PICTURES, np.full((3, 6, 8), np.nan)), "not finite"),
+        (lambda: plot_positions(PICTURES, np.zeros((3, 6, 8)), masks=MASKS[:, :5]), "masks must be"),
+        (lambda: plot_positions(PICTURES, np.zeros((3, 6, 8)), titles=["a"]), "but 1 titles"),
+        (lambda: plot_labels(PICTURES, np.zeros((3, 6))), "but numbers of no pictures"),
+        (lambda: plot_rgb(PICTURES, np.zeros((3, 2, 6, 8))), "expected three components"),
+    ],
+)
+def test_what_is_refused(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
