@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.head.storage import own_types
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.runtime import digests, files
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
@@ -181,6 +181,7 @@ def _check(
 ) -> None:
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"an atlas is made of a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+    refuse_dense(net, "an atlas")
     if net.head.decision_position is not None and isinstance(net.head.voting, Outputs):
         raise ValueError(
             "an atlas keeps one prediction for each image, but the head has several outputs: fit a head for each of "

@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
@@ -256,6 +256,7 @@ def layer_of(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) -> nn.Mod
     """Return the one target layer, by its name if it has one."""
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
+    refuse_dense(net, "evaluation")
     if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
         raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
     return layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]

@@ -28,6 +28,7 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
 from pytorch_grad_cam_pcasvm.network.modules import device_of
+from pytorch_grad_cam_pcasvm.network.net import refuse_dense
 from pytorch_grad_cam_pcasvm.runtime.device_sync import every_choice, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
@@ -105,6 +106,7 @@ def traced_program(
         raise TypeError(
             f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}"
         )
+    refuse_dense(cam.model, "a program")
     name = type(cam).__name__
     if isinstance(cam, PerturbationCAM):
         raise NoProgramError(

@@ -32,12 +32,12 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
 
 def _title(target: Target, classes: Sequence[Any] | None) -> str:
     """Return what a target is, in a few words."""
-    kinds = {
+    kinds: dict[Any, str] = {
         LogRatioTarget: "log-ratio of ",
         ProbabilityTarget: "probability of ",
         HotellingTarget: "T\N{SUPERSCRIPT TWO}",
     }
-    words = kinds.get(type(target), "")  # type: ignore[arg-type]
+    words = kinds.get(type(target), "")
     if isinstance(target, PCATarget):
         words = f"component {target.component + 1}"
     elif isinstance(target, ResidualTarget):

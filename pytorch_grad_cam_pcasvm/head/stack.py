@@ -16,9 +16,12 @@ from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
+
+_BYTES = 1 << 28  # of many rows that are computed at once
 
 
 @dataclass(eq=False)
@@ -124,6 +127,15 @@ class Stack(Hookable):
         if changed is not None:
             trace.saved = [changed] * len(self.stages)
         return trace
+
+    def values_of(self, features: Tensor) -> HeadTrace:
+        """Return the trace of many features, (R, D), without what a pullback needs; it is computed in blocks."""
+        blocks = [features]
+        if not is_traced():
+            blocks = list(features.split(max(1, _BYTES // self.bytes_per_target(1))))
+        traces = [self(block) for block in blocks]
+        values = [torch.cat(parts) for parts in zip(*(trace.values for trace in traces), strict=True)]
+        return HeadTrace(values, [], traces[0].eps)
 
     def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
         """Return the trace of features (N, D), of any floating-point dtype, in the head's precision; and None."""
@@ -251,4 +263,5 @@ class Stack(Hookable):
     def bytes_per_target(self, n: int) -> int:
         """Return roughly how much memory one target takes in the head for n images: a few rows of its widest stage."""
         widths = [buffer.shape[-1] for buffer in self.buffers() if buffer.dim()]
+        widths += [module.row_width for module in self.modules() if isinstance(module, Stage)]
         return 5 * 8 * n * max([self.n_features or 1, *widths])

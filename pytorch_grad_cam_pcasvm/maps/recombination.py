@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, Residual
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
 from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of, spread_of
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
+from pytorch_grad_cam_pcasvm.targets.places import positions_of, region_of
+from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
 
 
 def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Target | None = None) -> SignedMaps:
@@ -31,7 +34,8 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
 
     Args:
         components: maps of every component, in order, as from ``cam.explain(x)``; any maps of decisions after these are
-            ignored. The method must be linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or be ContributionCAM.
+            ignored. Of dense features, all at one position, ``PCATarget(b, at=(row, column))``. The method must be
+            linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or be ContributionCAM.
         head: a fitted estimator, pipeline or :class:`Head`, either with the reduction that the components came from, or
             fitted on the components themselves.
         targets: K targets, each for all images, except ResidualTarget, which needs more than components; None: the
@@ -52,7 +56,9 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
     """
     if not isinstance(components, SignedMaps):
         raise TypeError(f"expected the SignedMaps of all components, got {type(components).__name__}")
-    count = next((k for k, target in enumerate(components.targets) if target != PCATarget(k)), len(components.targets))
+    places = [target.at if isinstance(target, PCATarget) else None for target in components.targets]
+    same = [target == PCATarget(k, at=places[0]) for k, target in enumerate(components.targets)]
+    count = same.index(False) if False in same else len(same)
     if not count:
         raise ValueError("the maps are not those of components 0, 1, ...: make them with cam.explain(x)")
     if not components.linear:
@@ -66,15 +72,39 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             "maps of this method are not sums of component maps: use ClosedFormGradCAM, ClosedFormHiResCAM, "
             "ClosedFormXGradCAM or ContributionCAM"
         )
-    components = components[:, :count]
+    components, listed = _at_place(components[:, :count], targets, places[0])
     reduction, tail = _parts(Head.of(head), count, components.output)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
+    with torch.no_grad():
+        return _recombined(components, reduction, tail, listed)
+
+
+def _at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMaps, list[Any]]:
+    """Return component maps and targets without their place, which is one position of dense features, if any."""
     listed = [SVMTarget()] if targets is None else list(targets) if isinstance(targets, list | tuple) else [targets]
     if not listed:
         raise ValueError("targets is empty: pass None for the predicted class, or at least one target")
-    with torch.no_grad():
-        return _recombined(components, reduction, tail, listed)
+    dense = components.output.dim() > 2 if isinstance(components.output, Tensor) else False
+    if not dense:
+        return components, listed
+    if not isinstance(place, tuple):
+        raise ValueError(
+            "maps of decisions are sums of component maps of one position alone, since each position has its own "
+            "gradient: make them with PCATarget(b, at=(row, column)) for every b, or explain the decisions, "
+            "cam.explain(x, [SVMTarget(at=...)])"
+        )
+    for target in listed:
+        if getattr(target, "at", None) not in (None, place):
+            raise ValueError(f"{target} is of another place than the component maps, which are those of {place}")
+    unplaced = [PCATarget(b) for b in range(len(components.targets))]
+    output = components.output
+    if isinstance(output, HeadOutput):
+        rows = region_of(output, positions_of(place, output.grid))
+        output = HeadOutput.of(rows.head, rows.head_trace)
+    return replace(components, targets=unplaced, output=output), [
+        target.unplaced if isinstance(target, PlacedTarget) else target for target in listed
+    ]
 
 
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:

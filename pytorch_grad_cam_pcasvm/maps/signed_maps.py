@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
 
 SCALES = ("map", "target", "none")
-FORMATS = ("pytorch_grad_cam_pcasvm maps 1", "pytorch_grad_cam_pcasvm maps 2")
+FORMATS = tuple(f"pytorch_grad_cam_pcasvm maps {version}" for version in (1, 2, 3))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -85,7 +85,8 @@ class PathBoundary:
         def search(size: Tensor) -> Solution | None:
             if by_components:
                 return self._by_components(run, layer, target, components)
-            near = self.of_components(run, layer)
+            # Of dense features, the pullback of all components takes long.
+            near = self.of_components(run, layer) if run.output.grid is None else None
             return (
                 (None if near is None else _solved(run, layer, near, [target], size))
                 or _solved(run, layer, self.mean, [target], size)  # where all components are 0, a kernel may be flat
@@ -128,7 +129,7 @@ class PathBoundary:
     def _by_components(self, run: Explanation, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
         """Return activations whose components are those of a point on the boundary that the head knows."""
         output = run.moved(layer, self.mean).output
-        there = Boundary(output.head, output.features[0].detach()).at([target], None)
+        there = Boundary(output.head, output.head_trace.values[0].detach().mean(0)).at([target], None)
         goal = torch.stack([component(there) for component in components], -1)
         return _solved(run, layer, self.mean, components, goal.norm(), goal)
 

@@ -42,7 +42,8 @@ class Players:
         self._rows = self._reshaped(layer, x, over) if moved else self._affine.rows(x, over)
         self._origin = self._affine.value
         self._position: int | None = None
-        if self._affine.is_output and run.head is not None and all(map(is_closed_form, targets)):
+        one_row = run.output.grid is None
+        if self._affine.is_output and run.head is not None and one_row and all(map(is_closed_form, targets)):
             # The head's linear beginning, too, is passed once, by every player's row.
             head, trace = run.head, run.output.head_trace
             self._position, self._origin = head.linear_until, trace.values[head.linear_until]

@@ -24,7 +24,8 @@ class ComponentSums(ClosedFormCAM):
     """
 
     def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
-        components = every_component(run.output) if run.shares_start(layer) else []
+        together = run.output.grid is None and run.shares_start(layer)
+        components = every_component(run.output) if together else []
         if not 0 < len(components) < sum(map(_is_behind_components, targets)) == len(targets):
             return super()._from_start(run, layer, targets)
         result = super()._from_start(run, layer, components)  # from where these targets start

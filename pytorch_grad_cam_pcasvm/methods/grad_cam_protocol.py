@@ -17,7 +17,8 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import one_input
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, Target
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
 
 
@@ -191,7 +192,8 @@ class ClosedFormCAM(Method):
         if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
             raise ValueError("targets=None needs a head with an SVM, but this one has none: use PCATarget")
         if targets is None:
-            targets = self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
+            dense = isinstance(self.model, PCASVMNet) and is_dense(self.model.pool)
+            targets = SVMTarget() if dense else self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
         if not isinstance(targets, list | tuple):
             return [targets] * len(x)  # type: ignore[list-item]
         targets = listed(targets)

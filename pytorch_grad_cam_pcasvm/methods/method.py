@@ -18,7 +18,8 @@ from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions,
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.grid import rows_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, picture_of
 from pytorch_grad_cam_pcasvm.network.layout import MapLayout
 from pytorch_grad_cam_pcasvm.network.modules import (
     device_of,
@@ -29,6 +30,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     refuse_parallel,
 )
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, network_output
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.reshape import layout_by
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, refuse_repeated
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
@@ -200,7 +202,7 @@ class Method(Named, BaseCAM):
             path = Path(*site.parts, modules)
             passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
             layouts = [MapLayout()] * len(site.layers)  # in the network's own shapes
-            output = network_output(self.model, passed.output, x.shape[0])
+            output = network_output(self.model, passed.output, x.shape[0], picture_of(x))
             run = Explanation(self.model, x, passed, output, site.layers, layouts, path.run)
             if targets is None:
                 targets = default_targets(run.output)
@@ -326,11 +328,14 @@ class Method(Named, BaseCAM):
             layout_by(self.reshape_transform, site.backbone, name, x, activations, self._warnings.once)
             for name, activations in zip(site.layers, passed.activations, strict=True)
         ]
-        if isinstance(self.model, PCASVMNet) and may_look(x):
-            self.model.head.check(flatten(passed.output)[:2])
         if isinstance(self.model, PCASVMNet):
-            check_rows(flatten(passed.output), x)
-        output = network_output(self.model, passed.output, x.shape[0])
+            dense = is_dense(self.model.pool)
+            features = rows_of(passed.output) if dense else flatten(passed.output)
+            if may_look(x):
+                self.model.head.check(features[:2])
+            if not dense:
+                check_rows(features, x)
+        output = network_output(self.model, passed.output, x.shape[0], picture_of(x))
         return Explanation(self.model, x, passed, output, site.layers, layouts, record)
 
     def _signed(

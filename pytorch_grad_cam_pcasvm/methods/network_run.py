@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.network.inputs import picture_of
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -93,9 +94,30 @@ class NetworkRun:
         """The head, if the network has one."""
         return self.output.head
 
+    def channels_of_features(self, layer: int) -> slice | None:
+        """Return which of the dense features are the activations of a target layer; None: not known, or none."""
+        if self.output.grid is None or not self.layouts[layer].is_known:
+            return None
+        source = self.model.feature_source()[1]  # type: ignore[operator]
+        names = [part.layer for part in source.parts or (source,)]
+        widths = {
+            name: activations.shape[layout.channels]
+            for name, activations, layout in zip(self.layers, self.passed.activations, self.layouts, strict=True)
+        }
+        if self.layers[layer] not in names:
+            return None
+        place = names.index(self.layers[layer])
+        if all(name in widths for name in names[:place]):
+            first = sum(widths[name] for name in names[:place])
+        elif all(name in widths for name in names[place:]):
+            first = self.output.head_trace.values[0].shape[1] - sum(widths[name] for name in names[place:])
+        else:
+            return None
+        return slice(first, first + widths[names[place]])
+
     def output_of(self, features: Any, count: int | None = None) -> Any:
         """Return the network's output for the path's output, of N images or so many."""
-        return network_output(self.model, features, self.count if count is None else count)
+        return network_output(self.model, features, self.count if count is None else count, picture_of(self.images))
 
     def pullback(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Pullback:
         """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""

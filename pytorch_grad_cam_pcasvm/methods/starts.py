@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
@@ -14,6 +15,7 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.layout import Layout, MapLayout
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
@@ -97,7 +99,7 @@ class Starts:
             start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
             yield everyone, run.started({layer: start})[layer]
             return
-        if boundary is not None and moves:
+        if boundary is not None and moves and run.output.grid is None:
             yield everyone, _at_mean(run, layer, boundary)
             return
         starts = (
@@ -109,10 +111,16 @@ class Starts:
             yield members, run.started({layer: activations})[layer]
 
     def _boundary_of(self, run: Explanation, layer: int) -> Boundary | None:
-        """Return the boundary of targets among features that are means over positions; None for other features."""
+        """Return the boundary of targets among features that are activations, or means of these; None for others."""
         head = run.head
         mean = None if head is None else head.feature_mean
-        if head is None or mean is None or not run.layouts[layer].is_that_of_maps or not run.passed.averages(layer):
+        if head is None or mean is None:
+            return None
+        if run.output.grid is not None:
+            width = run.channels_of_features(layer)
+            if run.model.pool != "dense" or width != slice(0, len(mean)):
+                return None
+        elif not run.layouts[layer].is_that_of_maps or not run.passed.averages(layer):
             return None
         if self._boundary is None or not self._boundary.holds_for(head, mean):
             self._boundary = Boundary(head, mean)
@@ -160,7 +168,7 @@ class Starts:
         assert boundary is not None
         starts = []
         for members, names, which in grouped(targets, head, run.output):
-            rows = torch.cat([_everywhere(boundary.point(name).unsqueeze(0), like) for name in names])
+            rows = torch.cat([_everywhere(boundary.point(name), like, run.layouts[layer]) for name in names])
             starts.append((members, rows if which is None else rows[which]))
         return starts
 
@@ -171,10 +179,13 @@ class Starts:
         head = run.head
         single = run if is_traced() else run.of_black()
         near = self._near(run.layers[layer], mean)
-        together = near.of_components(single, layer)
-        run.components_apart |= together is None
+        groups, together = grouped(targets, head, run.output), None
+        if run.output.grid is None or any(None in names for _, names, _ in groups):  # of dense features, it takes long
+            together = near.of_components(single, layer)
+            run.components_apart |= together is None
+            groups = groups if together is not None else grouped(targets, head, run.output, apart=True)
         starts = []
-        for members, names, which in grouped(targets, head, run.output, apart=together is None):
+        for members, names, which in groups:
             points = []
             for name in names:
                 if name is None and together is None:
@@ -254,11 +265,15 @@ class Starts:
         head, layout, activations = run.head, run.layouts[layer], run.passed.activations[layer]
         if head is None:
             return None
-        if head.feature_mean is not None and layout.is_that_of_maps:
+        if head.feature_mean is not None and run.output.grid is not None:
+            channels = run.channels_of_features(layer)
+            if channels is not None:
+                return _everywhere(head.feature_mean[channels], activations, layout)
+        elif head.feature_mean is not None and layout.is_that_of_maps:
             # Numbers alone would tell another start for every batch.
             numbers = isinstance(self.baseline, str) and self.baseline == "mean"
             if run.passed.averages(layer) or (numbers and self._are_means(run, layer)):
-                return _everywhere(head.feature_mean.unsqueeze(0), activations)
+                return _everywhere(head.feature_mean, activations, layout)
         means = head.training_set.means.get(run.layers[layer])
         return everywhere(means, layout, activations) if means is not None and layout.is_known else None
 
@@ -274,7 +289,7 @@ class Starts:
 def _at_mean(run: Explanation, layer: int, boundary: Boundary) -> Start:
     """Return the training mean, from where each target's maps are moved to its own start."""
     activations = run.activations(layer)
-    there = _everywhere(boundary.start.features, activations)
+    there = _everywhere(boundary.start.features[0], activations, MapLayout())
     return Start(None, boundary.start, there, activations - there, boundary)
 
 
@@ -283,9 +298,10 @@ def _needed(run: Explanation) -> str:
     return repr(list(run.layers) if len(run.layers) > 1 else run.layers[0])
 
 
-def _everywhere(means: Tensor, like: Tensor) -> Tensor:
-    """Return activations (R, T, ...) with the means of channels (R, T) at all positions."""
-    return means.to(like).reshape(*means.shape, *[1] * (like.dim() - 2)).expand(-1, -1, *like.shape[2:])
+def _everywhere(point: Tensor, like: Tensor, layout: Layout) -> Tensor:
+    """Return activations of one row, with a number for each channel (T,) at all positions, and 0 elsewhere."""
+    means = point.to(like).reshape(1, -1, 1)
+    return layout.filled(F.pad(means, (layout.before, layout.others - layout.before)), like.shape)
 
 
 class BaselineCAM(ClosedFormCAM):

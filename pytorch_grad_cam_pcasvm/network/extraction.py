@@ -21,6 +21,9 @@ from pytorch_grad_cam_pcasvm.network.features import (
 )
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, inputs_of
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
+from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.streaming import Streamed
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 
@@ -33,9 +36,15 @@ def extract_features(
     *,
     pool: Any = None,
     fit: Any = None,
+    sample: float | None = None,
+    coreset: float | None = None,
+    ignore_index: int | None = None,
+    purity: float = 0.0,
+    places: bool = False,
+    seed: int = 0,
     as_numpy: bool = True,
     progress: bool = True,
-) -> tuple[Any, Any]:
+) -> Any:
     """Run a backbone over a data loader and collect the features to fit a scikit-learn head on.
 
     The backbone runs in evaluation mode, without gradients, on the device of its parameters; its training flags are
@@ -44,32 +53,45 @@ def extract_features(
     Args:
         backbone: the network.
         loader: yields ``(images, labels)`` batches, dicts with ``image`` and optionally ``label`` as in MONAI, or
-            ``images`` alone; images have shape (N, ...). For a network with several inputs, pairs contain a tuple, a
-            list or a dict of them instead of the images, as in ``((rgb, depth), labels)``.
+            ``images`` alone; images have shape (N, ...), labels (N,), or for ``pool="dense"`` masks (N, H, W). For a
+            network with several inputs, pairs contain a tuple, a list or a dict of them instead of the images, as in
+            ``((rgb, depth), labels)``.
         layer: a module of the backbone, or its dotted name; None: the backbone's own output. For a Hugging Face model,
             it may also be the name of an output field, such as ``"last_hidden_state"``. For a list of layers, the
             features are pooled, flattened and concatenated. Of a layer that runs several times, name a call, as in
             ``"pool#2"``.
         pool: how positions or tokens are reduced to one row: None: all of them, concatenated; ``"mean"``, ``"max"`` or
             ``"gem"`` (or ``("gem", power)``) over positions, or over the patch tokens; ``"cls"``, the class token;
-            ``"cls+mean"``, both; or a function of the output.
+            ``"cls+mean"``, both; or a function of the output. ``"dense"``: a row for each position or patch token;
+            ``("dense", 3)``: after averaging over 3x3 neighbours, as PatchCore does. Several layers are then brought to
+            the finest grid (bilinear) and concatenated.
         fit: for features that do not fit into memory: a reduction to fit batch by batch, such as
             ``make_pipeline(StandardScaler(), IncrementalPCA(50))``; its components, shape (R, B), are returned instead
             of the features. The loader is read once for each fitted step and once for the components.
+        sample: of dense features, how many rows of each image are kept, drawn at random: a number, or a fraction.
+        coreset: of dense features, how many rows are kept of all: a number, or a fraction. They are chosen greedily,
+            each as far as possible from those before, as PatchCore does.
+        ignore_index: a label of masks: patches in which it is the most frequent are left out.
+        purity: the least share of a patch that its most frequent label must have, or the patch is left out.
+        places: also return where the rows of dense features come from.
+        seed: random seed of ``sample`` and ``coreset``.
         as_numpy: return numpy arrays; otherwise, tensors on the backbone's device.
         progress: show a progress bar.
 
     Returns:
         Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
         yields none. Labels of shape (N, 1) become (R,); several labels per image stay (R, C). Labels that are not
-        tensors, such as names, are always returned as an array.
+        tensors, such as names, are always returned as an array. Of dense features, there is a row for each position, in
+        reading order, image by image; its label is that of the image, or the most frequent one of its patch in the
+        mask. With ``places``, there is a third array of integers, shape (R, 3): image, row, column.
 
     Raises:
         TypeError: the backbone is no module, or a program made by ``torch.jit`` or ``torch.export``; the loader yields
             images that are not tensors, or whose dtype differs from the backbone's; the features are not a tensor; or a
             step of ``fit`` cannot be fitted batch by batch.
         ValueError: the loader is empty, or an iterator, which can be read only once, although there are steps to fit;
-            there is not one label per image, or a dict has no image; the backbone has no such layer, or it runs more
+            there is not one label per image, labels are masks but features are not dense, or a dict has no image; an
+            option is out of range, or only for dense features; the backbone has no such layer, or it runs more
             than once; the backbone does not take this number of channels; the pool is unknown, or the output does not
             have its tokens.
 
@@ -77,8 +99,15 @@ def extract_features(
         >>> features, labels = extract_features(backbone, loader, "layer2", pool="mean", progress=False)
         >>> features.shape, labels.shape
         ((12, 8), (12,))
+        >>> features, labels = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
+        >>> features.shape, labels.shape
+        ((768, 8), (768,))
     """
     check_loader(loader)
+    check_amount("coreset", coreset)
+    patches = Patches(sample, ignore_index, purity, seed) if is_dense(pool) else None
+    if patches is None and (places or coreset or (sample, ignore_index, purity) != (None, None, 0.0)):
+        raise ValueError("sample, coreset, ignore_index, purity and places are for rows of positions: use pool='dense'")
     network = network_of(backbone)
     backbone = backbone if layer is None else network
     ask_anew(backbone)
@@ -87,34 +116,44 @@ def extract_features(
     if reduction.steps and iter(loader) is loader:
         raise ValueError("to fit, the loader is run through several times, but this one is an iterator: use DataLoader")
     for add in reduction.passes():
-        _run_over(backbone, loader, source, add, progress, "fit")
+        _run_over(backbone, loader, source, add, progress, "fit", patches)
     device = device_of(backbone)
-    features: list[Tensor] = []
+    features, at = list[Tensor](), list[np.ndarray]()
 
-    def keep(rows: Tensor) -> None:
+    def keep(rows: Tensor, where: np.ndarray | None) -> None:
+        if where is not None:
+            at.append(where)
         rows = torch.as_tensor(reduction.transform(rows.cpu().numpy()), device=device) if reduction.steps else rows
         features.append(rows.cpu() if as_numpy else rows)
 
-    labels = _run_over(backbone, loader, source, keep, progress, "features")
-    stacked = torch.cat(features)
-    if as_numpy or not all(isinstance(label, Tensor) for label in labels):  # names: no tensor can hold them
-        arrays = [label.cpu().numpy() if isinstance(label, Tensor) else label for label in labels]
-        return stacked.numpy() if as_numpy else stacked, np.concatenate(arrays) if labels else None
-    return stacked, torch.cat([label.to(device) for label in labels]) if labels else None
+    labels = _run_over(backbone, loader, source, keep, progress, "features", patches)
+    stacked, joined = torch.cat(features), None  # type: Tensor, Any
+    if labels and all(isinstance(label, Tensor) for label in labels) and not as_numpy:
+        joined = torch.cat([label.to(device) for label in labels])
+    elif labels:  # also names, which no tensor can hold
+        joined = np.concatenate([label.cpu().numpy() if isinstance(label, Tensor) else label for label in labels])
+    where = np.concatenate(at) if at else None
+    if coreset is not None:
+        chosen = np.sort(coreset_of(stacked.cpu().numpy(), coreset, seed, progress=progress))
+        stacked = stacked[torch.from_numpy(chosen).to(stacked.device)]
+        joined, where = (None if part is None else part[chosen] for part in (joined, where))  # type: ignore[assignment]
+    result = stacked.numpy() if as_numpy else stacked, joined
+    return (*result, where) if places else result
 
 
 def _run_over(
     backbone: nn.Module,
     loader: Iterable[Any],
     source: "FeatureSource",
-    keep: Callable[[Tensor], None],
+    keep: Callable[[Tensor, np.ndarray | None], None],
     progress: bool,
     name: str,
+    patches: Patches | None,
 ) -> list[Any]:
-    """Pass on the features of every batch of a loader, (N, D), and return the labels of each."""
+    """Pass on the features of every batch of a loader, (R, D), and their places, and return the labels of each."""
     device = device_of(backbone)
     labels: list[Any] = []
-    count = 0
+    count = images_before = 0
     with evaluating(backbone), torch.no_grad(), _loading():
         for batch in tqdm(loader, desc=name, unit="batch") if progress else loader:
             images, label = image_and_label(batch)
@@ -128,12 +167,20 @@ def _run_over(
                     "the loader must yield one label for every image, or no labels at all; a data set of single images "
                     "is not a loader: use DataLoader(data_set, batch_size=32)"
                 )
-            images = images.to(device)
+            images, where = images.to(device), None
             output = features_of(backbone, source.at(backbone, images), images)
-            if label is not None:
+            if patches is not None:
+                output, own, where = patches.of(output, labels[-1] if labels else None, images_before)
+                labels[-1:] = [] if own is None else [own]
+            elif labels and labels[-1].ndim > 2:
+                raise ValueError(
+                    f"the labels are masks, {tuple(labels[-1].shape)}, but there is one row of features for each "
+                    "image: use pool='dense', or give one label per image"
+                )
+            elif label is not None:
                 check_rows(output, images)
-            keep(output.to(torch.promote_types(output.dtype, torch.float32)))
-            count += 1
+            keep(output.to(torch.promote_types(output.dtype, torch.float32)), where)
+            count, images_before = count + 1, images_before + len(images)
     if not count:
         raise ValueError("the loader yielded no batch: there is nothing to extract features from")
     return labels
@@ -158,9 +205,9 @@ def check_loader(loader: Any) -> None:
 
 
 def _column(labels: Any) -> Any:
-    """Return the labels of a batch, those of shape (N, 1), as MedMNIST's, as (N,)."""
+    """Return the labels of a batch: those of shape (N, 1), as MedMNIST's, as (N,), masks (N, 1, H, W) as (N, H, W)."""
     labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
-    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    return labels[:, 0] if labels.ndim in (2, 4) and labels.shape[1] == 1 else labels
 
 
 @contextmanager

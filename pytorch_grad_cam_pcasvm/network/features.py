@@ -14,9 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from pytorch_grad_cam_pcasvm.network.grid import on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, inputs_of
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
-from pytorch_grad_cam_pcasvm.network.pools import check_pool, pool_of
+from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
@@ -35,13 +36,15 @@ class FeatureSource:
         pool: as for :func:`extract_features`, or a function of the output.
         named: whether the pool is one of the package's, which take tokens; from an output with fields they take the
             last hidden state.
-        parts: of several layers, each one's; the rest is empty then.
+        dense: whether features are (N, D, h, w), a row for each position.
+        parts: of several layers, each one's; of the rest, only ``dense`` is known then.
     """
 
     layer: str | None = None
     field: str | None = None
     pool: Any = None
     named: bool = False
+    dense: bool = False
     parts: "tuple[FeatureSource, ...]" = ()
 
     def __repr__(self) -> str:
@@ -65,18 +68,18 @@ class FeatureSource:
             parts = tuple(FeatureSource.of(backbone, item, pool, checked=checked) for item in layer)
             if not parts or any(part.layer is None for part in parts):
                 raise ValueError(f"layer must be a layer or a list of layers of the backbone, got {layer!r:.80}")
-            return FeatureSource(parts=parts) if len(parts) > 1 else parts[0]
+            return FeatureSource(dense=parts[0].dense, parts=parts) if len(parts) > 1 else parts[0]
         assert layer is None or isinstance(layer, str | nn.Module)
         if not checked:
             check_pool(pool)
-        named = isinstance(pool, str | tuple)
+        named, dense = isinstance(pool, str | tuple), is_dense(pool)
         # A configuration have those whose outputs have fields.
         a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
         if a_name and hasattr(backbone, "config"):
-            return FeatureSource(None, str(layer), pool, named)
+            return FeatureSource(None, str(layer), pool, named, dense)
         if checked and not isinstance(layer, nn.Module):
-            return FeatureSource(layer, None, pool, named)
-        return FeatureSource(layer_name(backbone, layer), None, pool, named)
+            return FeatureSource(layer, None, pool, named, dense)
+        return FeatureSource(layer_name(backbone, layer), None, pool, named, dense)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
         """Return the same source with the pool as a function, for images of the shape of x."""
@@ -96,10 +99,10 @@ class FeatureSource:
         return replace(self, pool=pool_of(self.pool, layout))
 
     def of_output(self, output: Any) -> Any:
-        """Return the features (N, ...) for the layer's output, (N, D) for those of several layers."""
+        """Return the features (N, ...) for the layer's output; of several layers (N, D), of dense ones (N, D, h, w)."""
         if self.parts:
-            rows = [flatten(part.of_output(part_output)) for part, part_output in zip(self.parts, output, strict=True)]
-            return torch.cat(rows, 1)
+            features = [part.of_output(part_output) for part, part_output in zip(self.parts, output, strict=True)]
+            return on_finest(features) if self.dense else torch.cat([flatten(part) for part in features], 1)
         field = self.field
         if field is None and self.named and not isinstance(output, Tensor):
             field = "last_hidden_state"
@@ -121,8 +124,12 @@ def ask_anew(backbone: nn.Module) -> None:
 
 
 def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
-    """Return the output of ``layer`` for a batch, shape (N, D): :func:`flatten` of :func:`output_of`."""
-    return flatten(output_of(backbone, layer, x))
+    """Return the output of ``layer`` for a batch, shape (N, D): :func:`flatten` of :func:`output_of`.
+
+    Dense features are (N, D, h, w).
+    """
+    features = output_of(backbone, layer, x)
+    return features if isinstance(layer, FeatureSource) and layer.dense else flatten(features)
 
 
 def output_of(

@@ -109,6 +109,11 @@ def images_of(x: Any) -> list[Tensor]:
     return x.images if isinstance(x, Inputs) else [x]
 
 
+def picture_of(x: Any) -> tuple[int, ...]:
+    """Return the shape of a picture, (H, W), (D, H, W) or (L,); of several inputs, that of the first image."""
+    return tuple(images_of(x)[0].shape[2:])
+
+
 def image_and_label(item: Any) -> tuple[Any, Any]:
     """Return the image in a row or a batch, and its label, or None.
 

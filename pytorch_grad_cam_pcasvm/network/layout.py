@@ -16,6 +16,7 @@ class Layout(ABC):
     Attributes:
         batch: the dimension that counts the images.
         channels: the dimension that counts the channels.
+        before: number of tokens before those of the grid.
         is_known: whether it is known where on the image each number lies.
         is_that_of_maps: whether nothing has to be moved.
     """
@@ -24,6 +25,7 @@ class Layout(ABC):
     channels: int
     is_known = True
     is_that_of_maps = False
+    before = 0
 
     @property
     def tokens(self) -> tuple[int, int, int] | None:
@@ -145,6 +147,8 @@ class GridLayout(Layout):
 
     def __call__(self, output: Tensor) -> Tensor:
         """Return the numbers at the positions of the grid, shape ``(..., N, T, *grid)``; other dimensions may lead."""
+        if (self.batch, self.channels) == (0, 1) and self.tokens is None:
+            return output
         return self.parts(output)[1].unflatten(-1, self.grid)
 
     def of_targets(self, pulled: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
@@ -18,9 +19,11 @@ from pytorch_grad_cam_pcasvm.network.features import (
     features_of,
     flatten,
 )
-from pytorch_grad_cam_pcasvm.network.inputs import inputs_of
+from pytorch_grad_cam_pcasvm.network.grid import Grid, rows_of
+from pytorch_grad_cam_pcasvm.network.inputs import inputs_of, picture_of
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
@@ -43,7 +46,8 @@ class PCASVMNet(Named, nn.Module):
             does not come before all of them gives maps of only what goes through it. Of a layer that runs several
             times, name a call, as in ``"pool#2"``.
         pool: how positions or tokens are reduced to one row of features: None, ``"mean"``, ``"max"``, ``"gem"``,
-            ``"cls"``, ``"cls+mean"`` or a function (see :func:`extract_features`).
+            ``"cls"``, ``"cls+mean"`` or a function (see :func:`extract_features`); or ``"dense"``: the head is applied
+            to each position.
 
     Raises:
         TypeError: the backbone is no module, or a program made by ``torch.jit`` or ``torch.export``; or the head is not
@@ -81,7 +85,8 @@ class PCASVMNet(Named, nn.Module):
 
         Returns:
             Scores, shape (N, C), float64: scikit-learn's ``decision_function`` (for two classes, the columns are
-            [-a, a]). For a head without a classifier, the output of its last stage: the components, shape (N, B).
+            [-a, a]). For a head without a classifier, the output of its last stage: the components, shape (N, B). With
+            ``pool="dense"``, these of every position, shape (N, C, h, w).
 
         Raises:
             TypeError: the input is not a tensor.
@@ -94,7 +99,7 @@ class PCASVMNet(Named, nn.Module):
         backbone, source = self.feature_source(x)
         features = features_of(backbone, source, x)
         check_rows(features, x)
-        return self.of_features(features)
+        return self.of_features(features, picture_of(x))
 
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
         """Return the current backbone and the source of its features, with a pool for images like x."""
@@ -102,15 +107,18 @@ class PCASVMNet(Named, nn.Module):
         source = FeatureSource.of(backbone, self.layer, self.pool, checked=True)
         return backbone, source if x is None else source.at(backbone, x)
 
-    def of_features(self, features: Tensor) -> HeadOutput:
-        """Return the scores for features, shape (N, D)."""
-        return self.head_run(features).output()
+    def of_features(self, features: Tensor, picture: tuple[int, ...] = ()) -> HeadOutput:
+        """Return the scores for features, shape (N, D); of dense ones (N, D, h, w), of pictures of a shape."""
+        return self.head_run(features, picture).output()  # type: ignore[no-any-return]
 
-    def head_run(self, features: Tensor) -> HeadRun:
-        """Return what the head computes for features, shape (N, D)."""
+    def head_run(self, features: Tensor, picture: tuple[int, ...] = ()) -> HeadRun:
+        """Return what the head computes for features, as for :meth:`of_features`."""
         if not torch.compiler.is_compiling():
             self.head.tell_of_fit()
-        return HeadRun(self.head, self.head(features))
+        if not is_dense(self.pool):
+            return HeadRun(self.head, self.head(features))
+        grid = Grid(tuple(features.shape[2:]), picture)
+        return HeadRun(self.head, self.head.values_of(rows_of(features)), grid)
 
     def predict(self, x: Tensor) -> np.ndarray:
         """Return the predicted labels of a batch, as ``head.predict`` would (without a classifier, the components).
@@ -119,7 +127,7 @@ class PCASVMNet(Named, nn.Module):
             x: the input, shape (N, ...).
 
         Returns:
-            Labels, shape (N,), of the dtype of ``classes_``.
+            Labels, shape (N,), of the dtype of ``classes_``; with ``pool="dense"``, (N, h, w).
 
         Raises:
             TypeError: the input is not a floating-point tensor.
@@ -128,6 +136,70 @@ class PCASVMNet(Named, nn.Module):
         x = checked_images(x, self.backbone)
         with evaluating(self), torch.no_grad():
             return self(x).labels()
+
+    def anomaly_map(self, x: Tensor) -> np.ndarray:
+        """Return how anomalous each position is, larger for what is less like the training set.
+
+        It is minus the head's value: of a :class:`~sklearn.neighbors.NearestNeighbors` the mean distance to the nearest
+        training patches, of a KMeans that to the nearest centre, of a KernelDensity minus the log-density, of outlier
+        detectors minus their ``decision_function``. Without a decision, it is what no component keeps, as of
+        :class:`.ResidualTarget`.
+
+        Args:
+            x: the input, shape (N, ...).
+
+        Returns:
+            The maps, shape (N, h, w).
+
+        Raises:
+            TypeError: the input is not a floating-point tensor.
+            ValueError: features are not dense, or the head's value does not tell what is normal; or the input is not a
+                batch, or has NaN or infinite values.
+
+        Example:
+            >>> good, _ = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
+            >>> parts = PCASVMNet(backbone, NearestNeighbors(n_neighbors=3).fit(good), "layer2", pool="dense").eval()
+            >>> parts.anomaly_map(images).shape
+            (2, 8, 8)
+        """
+        if not is_dense(self.pool):
+            raise ValueError("anomaly_map needs a head on positions, pool='dense': use anomaly_score")
+        values, grid = self._anomalies(x)
+        assert grid is not None
+        return values.unflatten(0, (-1, *grid.shape)).cpu().numpy()  # type: ignore[no-any-return]
+
+    def anomaly_score(self, x: Tensor, k: int = 1) -> np.ndarray:
+        """Return how anomalous each image is: minus the head's value, or of dense features the mean of the k highest.
+
+        Args:
+            x: the input, shape (N, ...).
+            k: how many positions count.
+
+        Returns:
+            The scores, shape (N,).
+
+        Raises:
+            TypeError: the input is not a floating-point tensor.
+            ValueError: the head's value does not tell what is normal; or the input is not a batch, or has NaN or
+                infinite values.
+
+        Example:
+            >>> good, _ = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
+            >>> parts = PCASVMNet(backbone, NearestNeighbors(n_neighbors=3).fit(good), "layer2", pool="dense").eval()
+            >>> parts.anomaly_score(images, k=5).shape
+            (2,)
+        """
+        values, grid = self._anomalies(x)
+        if grid is not None:
+            values = values.unflatten(0, (-1, grid.count)).topk(min(k, grid.count), 1).values.mean(1)
+        return values.cpu().numpy()  # type: ignore[no-any-return]
+
+    def _anomalies(self, x: Tensor) -> tuple[Tensor, Grid | None]:
+        """Return how anomalous each row of features is, and the grid of dense ones."""
+        x = checked_images(x, self.backbone)
+        with evaluating(self), torch.no_grad():
+            output = self(x)
+            return anomaly(self.head, output.head_trace), output.grid
 
     def _warn_of_training(self) -> None:
         """Warn once that a network in training mode gives other scores than those the head was fitted for."""
@@ -143,15 +215,31 @@ class PCASVMNet(Named, nn.Module):
             )
 
 
-def network_output(network: nn.Module, output: Any, count: int) -> HeadRun | PlainOutput:
+def refuse_dense(net: nn.Module, what: str) -> None:
+    """Refuse a head that decides at every position.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(net, PCASVMNet) and is_dense(net.pool):
+        raise ValueError(
+            f"{what} takes a head that decides once for each image, but this one decides at every position, "
+            f"pool={net.pool!r}: explain it with cam.explain, and draw it with figures.plot_positions"
+        )
+
+
+def network_output(network: nn.Module, output: Any, count: int, picture: tuple[int, ...] = ()) -> HeadRun | PlainOutput:
     """Return what methods ask of a network's output: what the head of a PCASVMNet computes for it, or it itself.
 
     Args:
         network: the network.
         output: of an ordinary network, or of a backbone, whose rows are features.
         count: number of images N.
+        picture: their shape, (H, W), for dense features.
     """
-    return network.head_run(flatten(output)) if isinstance(network, PCASVMNet) else PlainOutput(output, count)
+    if not isinstance(network, PCASVMNet):
+        return PlainOutput(output, count)
+    return network.head_run(output if is_dense(network.pool) else flatten(output), picture)
 
 
 def _differs_in_training(module: nn.Module) -> bool:

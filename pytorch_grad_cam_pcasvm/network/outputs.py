@@ -13,40 +13,52 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
+from pytorch_grad_cam_pcasvm.network.grid import Grid
 
 
 class OfHead:
     """The values that a head computed, and everything derived from them.
 
+    Of dense features, each of these has a value at every position, (N, ., h, w).
+
     Attributes:
         head: the head that computed it.
-        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...).
+        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...); of dense features
+            a row for each position, in reading order, (N h w, ...).
+        grid: the positions of dense features; None: there is one row for each image.
     """
 
     head: Head
     head_trace: HeadTrace
+    grid: Grid | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is of several images, and not of a single one."""
+        return True
 
     @property
     def count(self) -> int:
-        """Number of rows N."""
-        return self.head_trace.values[-1].shape[0]
+        """Number of images N."""
+        rows = self.head_trace.values[-1].shape[0]
+        return rows if self.grid is None else rows // self.grid.count
 
     @property
     def features(self) -> Tensor:
         """The features q, shape (N, D), in the head's precision."""
-        return self.head_trace.values[0]
+        return self._placed(self.head_trace.values[0])
 
     @property
     def components(self) -> Tensor | None:
         """The components p, shape (N, B), or None without a reduction."""
         position = self.head.component_position
-        return None if position is None else self.head_trace.values[position]
+        return None if position is None else self._placed(self.head_trace.values[position])
 
     @property
     def decision(self) -> Tensor | None:
         """The decision values, shape (N, P), or None without an SVM."""
         position = self.head.decision_position
-        return None if position is None else self.head_trace.values[position]
+        return None if position is None else self._placed(self.head_trace.values[position])
 
     @property
     def margins(self) -> Tensor | None:
@@ -54,10 +66,36 @@ class OfHead:
 
         For one-vs-one, it is the sum of a class's signed pairwise decisions; otherwise, it is the score.
         """
-        return None if self.decision is None else self.head.voting.margins(self.decision)
+        position = self.head.decision_position
+        if position is None:
+            return None
+        return self._placed(self.head.voting.margins(self.head_trace.values[position]))
+
+    def predicted(self) -> Tensor:
+        """Return the index of the class that targets without a category are about, of each row, (N,)."""
+        return self.head.voting.predicted(self._decision())
+
+    def ranking(self) -> Tensor:
+        """Return what tells which class came second, of each row, (N, C)."""
+        return self.head.voting.ranking(self._decision())
+
+    def _decision(self) -> Tensor:
+        assert self.head.decision_position is not None
+        return self.head_trace.values[self.head.decision_position].detach()
+
+    def _placed(self, rows: Tensor) -> Tensor:
+        return rows if self.grid is None else self.grid.placed(rows)
 
     def labels(self) -> np.ndarray:
-        """Return the fitted estimator's predictions for the rows, shape (N,), or a single label for one row."""
+        """Return the fitted estimator's predictions for the rows, shape (N,), or a single label for one row.
+
+        Of dense features, (N, h, w).
+        """
+        if self.grid is not None:
+            labels = self.head.labels(self.head_trace)
+            placed = labels.reshape(-1, *self.grid.shape, *labels.shape[1:])
+            placed = placed if labels.ndim == 1 else np.moveaxis(placed, -1, 1)
+            return placed if self.is_batch else placed[0]
         if self.head_trace.values[-1].dim() == 1 and self.head.decision_position is not None:
             return self.head.labels(self.head_trace.rows(None))[0]
         return self.head.labels(self.head_trace)
@@ -69,6 +107,7 @@ class HeadRun(OfHead):
 
     head: Head
     head_trace: HeadTrace
+    grid: Grid | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -79,8 +118,8 @@ class HeadRun(OfHead):
         return self.head_trace.values[-1].device
 
     def rows(self, index: Any) -> "HeadRun":
-        """Return some rows."""
-        return HeadRun(self.head, self.head_trace.rows(index))
+        """Return some images."""
+        return HeadRun(self.head, _images_of(self, index), self.grid)
 
     def target_rows(self) -> list[Any]:
         """Return what the target of each image gets."""
@@ -89,18 +128,21 @@ class HeadRun(OfHead):
     def output(self) -> Any:
         """Return it with scores, as a network gives it; as it is for fake tensors, which can take no other class."""
         plain = type(self.head_trace.values[-1]) is Tensor
-        return HeadOutput.of(self.head, self.head_trace) if plain else self
+        return HeadOutput.of(self.head, self.head_trace, self.grid) if plain else self
 
 
 class HeadOutput(OfHead, Tensor):
     """The scores of a :class:`PCASVMNet`, shape (N, C), with everything else that the head computed.
 
     Iteration and integer indexing return rows, shape (C,), with the head's values for that row, so that a target can be
-    called on a row or on the batch. Every other operation returns a plain tensor.
+    called on a row or on the batch. Every other operation returns a plain tensor. Of dense features, scores are
+    (N, C, h, w), and so is the rest; ``output[i]`` is one image.
 
     Attributes:
         head: the head that computed it.
-        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...).
+        head_trace: features, then the output of every stage, each of shape (N, ...), for rows (...); of dense features
+            a row for each position, in reading order, (N h w, ...).
+        grid: the positions of dense features, ``grid.shape``; None: there is one row for each image.
 
     Example:
         >>> output = net(images)
@@ -112,15 +154,25 @@ class HeadOutput(OfHead, Tensor):
     head_trace: HeadTrace
 
     @staticmethod
-    def of(head: Head, trace: HeadTrace) -> "HeadOutput":
-        """Return the output for a trace of ``head``, with N rows or just one."""
-        return HeadOutput._with(head.scores(trace), head, trace)
+    def of(head: Head, trace: HeadTrace, grid: Grid | None = None) -> "HeadOutput":
+        """Return the output for a trace of ``head``, with N rows or just one; of dense features, of N images."""
+        scores = head.scores(trace)
+        return HeadOutput._with(scores if grid is None else grid.placed(scores), head, trace, grid)
 
     @staticmethod
-    def _with(scores: Tensor, head: Head, trace: HeadTrace) -> "HeadOutput":
+    def _with(scores: Tensor, head: Head, trace: HeadTrace, grid: Grid | None) -> "HeadOutput":
         output = scores.as_subclass(HeadOutput)
-        output.head, output.head_trace = head, trace
+        output.head, output.head_trace, output.grid = head, trace, grid
         return output
+
+    def _placed(self, rows: Tensor) -> Tensor:
+        placed = super()._placed(rows)
+        return placed if self.grid is None or self.is_batch else placed[0]
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is of several images, and not of a single one."""
+        return self.dim() == 2 if self.grid is None else self.dim() == 2 + len(self.grid.shape)
 
     def output(self) -> "HeadOutput":
         """Return it."""
@@ -133,23 +185,23 @@ class HeadOutput(OfHead, Tensor):
     def rows(self, index: Any) -> "HeadOutput":
         """Return some rows, with the head's values for them."""
         with torch._C.DisableTorchFunctionSubclass():
-            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, self.head_trace.rows(index))
+            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, _images_of(self, index), self.grid)
 
     @staticmethod
     def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
         """Return several outputs of one head as one, without the tensors that were saved for pullbacks."""
         values = [torch.cat(parts) for parts in zip(*(o.head_trace.values for o in outputs), strict=True)]
-        return HeadOutput.of(outputs[0].head, HeadTrace(values, []))
+        return HeadOutput.of(outputs[0].head, HeadTrace(values, []), outputs[0].grid)
 
     def moved(self, device: Any) -> "HeadOutput":
         """Return the output on another device; its head is not moved."""
         parts = (self.head_trace.values, self.head_trace.saved)
         trace = HeadTrace(*tree_map_only(Tensor, lambda tensor: tensor.to(device), parts))
-        return HeadOutput._with(self.as_subclass(Tensor).to(device), self.head, trace)
+        return HeadOutput._with(self.as_subclass(Tensor).to(device), self.head, trace, self.grid)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return one row with the head's values for an integer, otherwise a plain tensor."""
-        if isinstance(index, int | np.integer) and self.dim() == 2:
+        if isinstance(index, int | np.integer) and self.is_batch:
             return self.rows(int(index))
         return super().__getitem__(index)
 
@@ -160,7 +212,7 @@ class HeadOutput(OfHead, Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "HeadOutput":
         """Copy the scores with the head's values, if torch can copy the tensors (those without a graph)."""
         parts = (self.as_subclass(Tensor), self.head, self.head_trace)
-        return HeadOutput._with(*(copy.deepcopy(part, memo) for part in parts))  # type: ignore[arg-type]
+        return HeadOutput._with(*(copy.deepcopy(part, memo) for part in (*parts, self.grid)))  # type: ignore[arg-type]
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,8 +223,17 @@ class HeadOutput(OfHead, Tensor):
                 result = result.as_subclass(Tensor)
         if func in _SOFTMAX and args and isinstance(args[0], HeadOutput):
             # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
-            result.head, result.head_trace = args[0].head, args[0].head_trace
+            result.head, result.head_trace, result.grid = args[0].head, args[0].head_trace, args[0].grid
         return result
+
+
+def _images_of(output: Any, index: Any) -> HeadTrace:
+    """Return the trace of some images: of dense features all their rows."""
+    trace: HeadTrace = output.head_trace
+    if output.grid is None:
+        return trace.rows(index)
+    values = [value.unflatten(0, (-1, output.grid.count))[index] for value in trace.values]
+    return HeadTrace([value if value.dim() == 2 else value.flatten(0, 1) for value in values], [], trace.eps)
 
 
 _SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
@@ -184,7 +245,7 @@ class PlainOutput:
 
     value: Any
     count: int
-    head = components = decision = None
+    head = components = decision = grid = None
 
     def output(self) -> Any:
         """Return what the network returned."""

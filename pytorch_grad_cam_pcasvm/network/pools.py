@@ -1,4 +1,4 @@
-"""Pools: how the positions or tokens of a layer's output become one row of features."""
+"""Pools: how the positions or tokens of a layer's output become one row of features, or one row each."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,59 +6,88 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout
 from pytorch_grad_cam_pcasvm.network.token_layout import forget
 
-POOLS = ("cls", "mean", "cls+mean", "max", "gem")
+POOLS = ("cls", "mean", "cls+mean", "max", "gem", "dense")
 
 
 def check_pool(pool: Any) -> None:
     """Refuse what is not a pool.
 
     Raises:
-        ValueError: it is neither None, a name, ``("gem", power)`` nor a function.
+        ValueError: it is neither None, a name, ``("gem", power)``, ``("dense", size)`` nor a function.
     """
     named = isinstance(pool, str) and pool in POOLS
-    powered = isinstance(pool, tuple) and len(pool) == 2 and pool[0] == "gem" and _is_power(pool[1])
+    pair = isinstance(pool, tuple) and len(pool) == 2
+    powered = pair and ((pool[0] == "gem" and _is_power(pool[1])) or (pool[0] == "dense" and _is_size(pool[1])))
     if not (pool is None or callable(pool) or named or powered):
         names = ", ".join(map(repr, POOLS))
-        raise ValueError(f"pool must be {names}, ('gem', power), a function or None, got {pool!r:.80}")
+        raise ValueError(
+            f"pool must be {names}, ('gem', power), ('dense', odd size), a function or None, got {pool!r:.80}"
+        )
+
+
+def is_dense(pool: Any) -> bool:
+    """Return whether a pool keeps positions."""
+    return pool == "dense" or (isinstance(pool, tuple) and pool[:1] == ("dense",))
 
 
 def _is_power(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and value > 0 and value % 2 == 1
+
+
 def pool_of(pool: str | tuple[str, float], layout: GridLayout) -> Callable[[Tensor], Tensor]:
-    """Return a named pool as a function from an output in this layout to features (N, D).
+    """Return a named pool as a function from an output in this layout to features (N, D); dense ones (N, D, h, w).
 
     Raises:
         ValueError: the pool takes a class token, but there is none.
     """
-    name, power = pool if isinstance(pool, tuple) else (pool, 3.0)
+    name, power = pool if isinstance(pool, tuple) else (pool, 1 if pool == "dense" else 3.0)
     if "cls" in name and not layout.before:
         raise ValueError(f"pool={name!r} takes the class token, but no token comes before the patches: use 'mean'")
-    return partial(_pooled, name, float(power), layout)
+    return partial(_dense, int(power), layout) if name == "dense" else partial(_pooled, name, float(power), layout)
+
+
+def _dense(size: int, layout: GridLayout, output: Tensor) -> Tensor:
+    _check_tokens(layout, output)
+    features = layout(output)
+    if size == 1:
+        return features
+    # Zeros beyond the border, as PatchCore has it (Roth et al., CVPR 2022).
+    pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(layout.grid) - 1]
+    return pool(features, size, stride=1, padding=size // 2)
+
+
+def _check_tokens(layout: GridLayout, output: Tensor) -> None:
+    """Refuse another number of tokens than the layout is of."""
+    if layout.tokens is None:
+        return
+    count, expected = output.shape[layout.tokens[0]], layout.others + layout.tokens[2]
+    if count != expected:
+        forget(layout)
+        raise ValueError(
+            f"the network now returns {count} tokens, but returned {expected} when their layout was determined: it has "
+            "changed; run it again"
+        )
 
 
 def _pooled(name: str, power: float, layout: GridLayout, output: Tensor) -> Tensor:
     if name == "cls+mean":
         return torch.cat([_pooled("cls", power, layout, output), _pooled("mean", power, layout, output)], 1)
     positions = [d for d in range(layout.dims) if d not in (layout.batch, layout.channels)]
-    if layout.tokens is not None:
-        (tokens,) = positions
-        expected = layout.before + layout.tokens[2] + layout.after
-        if output.shape[tokens] != expected:
-            forget(layout)
-            raise ValueError(
-                f"the network now returns {output.shape[tokens]} tokens, but returned {expected} when their layout was "
-                "determined: it has changed; run it again"
-            )
+    _check_tokens(layout, output)
     if name == "cls":
         return output.select(1 - layout.batch, 0)
     if layout.before or layout.after:
-        output = output.narrow(tokens, layout.before, output.shape[tokens] - layout.before - layout.after)
+        (tokens,) = positions
+        output = output.narrow(tokens, layout.before, output.shape[tokens] - layout.others)
     if name == "max":
         return output.amax(positions)
     if name == "gem":  # Radenovic et al., arXiv 1711.02512

@@ -38,7 +38,7 @@ class Streamed:
                     f"{name} has no partial_fit, so it needs all features at once: use IncrementalPCA, or leave fit out"
                 )
 
-    def passes(self) -> Iterator[Callable[[Tensor], None]]:
+    def passes(self) -> Iterator[Callable[..., None]]:
         """Yield, for each pass over the data, what takes its rows of features; when it ends, a step is fitted."""
         for step in self.steps:
             if hasattr(step, "partial_fit"):
@@ -64,7 +64,7 @@ class _Held:
         self._step, self._before = step, before
         self._rows: list[np.ndarray] = []
 
-    def add(self, features: Tensor) -> None:
+    def add(self, features: Tensor, *others: Any) -> None:
         rows = self._before(features.cpu().numpy())
         self._rows.append(rows)
         least = getattr(self._step, "n_components", 1) or rows.shape[1]

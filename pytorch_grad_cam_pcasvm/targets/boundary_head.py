@@ -20,7 +20,9 @@ from pytorch_grad_cam_pcasvm.tape.tape import version_of
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
 from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
+from pytorch_grad_cam_pcasvm.targets.places import region_of, selection_of
 from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
@@ -71,6 +73,10 @@ def _alternatives(target: Any, head: Head | None, output: Any, apart: bool) -> t
         return names, torch.cat(rows)
     if apart and isinstance(target, PCATarget):
         return [PCATarget(target.component)], None
+    if isinstance(target, PlacedTarget) and output.grid is not None:
+        region = region_of(output, selection_of(target, output))
+        names, which = _alternatives(target.unplaced, head, region, apart)
+        return names, None if which is None else which.unflatten(0, (-1, region.size))[:, 0]
     count = target.boundaries(head) if head is not None and isinstance(target, ClosedFormTarget) else 0
     if count < 2:
         return [target.at_boundary(head, 0) if count else None], None

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.places import Chosen, region_of, selection_of
 from pytorch_grad_cam_pcasvm.targets.scores import ProbabilityTarget, ScoreTarget
-from pytorch_grad_cam_pcasvm.targets.target import Target
+from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget, Target
 
 
 def every_class(output: Any) -> Sequence[Target]:
@@ -37,20 +39,26 @@ def fixed(target: Any, output: Any) -> Any:
     """
     if isinstance(target, ScoreTarget) and target.category is None:
         return ScoreTarget(int(output.reshape(-1).argmax()))
+    if isinstance(target, PlacedTarget) and isinstance(output, OfHead) and output.grid is not None:
+        selection = selection_of(target, output)
+        named = fixed(target.unplaced, region_of(output, selection))
+        at = target.at
+        if isinstance(selection, Chosen):
+            at = tuple(map(int, np.unravel_index(int(selection.index[0]), output.grid.shape)))
+        return named.at_place(at)
     if isinstance(target, ProbabilityTarget) and target.category is None:
-        return replace(target, category=output.labels()[0].item())
+        return replace(target, category=output.head.classes_[int(output.predicted()[0])].item())
     if (
         not isinstance(target, SVMTarget | LogRatioTarget)
         or not isinstance(output, OfHead)
         or output.head.classes_ is None
     ):
         return target
-    labels, voting = output.head.classes_.tolist(), output.head.voting
-    decision: Any = output.decision
+    labels = output.head.classes_.tolist()
     category, versus = target.category, target.versus
     if category is None:
-        category = labels[int(voting.predicted(decision)[0])]
+        category = labels[int(output.predicted()[0])]
     if isinstance(versus, str) and versus == "runner-up" and "runner-up" not in labels:
-        order = voting.ranking(decision)[0].argsort(descending=True).tolist()
+        order = output.ranking()[0].argsort(descending=True).tolist()
         versus = next(labels[index] for index in order if labels[index] != category)
     return replace(target, category=category, versus=versus)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.places import Region
 from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
 
 _TARGETS: dict[str, Any] = {
@@ -33,6 +34,8 @@ def encoded(target: Any) -> Any:
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
             return list(map(plain, value))
+        if isinstance(value, Region):
+            return value.encoded
         native = value.item() if isinstance(value, np.generic | Tensor) else value
         if not isinstance(native, None | bool | int | float | str):
             reason = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
@@ -53,6 +56,8 @@ def decoded(target: Any) -> Any:
     def read(value: Any) -> Any:
         if isinstance(value, list):
             return tuple(map(read, value))
-        return np.dtype(value["dtype"]).type(value["value"]) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            return Region.decoded(**value) if "bits" in value else np.dtype(value["dtype"]).type(value["value"])
+        return value
 
     return target_class(**{name: read(value) for name, value in target["fields"].items()})

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -10,26 +10,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.anomalies import residual
 from pytorch_grad_cam_pcasvm.head.stages import Projection
-from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target, check_sign, components_of, factor_of
+from pytorch_grad_cam_pcasvm.targets.target import (
+    ClosedFormTarget,
+    PlacedTarget,
+    Target,
+    check,
+    components_of,
+    factor_of,
+)
 
 
 @dataclass(frozen=True, repr=False)
-class QuadraticTarget(ClosedFormTarget):
+class QuadraticTarget(PlacedTarget, ClosedFormTarget):
     """A target that is quadratic in the head's values.
 
     Args:
         sign: ``"+"``: what raises it; ``"-"``: what lowers it.
+        at: for dense features: a position (row, column); a boolean mask of the grid (h, w) or of the picture (H, W),
+            whose mean is explained; ``"max"``: the position of each image with the largest value. None: all positions.
 
     Raises:
-        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+        TypeError: ``at`` is no place.
+        ValueError: the sign is neither ``"+"`` nor ``"-"``, or ``at`` is empty.
     """
 
     sign: str = "+"
+    at: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_sign(self.sign)
+        check(self)
 
     def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position, or the secant: for a quadratic target, the mean of both ends' gradients."""
@@ -41,7 +52,7 @@ class QuadraticTarget(ClosedFormTarget):
 
     def of_changed(self, changed: Any, output: Any) -> Tensor:
         """Return the value for M changed versions of an image, (M,)."""
-        return self(changed)
+        return self.value(changed)
 
     @abstractmethod
     def _gradient(self, output: Any) -> dict[int, Tensor]:
@@ -49,16 +60,18 @@ class QuadraticTarget(ClosedFormTarget):
 
 
 @dataclass(frozen=True, repr=False)
-class PCATarget(ClosedFormTarget):
+class PCATarget(PlacedTarget, ClosedFormTarget):
     """Principal component ``p_b``, with b counted from 0: ``PCATarget(0)`` is the paper's P_1.
 
     Args:
         component: the component's number b, from 0.
         sign: ``"+"``: what raises the component (P_b^+); ``"-"``: what lowers it (P_b^-, the map of ``-p_b``).
+        at: for dense features: a position (row, column); a boolean mask of the grid (h, w) or of the picture (H, W),
+            whose mean is explained; ``"max"``: the position of each image with the largest value. None: all positions.
 
     Raises:
-        TypeError: the component is not an integer.
-        ValueError: the component is negative, or the sign is neither ``"+"`` nor ``"-"``.
+        TypeError: the component is not an integer, or ``at`` is no place.
+        ValueError: the component is negative, the sign is neither ``"+"`` nor ``"-"``, or ``at`` is empty.
 
     Example:
         >>> cam.explain(images, [PCATarget(0), PCATarget(2, sign="-")]).maps.shape
@@ -67,16 +80,17 @@ class PCATarget(ClosedFormTarget):
 
     component: int
     sign: str = "+"
+    at: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.component, bool | np.bool_) or not isinstance(self.component, int | np.integer):
             raise TypeError(f"component must be an integer, counted from 0, got {self.component!r}")
         if self.component < 0:
             raise ValueError(f"component must be 0 or more, got {self.component}")
-        check_sign(self.sign)
+        check(self)
 
-    def __call__(self, output: HeadOutput) -> Tensor:
-        """Return ``p_b`` or ``-p_b``: a number for a row, shape (N,) for a batch."""
+    def value(self, output: Any) -> Tensor:
+        """Return ``p_b`` or ``-p_b`` for a row, or for each row of several."""
         components = self._components(output)
         return components[..., self.component] * factor_of(self.sign)
 
@@ -125,16 +139,19 @@ class HotellingTarget(QuadraticTarget):
 
     Args:
         sign: ``"+"``: what makes an image unlike the training set; ``"-"``: what makes it like the training set.
+        at: for dense features: a position (row, column); a boolean mask of the grid (h, w) or of the picture (H, W),
+            whose mean is explained; ``"max"``: the position of each image with the largest value. None: all positions.
 
     Raises:
-        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+        TypeError: ``at`` is no place.
+        ValueError: the sign is neither ``"+"`` nor ``"-"``, or ``at`` is empty.
 
     Example:
         >>> maps = cam.explain(images, HotellingTarget())
     """
 
-    def __call__(self, output: HeadOutput) -> Tensor:
-        """Return ``T^2`` or ``-T^2``: a number for a row, shape (N,) for a batch."""
+    def value(self, output: Any) -> Tensor:
+        """Return ``T^2`` or ``-T^2`` for a row, or for each row of several."""
         components, variances = self._parts(output)
         return factor_of(self.sign) * (components.square() / variances).sum(-1)
 
@@ -169,9 +186,12 @@ class ResidualTarget(QuadraticTarget):
 
     Args:
         sign: ``"+"``: what makes an image unlike the training set; ``"-"``: what makes it like the training set.
+        at: for dense features: a position (row, column); a boolean mask of the grid (h, w) or of the picture (H, W),
+            whose mean is explained; ``"max"``: the position of each image with the largest value. None: all positions.
 
     Raises:
-        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+        TypeError: ``at`` is no place.
+        ValueError: the sign is neither ``"+"`` nor ``"-"``, or ``at`` is empty.
 
     Example:
         >>> maps = cam.explain(images, ResidualTarget())
@@ -179,23 +199,22 @@ class ResidualTarget(QuadraticTarget):
 
     behind_reduction = False
 
-    def __call__(self, output: HeadOutput) -> Tensor:
-        """Return ``Q`` or ``-Q``: a number for a row, shape (N,) for a batch."""
-        residual, _ = self._parts(output)
-        return factor_of(self.sign) * residual.square().sum(-1)
+    def value(self, output: Any) -> Tensor:
+        """Return ``Q`` or ``-Q`` for a row, or for each row of several."""
+        rest, _ = self._parts(output)
+        return factor_of(self.sign) * rest.square().sum(-1)
 
     def _gradient(self, output: Any) -> dict[int, Tensor]:
         """Return the gradient by position: ``2 r`` over the input of the PCA, (N, D), ``-2 R r`` over p, (N, B)."""
-        residual, restoring = self._parts(output)
-        twice = 2 * factor_of(self.sign) * residual
+        rest, restoring = self._parts(output)
+        twice = 2 * factor_of(self.sign) * rest
         position = output.head.component_position
         return {position - 1: twice, position: -twice @ restoring.mT}
 
     def _parts(self, output: Any) -> tuple[Tensor, Tensor]:
         components = components_of(output, self)
         reduction = _reduction_of(output)
-        restoring = getattr(reduction, "restoring", None)
-        if restoring is None:
+        if getattr(reduction, "restoring", None) is None:
             needs = "a reduction with a linear inverse_transform, as of PCA, IncrementalPCA and TruncatedSVD"
             raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
         z = output.head_trace.values[output.head.component_position - 1]
@@ -204,14 +223,7 @@ class ResidualTarget(QuadraticTarget):
                 f"{self} is not a function of the components, which are all that is known here: compute its maps with "
                 "the network, cam.explain(x, [ResidualTarget()])"
             )
-        restoring = restoring.to(components)
-        centred, restored = z - reduction.mean.to(components), components @ restoring
-        residual = centred - restored
-        # A map of rounding errors would show anything. Where all dimensions are kept, they are those of the estimator,
-        # which may have been fitted in single precision.
-        precision = torch.finfo(torch.float32 if len(restoring) >= restoring.shape[1] else z.dtype)
-        rounding = 4 * z.shape[-1] ** 0.5 * precision.eps * (z.norm(dim=-1) + restored.norm(dim=-1))
-        return residual * (residual.norm(dim=-1) > rounding).unsqueeze(-1), restoring
+        return residual(reduction, z, components)
 
 
 def _reduction_of(output: Any) -> Any:
@@ -228,7 +240,8 @@ def _why_unknown(reduction: Any) -> str:
 
 def every_component(output: Any) -> Sequence[Target]:
     """Return a target for every component of an output, if it has any."""
-    return () if output.components is None else _components(output.components.shape[-1])
+    position = None if output.head is None else output.head.component_position
+    return () if position is None else _components(output.head_trace.values[position].shape[-1])
 
 
 @lru_cache(maxsize=8)

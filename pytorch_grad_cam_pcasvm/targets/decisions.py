@@ -1,7 +1,7 @@
 """Targets of decisions: margins, pairs of classes, log-ratios."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,27 +13,29 @@ from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, check_sign, head_of
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, head_of
 
 
 @dataclass(frozen=True, repr=False)
-class SVMTarget(ClosedFormTarget):
+class SVMTarget(PlacedTarget, ClosedFormTarget):
     """The margin of a class, the decision between two classes, or what sets a class apart from several.
 
     Args:
         category: a label from ``classes_``; None: the class predicted for each image (for regressors and one-class
-            estimators, their only value).
+            estimators, their only value); of dense features for most of the place.
         versus: another label: the pairwise decision of ``category`` against it; ``"runner-up"``: against the class that
             came second for each image; a list of labels, or ``"others"`` for all other classes: the margin minus
             ``strength`` times the mean of theirs, so that evidence common to all of them cancels (Zhang et al.,
             Finer-CAM, arXiv 2501.11309).
         sign: ``"+"``: evidence for it; ``"-"``: evidence against it.
         strength: the factor of that mean, at least 0.
+        at: for dense features: a position (row, column); a boolean mask of the grid (h, w) or of the picture (H, W),
+            whose mean is explained; ``"max"``: the position of each image with the largest value. None: all positions.
 
     Raises:
-        TypeError: a label is an array, or the category a list.
+        TypeError: a label is an array, the category a list, or ``at`` no place.
         ValueError: ``versus`` is the category itself or an empty list, ``strength`` is given without several classes,
-            is negative or not finite, or the sign is neither ``"+"`` nor ``"-"``.
+            is negative or not finite, the sign is neither ``"+"`` nor ``"-"``, or ``at`` is empty.
 
     Example:
         >>> maps = cam.explain(images, [SVMTarget(), SVMTarget("cat"), SVMTarget("cat", versus="runner-up")])
@@ -44,6 +46,7 @@ class SVMTarget(ClosedFormTarget):
     versus: Any = None
     sign: str = "+"
     strength: float = 1.0
+    at: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.versus, list | tuple):
@@ -61,10 +64,10 @@ class SVMTarget(ClosedFormTarget):
             raise ValueError('strength is for several classes: versus=["b", "c"] or versus="others"')
         if not 0 <= self.strength < float("inf"):
             raise ValueError(f"strength must be a number from 0, got {self.strength!r}")
-        check_sign(self.sign)
+        check(self)
 
-    def __call__(self, output: HeadOutput) -> Tensor:
-        """Return the margin: a number for a row, shape (N,) for a batch."""
+    def value(self, output: Any) -> Tensor:
+        """Return the margin of a row, or of each row of several."""
         decision = self.decision(output)
         return (decision * self._seed(output, decision.detach())).sum(-1)
 
@@ -83,7 +86,7 @@ class SVMTarget(ClosedFormTarget):
 
     def boundary_of(self, output: Any) -> Tensor:
         """Return the index of each image's boundary, that of its class or pair, shape (N,)."""
-        category, second = self._classes(output.head, self.decision(output))
+        category, second = self._classes(output, self.decision(output))
         if second is None or not self._means("runner-up", output.head):
             return category
         return second if self.category is not None else category * output.head.voting.n_classes + second
@@ -91,7 +94,7 @@ class SVMTarget(ClosedFormTarget):
     def at_boundary(self, head: Any, number: int) -> "SVMTarget":
         """Return the target with its classes named; a class paired with itself gives the class's margin."""
         if head.classes_ is None:
-            return replace(self, sign="+")
+            return replace(self, sign="+", at=None)
         labels, versus, strength = head.classes_.tolist(), self.versus, self.strength
         if self._means("runner-up", head):
             number, second = divmod(number, len(labels)) if self.category is None else (0, number)
@@ -105,6 +108,8 @@ class SVMTarget(ClosedFormTarget):
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
+        if output.grid is not None:
+            return None
         if self.category is None and not isinstance(self.versus, tuple | None) and self.versus == output.labels():
             return f"the predicted class is {self.versus!r} itself"
         if output.head.enumerated is not None:
@@ -132,28 +137,27 @@ class SVMTarget(ClosedFormTarget):
         if head.classes_ is None and self.versus is not None:
             raise ValueError(f"{self}: the head has no classes to compare")
 
-        category, second = self._classes(head, decision)
+        category, second = self._classes(output, decision)
         if isinstance(self.versus, tuple) or self._means("others", head):
             seed = self._against_several(head, category)
         else:
             seed = voting.seed(category, second)
         return seed if self.sign == "+" else -seed
 
-    def _classes(self, head: Any, decision: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _classes(self, output: Any, decision: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the indices of the class and of the one it is against, each of shape (...); None without one."""
-        voting = head.voting
+        head = output.head
 
         def indices(label: Any) -> Tensor:
             return torch.full(decision.shape[:-1], head.class_index(label), device=decision.device)
 
-        category = voting.predicted(decision) if self.category is None else indices(self.category)
+        category = output.predicted() if self.category is None else indices(self.category)
         if self.versus is None or isinstance(self.versus, tuple) or self._means("others", head):
             return category, None
         if self._means("runner-up", head):
-            if not voting.ranks:
+            if not head.voting.ranks:
                 raise ValueError(f"{self}: hard votes do not tell which class came second: name it, or use 'others'")
-            ranking = voting.ranking(decision)
-            return category, ranking.scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
+            return category, output.ranking().scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
         return category, indices(self.versus)
 
     def _against_several(self, head: Any, category: Tensor) -> Tensor:
@@ -170,7 +174,7 @@ class SVMTarget(ClosedFormTarget):
 
 
 @dataclass(frozen=True, repr=False)
-class LogRatioTarget(ClosedFormTarget):
+class LogRatioTarget(PlacedTarget, ClosedFormTarget):
     """The log-ratio of an RBF SVM: the logarithm of the evidence for a class divided by the evidence against it.
 
     For a decision value ``a(p) = sum_i c_i K(p_i, p) + g`` with ``c_i = alpha_i y_i``, it is
@@ -192,10 +196,13 @@ class LogRatioTarget(ClosedFormTarget):
         versus: another label, or ``"runner-up"``: the pairwise decision, as in :class:`SVMTarget`; a list of labels, or
             ``"others"``: the log-ratio minus the mean of theirs.
         sign: ``"+"``: evidence for it; ``"-"``: evidence against it.
+        at: for dense features: a position (row, column); a boolean mask of the grid (h, w) or of the picture (H, W),
+            whose mean is explained; ``"max"``: the position of each image with the largest value. None: all positions.
 
     Raises:
-        TypeError: a label is an array, or the category a list.
-        ValueError: ``versus`` is the category itself or an empty list, or the sign is neither ``"+"`` nor ``"-"``.
+        TypeError: a label is an array, the category a list, or ``at`` no place.
+        ValueError: ``versus`` is the category itself or an empty list, the sign is neither ``"+"`` nor ``"-"``, or
+            ``at`` is empty.
 
     Example:
         >>> maps = cam.explain(images, [LogRatioTarget(), LogRatioTarget("cat", versus="dog")])
@@ -204,12 +211,14 @@ class LogRatioTarget(ClosedFormTarget):
     category: Any = None
     versus: Any = None
     sign: str = "+"
+    at: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "versus", self._margin.versus)  # which refuses what is none; a list has no hash
+        check(self)
 
-    def __call__(self, output: HeadOutput) -> Tensor:
-        """Return the log-ratio: a number for a row, shape (N,) for a batch."""
+    def value(self, output: Any) -> Tensor:
+        """Return the log-ratio of a row, or of each row of several."""
         return self._value(output, output)
 
     def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
+from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, ProbabilityTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, ProbabilityTarget, SVMTarget, Target, fixed
+from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, refuse_place, region_of, selection_of
 from pytorch_grad_cam_pcasvm.targets.plain_gradients import plain_gradients
 from pytorch_grad_cam_pcasvm.targets.rowwise import (
     Rowwise,
@@ -20,6 +23,9 @@ from pytorch_grad_cam_pcasvm.targets.rowwise import (
     target_at,
     value_at,
 )
+from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
+
+_BYTES = 1 << 28  # of the rows of a region that are computed at once
 
 
 @dataclass
@@ -27,8 +33,9 @@ class OutputGradients:
     """The gradients of K targets with respect to the network's features or output.
 
     Attributes:
-        grads: for every tensor of an ordinary network's output (of a HeadOutput: for its features, (K, N, D)) the
-            gradient divided by ``exp(log_scale)``, of shape (K, *its shape); None where there is none.
+        grads: for every tensor of an ordinary network's output (of a HeadOutput: for its features, (K, N, D), or dense
+            ones, (K, N, D, h, w)) the gradient divided by ``exp(log_scale)``, of shape (K, *its shape); None where
+            there is none.
         log_scale: natural logarithm of the factor taken out, shape (N, K).
         values: values of the targets, shape (N, K).
         baseline_values: values of the same targets at the start, shape (N, K); None for gradients.
@@ -99,6 +106,10 @@ def gradients_of(
         return _of_plain(output, [_shared(target) for target in targets], dtype, start)
     if len(targets) == 1 and isinstance(targets[0], Rowwise):
         return _per_image(output, targets[0].targets, dtype, start)
+    if output.grid is not None:
+        return _of_places(output, targets, dtype, start)
+    for target in targets:
+        refuse_place(target, output)
     return _of_head(output, targets, dtype, start, until)
 
 
@@ -116,6 +127,10 @@ def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> 
     """
     row, columns = output.rows([image]), []
     for target in (target_at(target, image) for target in targets):
+        if output.grid is not None and isinstance(target, PlacedTarget):
+            named = fixed(target, row)
+            columns.append(named(changed))
+            continue
         if not isinstance(target, ClosedFormTarget):
             columns.append(torch.stack([value_at(target, part) for part in changed.target_rows()]))
             continue
@@ -160,7 +175,7 @@ def _per_image(
     """Return the gradient of each image's own target, as of one target: K is 1."""
     groups: dict[Any, list[int]] = {}
     for row, target in enumerate(targets):
-        groups.setdefault(target if isinstance(target, ClosedFormTarget) else None, []).append(row)
+        groups.setdefault(target if isinstance(target, ClosedFormTarget | PlacedTarget) else None, []).append(row)
     parts: list[tuple[list[int], OutputGradients]] = []
     for target, rows in groups.items():
         part, part_start = output, start
@@ -168,7 +183,9 @@ def _per_image(
             part = output.rows(rows)
             part_start = start if start is None or start.count == 1 else start.rows(rows)
         shared = Rowwise([targets[row] for row in rows]) if target is None else target
-        parts.append((rows, _of_head(part, [shared], dtype, part_start)))
+        of_group = _of_head if output.grid is None else _of_places
+        refuse_place(shared, output)
+        parts.append((rows, of_group(part, [shared], dtype, part_start)))
     if len(parts) == 1:
         return parts[0][1]
     order = torch.tensor([row for rows, _ in parts for row in rows], device=output.device).argsort()
@@ -214,6 +231,106 @@ def _of_head(
     return replace(gradients, remainder=others[3], effects=others[4]) if others[3:] else gradients
 
 
+def _of_places(
+    output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, start: Any = None
+) -> OutputGradients:
+    """Return the gradients of K targets with respect to dense features, each at its place."""
+    groups: dict[Any, list[int]] = {}
+    for k, target in enumerate(targets):
+        together = isinstance(target, PlacedTarget) and target.at != "max"
+        groups.setdefault(("at", target.at) if together else k, []).append(k)
+    parts = []
+    for members in groups.values():
+        some = [targets[k] for k in members]
+        if isinstance(some[0], PlacedTarget):
+            selection = selection_of(some[0], output)
+            part = _of_region(output, [target.unplaced for target in some], selection, dtype, start)
+        else:
+            part = _of_whole(output, some[0], dtype, start)
+        parts.append((members, part))
+    return OutputGradients.joined(parts)
+
+
+def _of_region(
+    output: HeadRun | HeadOutput, targets: Sequence[Any], selection: Spans | Chosen, dtype: torch.dtype, start: Any
+) -> OutputGradients:
+    """Return the gradients of the means of K targets over A positions of each image."""
+    head, count, whole = output.head, output.count, region_of(output, selection)
+    parts = []
+    rows_at_once = selection.size
+    if not is_traced():
+        rows_at_once = max(1, _BYTES // (head.bytes_per_target(count) * len(targets)))
+    for block in selection.blocks(rows_at_once):
+        region = region_of(output, block)
+        trace = _anew(region)
+        rows = RegionRun(head, trace, size=block.size, whole=whole)
+        there: HeadRun | None = None
+        if start is not None:
+            there = HeadRun(head, _anew(region_of(start, block)))
+            if start.count < count and block.size > 1:  # one start for all
+                there = there.rows(torch.arange(block.size, device=output.device).repeat(count))
+        parts.append(_of_head(rows, targets, dtype, there))
+
+    def column(name: str) -> Any:
+        """Return numbers of each position, (N, A, K)."""
+        tensors = [getattr(part, name) for part in parts]
+        return None if tensors[0] is None else torch.cat([tensor.unflatten(0, (count, -1)) for tensor in tensors], 1)
+
+    log_scale = column("log_scale")
+    largest = log_scale.amax(1)
+    share = (log_scale - largest.unsqueeze(1)).exp() / selection.size
+    grads = torch.cat([part.grads[0].unflatten(1, (count, -1)) for part in parts], 2)  # type: ignore[union-attr]
+    grads = grads * share.permute(2, 0, 1).unsqueeze(-1).to(grads)
+    before, remainder, effects = map(column, ("baseline_values", "remainder", "effects"))
+    return OutputGradients(
+        [_placed(output, selection.put(grads))],
+        largest,
+        column("values").mean(1),
+        baseline_values=None if before is None else before.mean(1),
+        remainder=None if remainder is None else (remainder * share).sum(1),
+        effects=None if effects is None else effects.mean(1),
+    )
+
+
+def _anew(run: HeadRun | HeadOutput) -> HeadTrace:
+    """Return the trace of rows again, with what a pullback needs."""
+    trace = run.head(run.head_trace.values[0])
+    trace.eps = run.head_trace.eps
+    return trace
+
+
+def _of_whole(output: HeadRun | HeadOutput, target: Any, dtype: torch.dtype, start: Any) -> OutputGradients:
+    """Return the gradient of a callable that takes all scores of an image, as of one target: K is 1."""
+    values, seeds = _values_and_seeds(target, output, start)
+    there = None if start is None else HeadRun(start.head, _anew(start), start.grid)
+    before = None
+    if there is not None:
+        count = output.count // there.count
+        there = there.rows(torch.arange(there.count, device=output.device).repeat(count)) if count > 1 else there
+        here = output.head_trace.values
+        rises = [(here[place] - there.head_trace.values[place]) * seed for place, seed in seeds.items()]
+        terms = [rise.unflatten(0, (output.count, -1)).flatten(1) for rise in rises]
+        at = values - torch.stack([term.sum(1) for term in terms]).sum(0)
+        size = values.abs() + torch.stack([term.abs().sum(1) for term in terms]).sum(0)
+        before = called_at_start(target, there.target_rows(), size, at).unsqueeze(1)
+        there.head_trace = _anew(there)
+    by_row = {place: seed.unsqueeze(1) for place, seed in seeds.items()}
+    grad, log_scale = output.head.pullback(_anew(output), by_row, None if there is None else there.head_trace)
+    grads = (grad * log_scale.exp().unsqueeze(-1)).to(dtype).transpose(0, 1).unflatten(1, (output.count, -1))
+    values = values.unsqueeze(1)
+    return OutputGradients([_placed(output, grads)], torch.zeros_like(values), values, before)
+
+
+def _placed(output: HeadRun | HeadOutput, grads: Tensor) -> Tensor:
+    """Return gradients at P positions, (K, N, P, D), as dense features are arranged, (K, N, D, h, w)."""
+    return grads.mT.unflatten(-1, _grid(output).shape)
+
+
+def _grid(output: HeadRun | HeadOutput) -> Grid:
+    assert output.grid is not None
+    return output.grid
+
+
 def _change(trace: HeadTrace, start: HeadTrace, position: int) -> Tensor:
     """Return what a value changes by from the start, shape (N, 1, .)."""
     return (trace.values[position] - start.values[position]).unsqueeze(1)
@@ -250,7 +367,7 @@ def _of_predicted(target: Any, output: HeadRun | HeadOutput) -> Any:
         return target
     assert head.decision_position is not None
     assert head.classes_ is not None
-    predicted = head.voting.predicted(output.head_trace.values[head.decision_position])
+    predicted = output.predicted()
     return Rowwise([replace(target, category=label) for label in head.classes_[predicted.cpu().numpy()]])
 
 
@@ -283,8 +400,14 @@ def _values_and_seeds(
     with without_inference(), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
         leaves = [leaf_of(value) for value in output.head_trace.values]
-        rows = HeadRun(output.head, HeadTrace(leaves, [])).target_rows()
-        values, grads = differentiated(target, rows, leaves)
+        if isinstance(output, RegionRun) and isinstance(target, PlacedTarget):
+            of_leaves = replace(output, head_trace=HeadTrace(leaves, []))
+            values = target.value(of_leaves)  # of all rows at once: they may be many
+            grads: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
+            values = values.detach()
+        else:
+            rows = HeadRun(output.head, HeadTrace(leaves, []), output.grid).target_rows()
+            values, grads = differentiated(target, rows, leaves)
     return values, {position: grad for position, grad in enumerate(grads) if grad is not None}
 
 

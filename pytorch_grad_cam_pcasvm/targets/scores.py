@@ -1,6 +1,6 @@
 """Targets of scores: probabilities, and the outputs of a network without a head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, ShortRepr, check_sign, factor_of
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, factor_of
 
 
 @dataclass(frozen=True, repr=False)
-class ProbabilityTarget(ShortRepr):
+class ProbabilityTarget(PlacedTarget):
     """The calibrated probability of a class, exactly as ``predict_proba`` returns it.
 
     Far from the decision boundary, a probability saturates and its gradient vanishes; use ``SVMTarget`` there.
@@ -20,9 +20,12 @@ class ProbabilityTarget(ShortRepr):
     Args:
         category: a label from ``classes_``; None: the class predicted for each image.
         sign: ``"+"``: what raises the probability; ``"-"``: what lowers it.
+        at: for dense features: a position (row, column); a boolean mask of the grid (h, w) or of the picture (H, W),
+            whose mean is explained; ``"max"``: the position of each image with the largest value. None: all positions.
 
     Raises:
-        ValueError: the sign is neither ``"+"`` nor ``"-"``.
+        TypeError: ``at`` is no place.
+        ValueError: the sign is neither ``"+"`` nor ``"-"``, or ``at`` is empty.
 
     Example:
         >>> logistic = PCASVMNet(backbone, LogisticRegression().fit(features, labels)).eval()
@@ -31,18 +34,19 @@ class ProbabilityTarget(ShortRepr):
 
     category: Any = None
     sign: str = "+"
+    at: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_sign(self.sign)
+        check(self)
 
-    def __call__(self, output: HeadOutput) -> Tensor:
-        """Return the probability: a number for a row, shape (N,) for a batch."""
+    def value(self, output: Any) -> Tensor:
+        """Return the probability of a row, or of each row of several."""
         decision = SVMTarget(self.category).decision(output)
         voting = output.head.voting
         probabilities = voting.probabilities(decision) * factor_of(self.sign)
         if self.category is not None:
             return probabilities[..., output.head.class_index(self.category)]
-        return probabilities.gather(-1, voting.predicted(decision.detach()).unsqueeze(-1)).squeeze(-1)
+        return probabilities.gather(-1, output.predicted().unsqueeze(-1)).squeeze(-1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.targets.places import place_of, value_of
 
 Target = Callable[[Any], Any]
 
@@ -16,11 +18,41 @@ class ShortRepr:
 
     def __repr__(self) -> str:
         arguments = []
-        for place, field in enumerate(fields(self)):  # type: ignore[arg-type]
+        for number, field in enumerate(fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if value != field.default:
-                arguments.append(("" if place == 0 else f"{field.name}=") + _typed(value))
+                typed = repr(value) if field.name == "at" else _typed(value)
+                arguments.append(("" if number == 0 else f"{field.name}=") + typed)
         return f"{type(self).__name__}({', '.join(arguments)})"
+
+
+class PlacedTarget(ShortRepr, ABC):
+    """A target that can be about a place, where features are dense: its value there is the mean over the place."""
+
+    at: Any = None
+
+    def __call__(self, output: Any) -> Tensor:
+        """Return the target's value: a number for a row of the output, shape (N,) for a batch.
+
+        Of dense features, it is the mean over the place ``at``, or over all positions.
+        """
+        if self.at is None and getattr(output, "grid", None) is None:
+            return self.value(output)
+        head_of(output, self)
+        return value_of(self, output)
+
+    def at_place(self, at: Any) -> Any:
+        """Return the same question to another place; None: to all positions."""
+        return replace(self, at=at)  # type: ignore[type-var]
+
+    @property
+    def unplaced(self) -> Any:
+        """The same question without a place, as to single rows."""
+        return self.at_place(None)
+
+    @abstractmethod
+    def value(self, output: Any) -> Tensor:
+        """Return the value for a row, or for each row of several."""
 
 
 class ClosedFormTarget(ShortRepr, ABC):
@@ -65,7 +97,7 @@ class ClosedFormTarget(ShortRepr, ABC):
         return None
 
 
-def head_of(output: Any, target: ClosedFormTarget) -> Any:
+def head_of(output: Any, target: Any) -> Any:
     """Return the head of an output, or raise an error if it has none.
 
     Raises:
@@ -96,6 +128,17 @@ def _typed(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_typed, value))}]"
     return repr(value.item() if isinstance(value, np.generic | Tensor) else value)
+
+
+def check(target: Any) -> None:
+    """Raise an error for an invalid sign or place, and keep the place in a form that can be compared.
+
+    Raises:
+        TypeError: the place is none.
+        ValueError: the sign is neither ``"+"`` nor ``"-"``, or the place is empty.
+    """
+    check_sign(target.sign)
+    object.__setattr__(target, "at", place_of(target.at))
 
 
 def check_sign(sign: str) -> None:

@@ -15,6 +15,7 @@ from sklearn.feature_selection import VarianceThreshold
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import SVC
@@ -58,7 +59,7 @@ def given(tmp_path_factory):
     store = atlas.build(net, dataset, ["layer2"], out=folder / "atlas", progress=False)
     pooled = nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
     estimators = (KernelPCA, LogisticRegression, Normalizer, OneVsRestClassifier, PCA, RBFSampler, StandardScaler, SVC)
-    estimators += (DecisionTreeClassifier, MyScaler, VarianceThreshold)
+    estimators += (DecisionTreeClassifier, MyScaler, NearestNeighbors, VarianceThreshold)
     return THINGS | {kind.__name__: kind for kind in estimators} | {
         "atlas": atlas, "evaluation": evaluation, "export": export, "make_pipeline": make_pipeline,
         "torch": torch, "warnings": warnings,

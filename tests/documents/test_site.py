@@ -20,6 +20,7 @@ import pytorch_grad_cam
 import torch
 import torchvision
 from PIL import Image
+from pytorch_grad_cam.utils import model_targets
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.pipeline import make_pipeline
@@ -115,7 +116,7 @@ def test_the_names_on_a_page_exist(page):
 @pytest.mark.parametrize("page", TEXTS)
 def test_classes_and_attributes_on_a_page_exist(page):
     code = "\n".join(code_of(TEXTS[page]))
-    known = {name for module in (*PUBLIC, pytorch_grad_cam) for name in dir(module)} | set(
+    known = {name for module in (*PUBLIC, pytorch_grad_cam, model_targets) for name in dir(module)} | set(
         re.findall(r"class (\w+)", code)
     )
     known |= set(dir(builtins))

@@ -1,0 +1,61 @@
+"""Grid: the positions of dense features on a picture, in reading order."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
+
+MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The positions of dense features on a picture.
+
+    Attributes:
+        shape: (h, w), (d, h, w) of volumes, or (l,) of signals.
+        picture: the picture's own, (H, W), ...
+    """
+
+    shape: tuple[int, ...]
+    picture: tuple[int, ...]
+
+    @cached_property
+    def count(self) -> int:
+        """Number of positions P."""
+        return math.prod(self.shape)
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Return rows of N images, (N P, C), at their positions, (N, C, *shape)."""
+        return rows.unflatten(0, (-1, self.count)).mT.unflatten(-1, self.shape)
+
+    def covered(self, mask: Tensor) -> Tensor:
+        """Return which positions, (*shape), are covered by a mask of the grid or the picture: by most of their area."""
+        return mask if tuple(mask.shape) == self.shape else share_of(mask.unsqueeze(0), self.shape)[0] > 0.5
+
+
+def share_of(masks: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return how much of each position masks of pictures (N, ...) cover, (N, *shape)."""
+    pools: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+    share: Tensor = pools[len(shape) - 1](masks.float().unsqueeze(1), shape)
+    return share[:, 0]
+
+
+def rows_of(features: Tensor) -> Tensor:
+    """Return dense features (N, D, *shape) as rows in reading order, (N P, D)."""
+    return features.flatten(2).mT.flatten(0, 1)
+
+
+def on_finest(features: list[Tensor]) -> Tensor:
+    """Return the dense features of several layers, (N, D_i, *shape_i), as one on the finest of their grids."""
+    finest = max((part.shape[2:] for part in features), key=math.prod)
+    mode = MODES[len(finest)]
+    parts = [
+        part if part.shape[2:] == finest else F.interpolate(part, finest, mode=mode, align_corners=False)
+        for part in features
+    ]
+    return torch.cat(parts, 1)

@@ -1,0 +1,130 @@
+"""Patches: the rows of dense features that a head is fitted on, with their labels and places."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm.network.grid import rows_of, share_of
+
+_EPS = 0.9  # relative error of distances that PatchCore's projection allows
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Which rows of dense features are kept.
+
+    Args:
+        sample: how many of each image, drawn at random: a number, or a fraction; None: all.
+        ignore_index: the label of masks whose patches are left out.
+        purity: the least share of a patch that its most frequent label must have.
+        seed: random seed.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    sample: float | None = None
+    ignore_index: int | None = None
+    purity: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_amount("sample", self.sample)
+        if not 0 <= self.purity <= 1:
+            raise ValueError(f"purity must be a share from 0 to 1, got {self.purity!r}")
+
+    def of(self, features: Tensor, labels: Any, first: int) -> tuple[Tensor, Any, np.ndarray]:
+        """Return the rows of a batch, their labels and their places.
+
+        Args:
+            features: shape (N, D, *grid).
+            labels: one for each image, (N,), or masks, (N, *picture); None: there are none.
+            first: number of the first image.
+
+        Returns:
+            Rows (R, D) in reading order, labels (R,) or None, and places (R, 1 + dimensions of the grid): the image's
+            number, then the position.
+
+        Raises:
+            ValueError: labels have another shape.
+        """
+        grid = tuple(features.shape[2:])
+        count, positions = len(features), math.prod(grid)
+        kept, is_tensor = np.ones((count, positions), bool), isinstance(labels, Tensor)
+        if labels is not None and labels.ndim == 1:
+            labels = np.repeat(labels.cpu().numpy() if is_tensor else labels, positions).reshape(count, positions)
+        elif labels is not None and labels.ndim == 1 + len(grid):
+            labels, share = majority(labels, grid)
+            kept = (share >= self.purity) & (self.ignore_index is None or labels != self.ignore_index)
+        elif labels is not None:
+            raise ValueError(
+                f"labels of shape {tuple(labels.shape)} are neither one for each image, ({count},), nor masks, "
+                f"({count}, {', '.join('DHW'[-len(grid) :])})"
+            )
+        if self.sample is not None:
+            for image in range(count):
+                chosen = np.random.default_rng([self.seed, first + image]).permutation(kept[image].nonzero()[0])
+                kept[image] = False
+                kept[image, chosen[: amount_of(self.sample, len(chosen))]] = True
+        images, places = kept.nonzero()
+        at = np.stack([images + first, *np.unravel_index(places, grid)], 1)
+        rows = rows_of(features)[torch.from_numpy(images * positions + places).to(features.device)]
+        if labels is not None:
+            labels = torch.from_numpy(labels[kept]) if is_tensor else labels[kept]
+        return rows, labels, at
+
+
+def majority(masks: Any, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most frequent label of every patch of masks (N, *picture), and its share, both (N, positions)."""
+    masks = torch.as_tensor(np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks))
+    values = masks.unique()
+    shares = torch.stack([share_of(masks == value, grid).flatten(1) for value in values])
+    share, most = shares.max(0)
+    return values[most].numpy(), share.numpy()
+
+
+def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = False) -> np.ndarray:
+    """Return the numbers of rows that are far apart: greedily, each next one is the farthest from those before.
+
+    As PatchCore (Roth et al., CVPR 2022) does: distances are those of a sparse random projection, where that has fewer
+    dimensions.
+
+    Args:
+        rows: shape (R, D).
+        amount: how many are chosen: a number, or a fraction.
+        seed: random seed of the projection and the first row.
+        progress: show a progress bar.
+
+    Returns:
+        Their numbers, in the order in which they were chosen.
+    """
+    count = amount_of(amount, len(rows))
+    width = johnson_lindenstrauss_min_dim(len(rows), eps=_EPS) if len(rows) > 1 else rows.shape[1]
+    if width < rows.shape[1]:
+        rows = SparseRandomProjection(width, random_state=seed).fit_transform(rows)
+    points = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+    number = int(np.random.default_rng(seed).integers(len(points)))
+    chosen, distances = [number], torch.full((len(points),), torch.inf)
+    for _ in tqdm(range(count - 1), desc="coreset", leave=False, disable=not progress):
+        distances = torch.minimum(distances, (points - points[number]).square().sum(1))
+        number = int(distances.argmax())
+        chosen.append(number)
+    return np.array(chosen)
+
+
+def amount_of(amount: float, count: int) -> int:
+    """Return how many of so many a number, or a fraction, is: at least one."""
+    return min(count, amount) if isinstance(amount, int) else min(count, max(1, round(amount * count)))
+
+
+def check_amount(name: str, amount: Any) -> None:
+    """Raise a ValueError for what is neither a number from 1, nor a fraction."""
+    number = isinstance(amount, int) and not isinstance(amount, bool) and amount >= 1
+    if not (amount is None or number or (isinstance(amount, float) and 0 < amount <= 1)):
+        raise ValueError(f"{name} must be a number from 1, or a fraction up to 1.0, got {amount!r}")
