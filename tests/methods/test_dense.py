@@ -1,10 +1,12 @@
 """Maps of dense heads: why a patch is decided as it is, against autograd, closed forms and the host."""
 
+import copy
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from meta import Traffic
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import SemanticSegmentationTarget
 from sklearn.decomposition import PCA
@@ -407,3 +409,40 @@ def test_volumes():
     maps = ContributionCAM(net, ["1"], baseline="zero").explain(volumes, [SVMTarget(True, at=(1, 2, 0)), SVMTarget()])
     assert maps.maps.shape == (3, 2, 4, 3, 2)
     torch.testing.assert_close(maps.maps.flatten(2).sum(2) + maps.baseline_values, maps.values)
+
+
+DEVICE_TARGETS = [
+    SVMTarget("hole", at=(3, 4)),
+    SVMTarget(at=MASK),
+    SVMTarget("crack", versus="runner-up", at="max"),
+    PCATarget(0, at="max"),
+    HotellingTarget(at=(0, 0)),
+    SVMTarget(),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "classifier"), [(ClosedFormGradCAM, SVC(gamma=GAMMA)), (ContributionCAM, SVC(kernel="poly"))]
+)
+def test_nothing_leaves_the_device(method, classifier, unchecked):
+    pipeline, _, _ = fitted(classifier, "around")
+    net = PCASVMNet(copy.deepcopy(BACKBONE), pipeline, "around", pool="dense").eval()
+    cam = method(net, ["stem"], **({"baseline": "zero"} if method is ContributionCAM else {}))
+    cam.explain(X, DEVICE_TARGETS)  # layouts are looked at once, on a copy
+    net.to("meta")
+    images = X.to("meta")
+    with Traffic() as traffic:
+        maps = cam.explain(images, DEVICE_TARGETS)
+    assert maps.maps.device.type == "meta"
+    assert not traffic.seen
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", [ClosedFormGradCAM, ContributionCAM])
+def test_cuda_equals_the_cpu(method):
+    net, _ = network(SVC(gamma=GAMMA), "around")
+    expected = method(net, ["stem"]).explain(X, DEVICE_TARGETS)
+    actual = method(copy.deepcopy(net).cuda(), ["stem"]).explain(X.cuda(), DEVICE_TARGETS)
+    torch.testing.assert_close(actual.maps.cpu(), expected.maps, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(actual.values.cpu(), expected.values, rtol=1e-8, atol=1e-10)
