@@ -223,7 +223,8 @@ class HeadOutput(OfHead, Tensor):
                 result = result.as_subclass(Tensor)
         if func in _SOFTMAX and args and isinstance(args[0], HeadOutput):
             # The host's SESS calls target(softmax(output)); a component or a margin of that is still the row's own.
-            result.head, result.head_trace, result.grid = args[0].head, args[0].head_trace, args[0].grid
+            for name in ("head", "head_trace", "grid", "is_batch", "predicted", "ranking"):
+                setattr(result, name, getattr(args[0], name))
         return result
 
 

@@ -302,7 +302,7 @@ def _anew(run: HeadRun | HeadOutput) -> HeadTrace:
 def _of_whole(output: HeadRun | HeadOutput, target: Any, dtype: torch.dtype, start: Any) -> OutputGradients:
     """Return the gradient of a callable that takes all scores of an image, as of one target: K is 1."""
     values, seeds = _values_and_seeds(target, output, start)
-    there = None if start is None else HeadRun(start.head, _anew(start), start.grid)
+    there = None if start is None else HeadRun(start.head, start.head_trace, start.grid)
     before = None
     if there is not None:
         count = output.count // there.count

@@ -152,6 +152,13 @@ def test_the_class_of_a_region_is_the_most_frequent_one():
             torch.testing.assert_close(maps.maps[image, k], alone.maps[0, 0], rtol=1e-9, atol=1e-12)
 
 
+def test_a_softmax_of_the_scores_has_the_values_of_the_head():
+    net, _ = network(SVC(gamma=GAMMA))
+    output = net(X)
+    for target in (SVMTarget(at=MASK), SVMTarget(versus="runner-up", at=(1, 1)), PCATarget(0)):
+        assert torch.equal(target(torch.softmax(output, 1)), target(output))  # the host's SESS
+
+
 def test_the_largest_value_is_looked_up_for_each_image():
     net, _ = network(SVC(gamma=GAMMA))
     output = net(X)
