@@ -7,7 +7,7 @@ change that makes them exact.
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,33 +33,33 @@ class OfPoints(Stage):
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the value, shape (N, 1); and x and it."""
-        y = self.values(x).unsqueeze(-1)
+        y = self.values(x, Centred.of(self.points)).unsqueeze(-1)
         return y, (x, y)
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
         """Return ``grad df/dx``."""
-        return grad @ self.slopes(saved[0]).unsqueeze(-2), None
+        return grad @ self.slopes(saved[0], Centred.of(self.points)).unsqueeze(-2), None
 
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
         """Return the mean of that along the straight line from x0 to x, corrected by what its sum then lacks."""
         (x, y), (x0, y0) = saved, saved0
-        size = torch.maximum(y.abs(), y0.abs())
-        return grad @ mean_slopes(lambda at: self.slopes(at).unsqueeze(-2), x, x0, y - y0, size), None
+        size, centred = torch.maximum(y.abs(), y0.abs()), Centred.of(self.points)
+        return grad @ mean_slopes(lambda at: self.slopes(at, centred).unsqueeze(-2), x, x0, y - y0, size), None
 
     @abstractmethod
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, x: Tensor, points: "Centred") -> Tensor:
         """Return the values of rows (..., D), shape (...)."""
 
     @abstractmethod
-    def slopes(self, x: Tensor) -> Tensor:
+    def slopes(self, x: Tensor, points: "Centred") -> Tensor:
         """Return the gradients at rows (..., D), of the same shape."""
 
-    def nearest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def nearest(self, x: Tensor, points: "Centred", k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the k nearest points of rows (..., D): their numbers and distances, (..., k), and differences to them.
 
         The differences have the shape (..., k, D).
         """
-        index = squared_distances(x, self.points).topk(k, -1, largest=False).indices
+        index = points.squared_distances(x).topk(k, -1, largest=False).indices
         ways = x.unsqueeze(-2) - self.points[index]  # exact, where a product of large numbers is not
         return index, ways.norm(dim=-1), ways
 
@@ -80,13 +80,13 @@ class NearestDistance(OfPoints):
         super().__init__(points)
         self.k = k
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, x: Tensor, points: "Centred") -> Tensor:
         """Return minus the mean distances."""
-        return -self.nearest(x, self.k)[1].mean(-1)
+        return -self.nearest(x, points, self.k)[1].mean(-1)
 
-    def slopes(self, x: Tensor) -> Tensor:
+    def slopes(self, x: Tensor, points: "Centred") -> Tensor:
         """Return ``sum_j (p_j - x) / (k d_j)``; a point that x equals has no direction."""
-        _, distances, ways = self.nearest(x, self.k)
+        _, distances, ways = self.nearest(x, points, self.k)
         return -_units(ways, distances).mean(-2)
 
 
@@ -108,16 +108,16 @@ class LogDensity(OfPoints):
         super().__init__(points, logarithms=logarithms)
         self.bandwidth, self.constant = bandwidth, constant
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, x: Tensor, points: "Centred") -> Tensor:
         """Return log-densities."""
-        return self._exponents(x).logsumexp(-1) + self.constant
+        return self._exponents(x, points).logsumexp(-1) + self.constant
 
-    def slopes(self, x: Tensor) -> Tensor:
+    def slopes(self, x: Tensor, points: "Centred") -> Tensor:
         """Return ``sum_i s_i (p_i - x) / h^2``, s_i the share of kernel i in the density."""
-        return (self._exponents(x).softmax(-1) @ self.points - x) / self.bandwidth**2
+        return (self._exponents(x, points).softmax(-1) @ self.points - x) / self.bandwidth**2
 
-    def _exponents(self, x: Tensor) -> Tensor:
-        squares = squared_distances(x, self.points) + (x - self.points.mean(0)).square().sum(-1, keepdim=True)
+    def _exponents(self, x: Tensor, points: "Centred") -> Tensor:
+        squares = points.squared_distances(x) + (x - points.centre).square().sum(-1, keepdim=True)
         return self.logarithms - squares.clamp(min=0) / (2 * self.bandwidth**2)
 
 
@@ -143,15 +143,15 @@ class LocalOutlier(OfPoints):
         super().__init__(points, densities=densities, radii=radii)
         self.k, self.offset = k, offset
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, x: Tensor, points: "Centred") -> Tensor:
         """Return minus the local outlier factors, and the offset."""
-        index, distances, _ = self.nearest(x, self.k)
+        index, distances, _ = self.nearest(x, points, self.k)
         reached = torch.maximum(distances, self.radii[index]).mean(-1)
         return -self.densities[index].mean(-1) * (reached + 1e-10) - self.offset
 
-    def slopes(self, x: Tensor) -> Tensor:
+    def slopes(self, x: Tensor, points: "Centred") -> Tensor:
         """Return ``-m dr/dx``: of neighbours that are nearer than their own k-th one, r does not change."""
-        index, distances, ways = self.nearest(x, self.k)
+        index, distances, ways = self.nearest(x, points, self.k)
         beyond = (distances > self.radii[index]).unsqueeze(-1)
         return -self.densities[index].mean(-1).unsqueeze(-1) * torch.where(beyond, _units(ways, distances), 0).mean(-2)
 
@@ -179,11 +179,28 @@ def mean_slopes(slopes: Callable[[Tensor], Tensor], x: Tensor, x0: Tensor, chang
     return mean + missing.unsqueeze(-1) * (way / torch.where(length > 0, length, 1.0)).unsqueeze(-2)
 
 
-def squared_distances(x: Tensor, points: Tensor) -> Tensor:
-    """Return the squared distances of x, (..., D), to points, (I, D), less a number that all of them share."""
-    centre = points.mean(0)  # far from it, products are rounded to nothing but their common part
-    points = points - centre
-    return points.square().sum(-1) - 2 * (x - centre) @ points.T
+class Centred(NamedTuple):
+    """Points less their mean: far from it, products are rounded to nothing but their common part.
+
+    Attributes:
+        centre: the mean, (D,).
+        points: shape (I, D).
+        squares: of their lengths, (I,).
+    """
+
+    centre: Tensor
+    points: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(points: Tensor) -> "Centred":
+        """Return points, (I, D), less their mean."""
+        centre = points.mean(0)
+        return Centred(centre, points - centre, (points - centre).square().sum(-1))
+
+    def squared_distances(self, x: Tensor) -> Tensor:
+        """Return the squared distances of x, (..., D), to the points, (..., I), less a number that all share."""
+        return self.squares - 2 * (x - self.centre) @ self.points.T
 
 
 def density_constant(bandwidth: float, width: int, weight: float) -> float:

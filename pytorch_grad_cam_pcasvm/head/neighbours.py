@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.distances import mean_slopes, squared_distances
+from pytorch_grad_cam_pcasvm.head.distances import Centred, mean_slopes
 from pytorch_grad_cam_pcasvm.head.multiclass import WithConstants
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 
@@ -50,7 +50,7 @@ class Neighbours(WithConstants, Stage):
         saved = x, margins, distances.amax(-1, keepdim=True)
         if len(self.counts) == 2:
             return margins, saved
-        voters = self._of_point[squared_distances(x, self.points).topk(self.k, -1, largest=False).indices]
+        voters = self._of_point[Centred.of(self.points).squared_distances(x).topk(self.k, -1, largest=False).indices]
         votes = (voters.unsqueeze(-1) == torch.arange(len(self.counts), device=x.device)).sum(-2)
         return torch.cat([margins, votes.to(margins)], -1), saved
 
@@ -73,7 +73,9 @@ class Neighbours(WithConstants, Stage):
     def _nearest(self, x: Tensor) -> Tensor:
         """Return which points have the distances D of the classes from x, (..., D): shape (..., C)."""
         positions, start = [], 0
-        for of_class, rank in zip(squared_distances(x, self.points).split(self.counts, -1), self.ranks, strict=True):
+        for of_class, rank in zip(
+            Centred.of(self.points).squared_distances(x).split(self.counts, -1), self.ranks, strict=True
+        ):
             positions.append(start + of_class.topk(rank, -1, largest=False).indices[..., -1])
             start += of_class.shape[-1]
         return torch.stack(positions, -1)
