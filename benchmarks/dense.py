@@ -17,31 +17,15 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from measuring import noisy_head, prepare, timed
+from measuring import check_sums, noisy_head, prepare, timed
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, SVMTarget, extract_features, mean_activations
 
-TOLERANCE = 1e-3  # of the largest value, in float32
 VECTORS, STORED, COMPONENTS = 2000, 20000, 64
 LAYERS = {"norm": "features", "blocks.11.norm1": "last attention"}
-
-
-def check(cam: ContributionCAM, x: Tensor, targets: list[SVMTarget]) -> None:
-    """Compare the sums of maps with values.
-
-    Raises:
-        RuntimeError: they differ.
-    """
-    maps = cam.explain(x, targets)
-    beside = 0 if maps.remainder is None else maps.remainder
-    sums = (maps.maps.sum((2, 3)) + beside) * maps.log_scale.exp() + maps.baseline_values
-    error = float((sums - maps.values).abs().max() / maps.values.abs().max())
-    if not error <= TOLERANCE:
-        raise RuntimeError(f"maps add up to another value: by {error:.2g}")
 
 
 def main() -> None:
@@ -72,7 +56,7 @@ def main() -> None:
         for layer, words in LAYERS.items():
             mean = mean_activations(net, images.split(8), layer, progress=False)
             cam = ContributionCAM(net, [layer], "tokens", baseline="mean", mean=mean)
-            check(cam, x, targets)
+            check_sums(cam, x, targets)
             contestants = [partial(backbone, x), partial(net, x), partial(cam.explain, x, targets)]
             with torch.no_grad():
                 rounds = np.array([[timed(one, device) for one in contestants] for _ in range(arguments.rounds)])

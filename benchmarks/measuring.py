@@ -20,7 +20,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm import BlankMapWarning
+from pytorch_grad_cam_pcasvm import BlankMapWarning, ContributionCAM
+
+_TOLERANCE = 1e-3  # of the largest value, in float32
 
 
 def vgg16_small_dense() -> nn.Module:
@@ -50,6 +52,20 @@ def noisy_head(features: np.ndarray, components: int, support_vectors: int, clas
     samples = samples + features.std(0) * rng.normal(size=samples.shape)
     labels = rng.integers(classes, size=len(samples))
     return make_pipeline(StandardScaler(), PCA(components, random_state=0), SVC(cache_size=1000)).fit(samples, labels)
+
+
+def check_sums(cam: ContributionCAM, x: Tensor, targets: list[Any]) -> None:
+    """Compare the sums of maps with values.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    maps = cam.explain(x, targets)
+    beside = 0 if maps.remainder is None else maps.remainder
+    sums = (maps.maps.sum((2, 3)) + beside) * maps.log_scale.exp() + maps.baseline_values
+    error = float((sums - maps.values).abs().max() / maps.values.abs().max())
+    if not error <= _TOLERANCE:
+        raise RuntimeError(f"maps add up to another value: by {error:.2g}")
 
 
 def prepare(device: str, packages: Iterable[str] = ()) -> tuple[torch.device, dict[str, Any]]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torchvision
 from captum.attr import Occlusion
-from measuring import normalise, prepare, timed
+from measuring import check_sums, normalise, prepare, timed
 from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.pipeline import make_pipeline
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, PCATarget, SVMTarget, extract_features
 
-TOLERANCE = 1e-3  # of the largest value, in float32
 SAMPLES = 400
 OCCLUDED = 2  # images
 WINDOW, STEP = 56, 28
@@ -44,20 +43,6 @@ def occluded(net: PCASVMNet, x: Tensor, classes: int) -> Any:
     shapes: Any = {"sliding_window_shapes": (3, WINDOW, WINDOW), "strides": (3, STEP, STEP)}
     with torch.no_grad():
         return [occlusion.attribute(x, target=c, perturbations_per_eval=16, **shapes) for c in range(classes)]
-
-
-def check(cam: ContributionCAM, x: Tensor, targets: list[SVMTarget]) -> None:
-    """Compare the sums of maps with values.
-
-    Raises:
-        RuntimeError: they differ.
-    """
-    maps = cam.explain(x, targets)
-    beside = 0 if maps.remainder is None else maps.remainder
-    sums = (maps.maps.sum((2, 3)) + beside) * maps.log_scale.exp() + maps.baseline_values
-    error = float((sums - maps.values).abs().max() / maps.values.abs().max())
-    if not error <= TOLERANCE:
-        raise RuntimeError(f"maps add up to another value: by {error:.2g}")
 
 
 def main() -> None:
@@ -84,7 +69,7 @@ def main() -> None:
             net = PCASVMNet(backbone, head.fit(features, labels), **options).eval()
             cam = ContributionCAM(net, ["features"])
             every = [SVMTarget(label) for label in range(classes)]
-            check(cam, x[:8], every)
+            check_sums(cam, x[:8], every)
             rows = np.random.default_rng(0).normal(size=(len(x) * 2**arguments.components, arguments.components))
             predict = head[-1].predict_proba if "forest" in name else head[-1].decision_function
             slow = timed(partial(occluded, net, x[:OCCLUDED], classes), device) * len(x) / OCCLUDED

@@ -716,19 +716,25 @@ HEADS = [
         {"fit EllipticEnvelope": partial(maps_of, covariance.EllipticEnvelope(), targets=SVMTarget())},
     ),
     head(
-        PREDICTORS + "as a step before others has no closed form",
+        "head/estimators/likeness.py: as a step before others has no closed form",
         "KMeans as a step before others has no closed form: fit PCA",
         make_pipeline(cluster.KMeans(3), SVC()),
         {"fit PCA": make_pipeline(PCA(3), SVC())},
     ),
     head(
-        PREDICTORS + "was fitted to find outliers in its training set",
+        "head/estimators/likeness.py: was fitted to find outliers in its training set",
         "and knows nothing of other images: fit it with novelty=True",
         neighbors.LocalOutlierFactor(),
         {"fit it with novelty=True": partial(maps_of, neighbors.LocalOutlierFactor(novelty=True), targets=SVMTarget())},
     ),
     head(
-        PREDICTORS + "KernelDensity has the",
+        "head/estimators/likeness.py: has the metric",
+        "NearestNeighbors has the metric 'manhattan': fit it with 'euclidean'",
+        neighbors.NearestNeighbors(metric="manhattan"),
+        {"fit it with 'euclidean'": partial(maps_of, neighbors.NearestNeighbors(), targets=SVMTarget())},
+    ),
+    head(
+        "head/estimators/likeness.py: KernelDensity has the",
         "KernelDensity has the kernel 'tophat': fit it with 'gaussian'",
         neighbors.KernelDensity(kernel="tophat"),
         {"fit it with 'gaussian'": partial(maps_of, neighbors.KernelDensity(), targets=SVMTarget())},

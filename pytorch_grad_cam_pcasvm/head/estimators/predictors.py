@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn import svm
-from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.covariance import EllipticEnvelope
 from sklearn.cross_decomposition._pls import _PLS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
@@ -19,13 +18,7 @@ from sklearn.linear_model._glm.glm import _GeneralizedLinearRegressor
 from sklearn.linear_model._stochastic_gradient import BaseSGDRegressor
 from sklearn.mixture._base import BaseMixture
 from sklearn.naive_bayes import BernoulliNB, ComplementNB, GaussianNB, MultinomialNB
-from sklearn.neighbors import (
-    KernelDensity,
-    KNeighborsClassifier,
-    LocalOutlierFactor,
-    NearestCentroid,
-    NearestNeighbors,
-)
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
@@ -33,12 +26,12 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import multiclass
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
-from pytorch_grad_cam_pcasvm.head.distances import LocalOutlier, LogDensity, NearestDistance, density_constant
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of, process
+from pytorch_grad_cam_pcasvm.head.estimators.likeness import decision_of
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
-from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn
@@ -223,7 +216,7 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     roots = (vectors * values.clamp(min=0).sqrt()).unsqueeze(0)
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
     quadratic.seen = {"spread": float(np.trace(estimator.covariance_))}
-    return _likeness(quadratic, multiclass.OneClass(zero_is_inlier=True))
+    return decision_of(quadratic, multiclass.OneClass(zero_is_inlier=True))
 
 
 @stage_for.register(NearestCentroid)
@@ -301,66 +294,6 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
     eye, votes = torch.eye(int(stage.n_outputs or 0)).double(), multiclass.Plurality(len(counts), k)
     weight, voting = (eye[1:], multiclass.Binary()) if len(counts) == 2 else (eye, votes)
     return Chain([*before, stage, LinearDecision(weight, 0 * weight[:, 0], voting, estimator.classes_)])
-
-
-# --- likeness to the training set -------------------------------------------------------------------------------------
-
-
-@stage_for.register(NearestNeighbors)
-def _nearest(estimator: NearestNeighbors) -> Stage:
-    return _likeness(NearestDistance(_points(estimator), estimator.n_neighbors))
-
-
-@stage_for.register(KMeans)
-@stage_for.register(MiniBatchKMeans)
-@stage_for.register(BisectingKMeans)
-def _centres(estimator: Any) -> Stage:
-    return _likeness(NearestDistance(tensor(estimator.cluster_centers_), 1))
-
-
-@transformer_for.register(KMeans)
-@transformer_for.register(MiniBatchKMeans)
-@transformer_for.register(BisectingKMeans)
-def _distances(estimator: Any) -> Stage:
-    raise NoClosedFormError(f"{type(estimator).__name__} as a step before others has no closed form", "fit PCA")
-
-
-@stage_for.register(KernelDensity)
-def _density(estimator: KernelDensity) -> Stage:
-    for name, value, needed in (("metric", estimator.metric, "euclidean"), ("kernel", estimator.kernel, "gaussian")):
-        if value != needed:
-            raise NoClosedFormError(f"KernelDensity has the {name} {value!r}", f"fit it with {needed!r}")
-    points, weights = tensor(np.asarray(estimator.tree_.data)), estimator.tree_.sample_weight
-    weights = torch.ones(len(points)).double() if weights is None else tensor(np.asarray(weights))
-    constant = density_constant(estimator.bandwidth_, points.shape[1], float(weights.sum()))
-    return _likeness(LogDensity(points, weights.log(), float(estimator.bandwidth_), constant))
-
-
-@stage_for.register(LocalOutlierFactor)
-def _local_outlier(estimator: LocalOutlierFactor) -> Stage:
-    if not estimator.novelty:
-        raise NoClosedFormError(
-            "LocalOutlierFactor was fitted to find outliers in its training set, and knows nothing of other images",
-            "fit it with novelty=True",
-        )
-    k = estimator.n_neighbors_
-    radii, densities = tensor(estimator._distances_fit_X_[:, k - 1]), tensor(estimator._lrd)
-    stage = LocalOutlier(_points(estimator), densities, radii, k, float(estimator.offset_))
-    return _likeness(stage, multiclass.OneClass(zero_is_inlier=True))
-
-
-def _points(estimator: Any) -> torch.Tensor:
-    """Return the training set of an estimator of neighbours with Euclidean distances."""
-    if estimator.effective_metric_ not in ("euclidean", "sqeuclidean"):
-        name, metric = type(estimator).__name__, estimator.effective_metric_
-        raise NoClosedFormError(f"{name} has the metric {metric!r}", "fit it with 'euclidean'")
-    return tensor(estimator._fit_X)
-
-
-def _likeness(stage: Stage, voting: Any = None) -> Stage:
-    """Return a stage of one value as a decision."""
-    ones, zeros = torch.ones(1, 1).double(), torch.zeros(1).double()
-    return Chain([stage, LinearDecision(ones, zeros, voting or multiclass.Likeness(), None)])
 
 
 # --- sums of kernels --------------------------------------------------------------------------------------------------
