@@ -756,8 +756,8 @@ HEADS = [
     ),
     Row(
         "network/net.py: takes a head that decides once for each image",
-        lambda: export.program(ContributionCAM(net_at("dense").eval(), ["0"], baseline="zero"), PICTURES[:2]),
-        "a program takes a head that decides once for each image",
+        lambda: figures.plot_jacobian(net_at("dense").eval(), None, PICTURES[:1]),
+        "plot_jacobian takes a head that decides once for each image",
         {
             "explain it with cam.explain": partial(at_a_place, pool="dense"),
             "draw it with figures.plot_positions": lambda: figures.plot_positions(

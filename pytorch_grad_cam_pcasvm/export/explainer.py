@@ -154,12 +154,14 @@ class Sheets:
     """The pictures of explanations: maps beside what they are of, with titles, values and colour bars.
 
     Attributes:
-        about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1.
+        about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
+            also ``label_colours``, ``heat``, the colours of anomalies, and ``anomaly_range``, where these start and
+            end; what a photo has beyond that moves its own.
     """
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.about = about
-        self._colours = np.array([[*bytes.fromhex(colour)] for colour in about["colours"]], np.float64)
+        self._colours = _rgb(about["colours"])
 
     def overlay(self, picture: Image.Image, values: np.ndarray) -> Image.Image:
         """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it."""
@@ -168,11 +170,42 @@ class Sheets:
         count = len(self._colours)
         place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
         opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
-        return Image.fromarray((opacity * self._colours[place] + (1 - opacity) * grey).round().astype(np.uint8))
+        return _mixed(opacity, self._colours[place], grey)
 
     def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
-        """Return the predicted class of an image, or None if there are no classes."""
-        return self.about["classes"][int(found["label"][row])] if "label" in found and self.about["classes"] else None
+        """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
+        if "label" not in found or not self.about["classes"]:
+            return None
+        return self.about["classes"][int(np.bincount(np.ravel(found["label"][row]).astype(int)).argmax())]
+
+    def positions(
+        self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0
+    ) -> tuple[Any, str, Any] | None:
+        """Return what is decided at every position of an image over its picture, its title and what explains it.
+
+        Returns:
+            The picture, its title and a legend: pairs of colour and class, or the ends of the anomalies' colours; None:
+            the head decides once for the image.
+        """
+        if "heat" not in self.about or not {"anomaly", "label"} & found.keys():
+            return None
+        grey = 255 * 0.35 + 0.65 * np.asarray(picture.convert("RGB"), np.float64).mean(-1, keepdims=True)
+        if "anomaly" in found:
+            values = found["anomaly"][row].astype(np.float32)
+            ends = [*values[np.isfinite(values)].tolist(), *self.about.get("anomaly_range", [])]
+            low, high = min(ends), max(ends)
+            large = np.asarray(Image.fromarray(values).resize(picture.size, Image.Resampling.BILINEAR))
+            heat = _rgb(self.about["heat"])
+            place = ((large - low) / ((high - low) or 1) * len(heat)).clip(0, len(heat) - 1).astype(int)
+            return _mixed(0.6, heat[place], grey), "anomaly of every position", (f"{low:.3g}", f"{high:.3g}")
+        colours = _rgb(self.about["label_colours"])
+        numbers = found["label"][row].astype(np.uint8)
+        large = np.asarray(Image.fromarray(numbers).resize(picture.size, Image.Resampling.NEAREST))
+        legend = [
+            (tuple(colours[number % len(colours)].astype(int).tolist()), str(self.about["classes"][number]))
+            for number in np.unique(numbers).tolist()
+        ]
+        return _mixed(0.55, colours[large % len(colours)], grey), "class of every position", legend
 
     def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
         """Return the titles of the maps of an image."""
@@ -197,6 +230,8 @@ class Sheets:
             end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
             drawn = self.overlay(shown, numbers["maps"] / (numbers["nu"] or 1.0))
             tiles.append((drawn, title, value, f"raises, to {end}" if numbers["nu"] else "blank: all zero"))
+        if (positions := self.positions(shown, found, row)) is not None:
+            tiles.insert(1, (positions[0], positions[1], "", positions[2]))
         columns = min(len(tiles), 6)
         rows = -(-len(tiles) // columns)
         font = _font()
@@ -210,7 +245,19 @@ class Sheets:
                 draw.text((x, y + line * (TEXT + 3)), _short(text, font), "black", font)
             y += 2 * TEXT + GAP
             sheet.paste(drawn, (x, y))
-            if end:
+            y += 0 if isinstance(end, str) else TILE + 4
+            if isinstance(end, list):  # of classes
+                for colour, name in end[:3]:
+                    draw.rectangle((x, y + 2, x + TEXT - 4, y + TEXT - 2), colour)
+                    name = name if len(end) <= 3 or name != end[2][1] else f"{name}, and {len(end) - 3} more"
+                    draw.text((x + TEXT, y), _short(name, font), "black", font)
+                    y += TEXT + 2
+            elif isinstance(end, tuple):  # of anomalies
+                heat = _rgb(self.about["heat"])[np.linspace(0, len(self.about["heat"]) - 1, TILE).astype(int)]
+                sheet.paste(_mixed(1.0, np.tile(heat, (TEXT // 2, 1, 1)), 0.0), (x, y))
+                draw.text((x, y + TEXT // 2 + 2), end[0], "black", font)
+                draw.text((x + TILE, y + TEXT // 2 + 2), f"unlike, to {end[1]}", "black", font, anchor="ra")
+            elif end:
                 sheet.paste(scale, (x, y + TILE + 4))
                 y += TILE + TEXT // 2 + 6
                 draw.text((x, y), "lowers", "#2166ac", font)
@@ -293,6 +340,15 @@ class Explainer(Sheets):
     def sheet(self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
         """Return a picture with its maps beside it, each below its title and value, and above a colour bar."""
         return self.drawn(self.seen(picture), found, row)
+
+
+def _rgb(colours: list[str]) -> np.ndarray:
+    """Return colours ``rrggbb`` as numbers, (., 3)."""
+    return np.array([[*bytes.fromhex(colour)] for colour in colours], np.float64)
+
+
+def _mixed(opacity: Any, colours: Any, grey: Any) -> Image.Image:
+    return Image.fromarray((opacity * colours + (1 - opacity) * grey).round().astype(np.uint8))
 
 
 def _font() -> Any:

@@ -28,7 +28,6 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
 from pytorch_grad_cam_pcasvm.network.modules import device_of
-from pytorch_grad_cam_pcasvm.network.net import refuse_dense
 from pytorch_grad_cam_pcasvm.runtime.device_sync import every_choice, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
@@ -50,7 +49,7 @@ def program(
     otherwise of the shape and precision of those given, ``program.module()`` returns a dictionary:
 
     - ``scores`` (N, C), ``label`` (N,), the index of the predicted class, and ``components`` (N, B), if there are
-      any;
+      any; of dense features at every position, (N, C, h, w), (N, h, w) and (N, B, h, w);
     - ``values``, ``nu`` and ``log_scale`` (N, K), ``maps`` (N, K, H, W), and for some methods ``opposite``,
       ``baseline_values`` and ``remainder``, as in :class:`.SignedMaps`.
 
@@ -106,7 +105,6 @@ def traced_program(
         raise TypeError(
             f"a program is made of a method such as ContributionCAM(net, [layer]), got {type(cam).__name__}"
         )
-    refuse_dense(cam.model, "a program")
     name = type(cam).__name__
     if isinstance(cam, PerturbationCAM):
         raise NoProgramError(

@@ -54,7 +54,8 @@ def onnx(
     ``targets`` and their ``titles``, ``classes``, ``target_layers``, ``features``, ``input`` (``shape``, and how to
     make one from a picture), ``versions``, ``digest`` of network and head as they are now, ``colours`` of the figures
     from -nu to nu, as ``rrggbb``, and ``differences`` from ``explain``: for each output the largest one, as a fraction
-    of the largest value (for ``nu``, of its logarithm).
+    of the largest value (for ``nu``, of its logarithm). Of dense features also ``label_colours`` of classes, ``heat``,
+    the colours of anomalies, and ``anomaly_range``, the lowest and highest anomaly of the given images.
 
     Args:
         cam: any method except Score-CAM, Ablation-CAM and ShapCAM.
@@ -182,6 +183,7 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in maps.targets],
         **about(maps.targets, net),
+        **_anomaly_range(maps),
         "pairwise_scores": _pairwise(head),
         "target_layers": list(maps.layers),
         "features": repr(source),
@@ -189,6 +191,12 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
         "versions": {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__},
         "digest": digest,
     }
+
+
+def _anomaly_range(maps: SignedMaps) -> dict[str, list[float]]:
+    """Return where the colours of anomalies start and end."""
+    anomalies = outputs_of(maps).get("anomaly")
+    return {} if anomalies is None else {"anomaly_range": [float(anomalies.min()), float(anomalies.max())]}
 
 
 def _pairwise(head: Head | None) -> bool:

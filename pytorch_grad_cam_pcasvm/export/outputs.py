@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, tells_anomalies
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.scale import upsampled
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -19,7 +20,8 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
 
 # What a program gives, where there is some.
 OUTPUTS = (
-    "scores", "label", "components", "values", "nu", "log_scale", "maps", "opposite", "baseline_values", "remainder",
+    "scores", "label", "components", "anomaly", "values", "nu", "log_scale", "maps", "opposite", "baseline_values",
+    "remainder",
 )  # fmt: skip
 _MOST = 1e-3  # difference from explain, as a part of the largest value, which nobody would see on a map
 # What is 0 but for rounding is compared with what it is subtracted from.
@@ -35,6 +37,12 @@ def outputs_of(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str,
         outputs["scores"], outputs["components"] = head.scores(output.head_trace), output.components
         if head.decision_position is not None and head.classes_ is not None:
             outputs["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
+        if output.grid is not None:
+            outputs["scores"] = output.grid.placed(outputs["scores"])
+            if outputs["label"] is not None:
+                outputs["label"] = outputs["label"].unflatten(0, (-1, *output.grid.shape))
+            if tells_anomalies(head):
+                outputs["anomaly"] = anomaly(head, output.head_trace).unflatten(0, (-1, *output.grid.shape))
     elif isinstance(output, Tensor) and output.dim() == 2:
         outputs["scores"], outputs["label"] = output, output.argmax(-1)
     for name in ("maps", "opposite"):
@@ -119,12 +127,15 @@ def compared(outputs: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict
     everywhere = same = np.ones(len(wanted["values"]), bool)
     result = {}
     if "label" in wanted:
-        label, other = (numbers.pop("label").astype(int) for numbers in (wanted, actual))
-        same, scores = label == other, wanted["scores"]
+        count, scores = len(everywhere), wanted["scores"]
+        label, other = (numbers.pop("label").astype(int).reshape(count, -1) for numbers in (wanted, actual))
+        scores = scores.reshape(count, scores.shape[1], -1)
+        same = (label == other).all(1)
         if not same.all():
             of_classes = max(label.max(), other.max()) < scores.shape[1]  # and not of pairs of classes
-            rows = np.flatnonzero(~same)
-            ahead = np.abs(scores[rows, label[rows]] - scores[rows, other[rows]]) if of_classes else np.inf
+            rows, places = np.nonzero(label != other)
+            right, wrong = (classes[rows, places] for classes in (label, other))
+            ahead = np.abs(scores[rows, right, places] - scores[rows, wrong, places]) if of_classes else np.inf
             result["label"] = float(np.max(ahead) / np.abs(scores).max())
     for name in ("nu", "log_scale"):
         if np.isnan(actual[name]).any():
@@ -140,7 +151,7 @@ def compared(outputs: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict
         if name in actual:
             actual[name] = actual[name] * np.exp(factor).reshape(*factor.shape, *[1] * (actual[name].ndim - 2))
     for name, numbers in wanted.items():
-        rows = everywhere if name == "components" else same
+        rows = everywhere if name in ("components", "anomaly") else same
         size = np.abs(wanted[_BESIDE.get(name, name)][rows]).max(initial=0.0)
         error = np.abs(actual[name] - numbers)[rows].max(initial=0.0)
         result[name] = float(error / size) if size else float(error)

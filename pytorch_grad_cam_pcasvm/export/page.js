@@ -193,7 +193,12 @@ const explainer = (() => {
     return about.colours[place].map((part) => Math.round(opacity * part + (1 - opacity) * grey));
   }
 
-  const labelOf = ({ found }) => (found.label && about.classes ? String(about.classes[found.label.data[0]]) : "");
+  /** Returns the predicted class of a photo; of dense features the commonest. */
+  function labelOf({ found }) {
+    if (!found.label || !about.classes) return "";
+    const counts = about.classes.map((_, c) => found.label.data.filter((label) => label === c).length);
+    return String(about.classes[counts.indexOf(Math.max(...counts))]);
+  }
   const sizeOf = ({ found }, k) => Math.log(found.nu.data[k]) + found.log_scale.data[k];
 
   function tile(photo, pixel, k) {
@@ -223,6 +228,36 @@ const explainer = (() => {
     return figure;
   }
 
+  /** Returns what is decided at every position of a photo over it: how anomalous it is, or its class; or nothing. */
+  function positions({ found }, pixel) {
+    if (!about.heat || !(found.anomaly || found.label)) return [];
+    const figure = element("figure", "", "tile"), grey = (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
+    const mixed = (opacity, colour, shade) => colour.map((part) => Math.round(opacity * part + (1 - opacity) * shade));
+    const [height, width] = (found.anomaly || found.label).dims.slice(-2), words = element("div", "", "ends");
+    figure.append(element("b", found.anomaly ? "Anomaly of every position" : "Class of every position"), element("span", `${height} × ${width} positions`));
+    if (found.anomaly) {
+      const ends = $("scale").value === "target" ? photos.flatMap((photo) => photo.found.anomaly.data) : found.anomaly.data;
+      const numbers = [...ends, ...about.anomaly_range], low = Math.min(...numbers), high = Math.max(...numbers);
+      const at = between(found.anomaly.data, height, width, TILE, TILE), last = about.heat.length - 1;
+      const heat = (share) => about.heat[Math.max(0, Math.min(last, Math.floor(share * (last + 1))))];
+      figure.append(canvasOf(TILE, TILE, (x, y) => mixed(0.6, heat((at(x, y) - low) / (high - low || 1)), grey(x, y))));
+      const bar = canvasOf(TILE, 1, (x) => heat(x / (TILE - 1)));
+      bar.className = "bar";
+      words.append(element("b", number(low)), element("b", `unlike, to ${number(high)}`));
+      figure.append(bar, words);
+      return [figure];
+    }
+    const colours = about.label_colours, colour = (label) => colours[label % colours.length];
+    const place = (x, size) => Math.floor(((x + 0.5) * size) / TILE);
+    figure.append(canvasOf(TILE, TILE, (x, y) => mixed(0.55, colour(found.label.data[place(y, height) * width + place(x, width)]), grey(x, y))));
+    for (const label of [...new Set(found.label.data)].sort((a, b) => a - b)) {
+      const mark = canvasOf(12, 12, () => colour(label)), line = element("div", "", "class");
+      line.append(mark, element("span", String(about.classes[label])));
+      figure.append(line);
+    }
+    return [figure];
+  }
+
   function scoresOf({ found }) {
     const table = element("div", "", "scores"), scores = found.scores?.data || [];
     if (!about.classes || about.pairwise_scores || scores.length !== about.classes.length) return table;
@@ -246,7 +281,7 @@ const explainer = (() => {
       const original = element("figure", "", "tile");
       original.append(element("b", "What the network sees"), element("span", `${width} × ${height} pixels`));
       original.append(canvasOf(TILE, TILE, (x, y) => [0, 1, 2].map((c) => Math.round(pixel(x, y, c)))), scoresOf(photo));
-      tiles.append(original, ...about.titles.map((_, k) => tile(photo, pixel, k)));
+      tiles.append(original, ...positions(photo, pixel), ...about.titles.map((_, k) => tile(photo, pixel, k)));
       card.append(element("h2", [photo.name, labelOf(photo)].filter(Boolean).join(": ")), tiles);
       return card;
     }));
@@ -272,7 +307,9 @@ const explainer = (() => {
 
   async function start() {
     about = JSON.parse(new TextDecoder().decode(await bytesOf("about", 1)));
-    about.colours = about.colours.map((colour) => [0, 2, 4].map((i) => parseInt(colour.slice(i, i + 2), 16)));
+    for (const name of ["colours", "label_colours", "heat"]) {
+      about[name] &&= about[name].map((colour) => [0, 2, 4].map((i) => parseInt(colour.slice(i, i + 2), 16)));
+    }
     document.title = document.querySelector("h1").textContent = about.page.title;
     $("what").textContent = `${about.method}: ${about.titles.join(", ")}` + (about.classes ? `; classes: ${about.classes.join(", ")}.` : ".");
     for (const [name, value] of [

@@ -5,8 +5,10 @@ from typing import Any
 
 from torch import nn
 
+from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, colour_table, heat_table
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
     LogRatioTarget,
@@ -20,18 +22,25 @@ from pytorch_grad_cam_pcasvm.targets import (
 
 
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
-    """Return what :class:`.Sheets` need: ``titles`` of targets, ``classes`` of a network, ``colours`` of figures."""
+    """Return what :class:`.Sheets` need: ``titles`` of targets, ``classes`` of a network, ``colours`` of figures.
+
+    For dense features also ``label_colours`` of classes, and ``heat``, the colours of anomalies.
+    """
     known = net.head.classes_ if isinstance(net, PCASVMNet) else None
     classes = None if known is None else known.tolist()
+    dense = isinstance(net, PCASVMNet) and is_dense(net.pool)
+    anomalies = isinstance(net, PCASVMNet) and tells_anomalies(net.head)
     return {
-        "titles": [_title(target, classes) for target in targets],
+        "titles": [_title(target, classes, anomalies) for target in targets],
         "classes": classes,
         "colours": colour_table(),
-    }
+    } | ({"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()} if dense else {})
 
 
-def _title(target: Target, classes: Sequence[Any] | None) -> str:
-    """Return what a target is, in a few words."""
+def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool) -> str:
+    """Return what a target is, in a few words; of a head that tells anomalies, which its value is minus."""
+    if anomalies and isinstance(target, SVMTarget) and target.category is None:
+        return ("anomaly" if target.sign == "-" else "normality") + _place(target)
     kinds: dict[Any, str] = {
         LogRatioTarget: "log-ratio of ",
         ProbabilityTarget: "probability of ",
@@ -44,7 +53,16 @@ def _title(target: Target, classes: Sequence[Any] | None) -> str:
         words = "Q"
     elif isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget | ScoreTarget):
         category, versus = target.category, getattr(target, "versus", None)
-        words += str(category) if category is not None else "value" if classes is None else "predicted class"
+        predicted = "predicted class" if getattr(target, "at", None) is None else "decided class"
+        words += str(category) if category is not None else "value" if classes is None else predicted
         rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
         words += " / " * bool(rivals) + ", ".join(map(str, rivals))
-    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target))
+    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target)) + _place(target)
+
+
+def _place(target: Target) -> str:
+    """Return where a target is, in a few words."""
+    at = getattr(target, "at", None)
+    if at is None:
+        return ""
+    return " at its strongest position" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"

@@ -14,11 +14,12 @@ from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, HEAT, bare, draw_signed, is_formula, literal, number
+from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, bare, draw_signed, is_formula, literal, number
 from pytorch_grad_cam_pcasvm.maps.scale import upsampled
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.runtime.pictures import HEAT
 from pytorch_grad_cam_pcasvm.targets import (
     HotellingTarget,
     LogRatioTarget,

@@ -19,7 +19,6 @@ from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.steps import decision_of
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
-    COLOURS,
     MARKERS,
     RED,
     bare,
@@ -45,7 +44,7 @@ from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, uncom
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
+from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
 
 MOST_CLASSES = 12

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
-    COLOURS,
     MARKERS,
     RED,
     axis_or_new,
@@ -24,7 +23,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
 )
 from pytorch_grad_cam_pcasvm.head import SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
+from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, as_array, as_pictures
 
 
 def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes | None = None) -> Figure:

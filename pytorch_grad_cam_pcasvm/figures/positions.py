@@ -14,9 +14,18 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from pytorch_grad_cam_pcasvm.figures.style import COLOURS, HEAT, bare, class_name, laid_out, literal, number
+from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.maps.scale import upsampled
-from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, as_array, as_pictures, greyed, overlaid
+from pytorch_grad_cam_pcasvm.runtime.pictures import (
+    COLOURS,
+    DIVERGING,
+    HEAT,
+    as_array,
+    as_pictures,
+    greyed,
+    heated,
+    overlaid,
+)
 
 _SIDE = 1.95  # of a picture, in inches
 _ACROSS = 8.0  # inches
@@ -69,8 +78,7 @@ def plot_positions(
     def over(axis: Axes, image: int) -> None:
         if anomaly:
             shares = (large[image] - low) / ((high - low) or 1)
-            colours = mpl.colormaps[HEAT](shares)[..., :3]
-            axis.imshow(0.6 * colours + 0.4 * greyed(drawn[image])[..., None])
+            axis.imshow(heated(drawn[image], shares))
         else:
             axis.imshow(overlaid(drawn[image], large[image] / (high or 1)))
 

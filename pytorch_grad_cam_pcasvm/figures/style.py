@@ -12,15 +12,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, OVER_PICTURES, greyed
+from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, HEAT, OVER_PICTURES, greyed
 
 FONT = 15  # still readable where the figure is shown at half its size
 SMALLEST = 0.6  # size of a text that is shrunk rather than broken
 CHARACTER = {"bold": 0.145, "medium": 0.125, "small": 0.1}  # widths in inches
-HEAT = "inferno"
 RED, BLUE = "#b2182b", "#2166ac"
-# Okabe and Ito's colours, and a marker for each class: either alone tells the classes apart.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800", "#7F7F7F", "#8C510A")
+# A marker for each class: with the colours, either alone tells the classes apart.
 MARKERS = "os^vDP*X<>"
 
 

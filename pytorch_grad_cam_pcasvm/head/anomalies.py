@@ -10,6 +10,13 @@ from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 
 
+def tells_anomalies(head: Head) -> bool:
+    """Return whether a head tells what is like its training set, so that :func:`anomaly` can be asked."""
+    if head.decision_position is not None:
+        return isinstance(head.voting, OneClass | Likeness)
+    return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
+
+
 def anomaly(head: Head, trace: HeadTrace) -> Tensor:
     """Return minus the head's value; without a decision, the Q statistic, shape (N,).
 
@@ -17,7 +24,7 @@ def anomaly(head: Head, trace: HeadTrace) -> Tensor:
         ValueError: the head's value does not tell what is like the training set, or its reduction restores nothing.
     """
     if head.decision_position is not None:
-        if not isinstance(head.voting, OneClass | Likeness):
+        if not tells_anomalies(head):
             raise ValueError(
                 "the value of this head does not tell what is like the training set: fit NearestNeighbors, KMeans, "
                 "KernelDensity, LocalOutlierFactor(novelty=True), OneClassSVM or another outlier detector, or a PCA "

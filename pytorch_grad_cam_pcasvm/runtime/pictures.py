@@ -5,10 +5,13 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import Colormap, ListedColormap
 from torch import Tensor
 
 DIVERGING = "RdBu_r"
+HEAT = "inferno"
+# Okabe and Ito's, of classes.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800", "#7F7F7F", "#8C510A")
 
 
 def _over_pictures() -> ListedColormap:
@@ -24,7 +27,16 @@ OVER_PICTURES = _over_pictures()
 
 def colour_table() -> list[str]:
     """Return the colours of maps over pictures, from -1 to 1, without their opacity, as ``rrggbb``."""
-    rounded = np.rint(255 * OVER_PICTURES(np.arange(OVER_PICTURES.N))[:, :3]).astype(np.uint8)
+    return _table(OVER_PICTURES)
+
+
+def heat_table() -> list[str]:
+    """Return the colours of anomalies, from the lowest to the highest, as ``rrggbb``."""
+    return _table(mpl.colormaps[HEAT])
+
+
+def _table(colours: Colormap) -> list[str]:
+    rounded = np.rint(255 * colours(np.arange(colours.N))[:, :3]).astype(np.uint8)
     return [colour.tobytes().hex() for colour in rounded]
 
 
@@ -38,6 +50,11 @@ def overlaid(picture: np.ndarray, values: np.ndarray) -> np.ndarray:
     colours = OVER_PICTURES(0.5 + 0.5 * values)
     opacity = colours[..., 3:]
     return opacity * colours[..., :3] + (1 - opacity) * greyed(picture)[..., None]
+
+
+def heated(picture: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Return anomalies (H, W) in [0, 1] over their picture (H, W, 3): in [0, 1], (H, W, 3)."""
+    return 0.6 * mpl.colormaps[HEAT](shares)[..., :3] + 0.4 * greyed(picture)[..., None]
 
 
 def as_array(values: Any) -> np.ndarray:

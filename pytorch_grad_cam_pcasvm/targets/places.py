@@ -205,15 +205,14 @@ class RegionRun(HeadRun):
 
     def predicted(self) -> Tensor:
         """Return the class that is predicted for most of the region, of each row, (N A,)."""
-        region = self.whole or self
-        decision = region.head_trace.values[-1]
-        none = decision.new_zeros(*decision.shape[:-1], self.head.voting.n_classes)
-        votes = none.scatter(-1, HeadRun.predicted(region).unsqueeze(-1), 1.0).unflatten(0, (-1, region.size)).sum(1)
+        region = self if self.whole is None else self.whole
+        classes = torch.arange(self.head.voting.n_classes, device=self.device)
+        votes = HeadRun.predicted(region).unsqueeze(-1).eq(classes).unflatten(0, (-1, region.size)).sum(1)
         return self._for_rows(votes.argmax(-1))
 
     def ranking(self) -> Tensor:
         """Return the mean over the region of what tells which class came second, of each row, (N A, C)."""
-        region = self.whole or self
+        region = self if self.whole is None else self.whole
         return self._for_rows(HeadRun.ranking(region).unflatten(0, (-1, region.size)).mean(1))
 
     def _for_rows(self, numbers: Tensor) -> Tensor:
