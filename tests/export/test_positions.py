@@ -79,10 +79,6 @@ def test_a_file_gives_scores_and_maps_of_every_position(name, tmp_path):
         assert np.abs(outputs["anomaly"] - expected).max() <= 1e-5 * np.abs(expected).max()
         ends = net.anomaly_map(x)
         assert np.allclose(about["anomaly_range"], [ends.min(), ends.max()], rtol=1e-5)
-    single = onnxruntime.InferenceSession(tmp_path / "explainer.onnx").run(["scores"], {"images": images[:1].numpy()})[
-        0
-    ]
-    assert single.shape == (1, *output.shape[1:])
 
 
 def test_titles_say_where():
