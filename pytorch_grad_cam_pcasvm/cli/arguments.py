@@ -50,13 +50,27 @@ def _command(places: Any, name: str, run: Callable[[Any], None], text: str, exam
 
 def _add_fit(places: Any) -> None:
     text = "fit a scaler, a PCA and a classifier on the features of images, in one folder per class"
-    command = _command(places, "fit", fit, text, _AT.format("train") + " --out head.safetensors")
+    example = _AT.format("train") + " --out head.safetensors"
+    example += f"\n  {RUN} fit {_AT.format('good')} --pool dense:3 --classifier neighbours --out parts.safetensors"
+    command = _command(places, "fit", fit, text, example)
     of_network(command, fits=True)
     _of_reading(command)
     command.add_argument("--classifier", default="svm", metavar="NAME",
-                         help="svm (default), forest, boosting, or module:Class of scikit-learn's kind")  # fmt: skip
+                         help="svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
+                         "alone: neighbours (distance to the nearest), residual (what a PCA leaves out)")  # fmt: skip
     command.add_argument("--components", type=int,
-                         help="number of principal components (default: 16 for an SVM, 8 for others)")  # fmt: skip
+                         help="number of principal components (default: 16; 8 for forest and boosting, 64 for "
+                         "neighbours)")  # fmt: skip
+    command.add_argument("--masks", type=Path, metavar="DIR",
+                         help="--pool dense: pictures of where classes are, to label patches")  # fmt: skip
+    command.add_argument("--purity", type=float, default=0.0, metavar="SHARE",
+                         help="--masks: leave out patches less of which has one label (default: 0)")  # fmt: skip
+    command.add_argument("--sample", type=_amount, metavar="NUMBER",
+                         help="--pool dense: patches of each image, a number or a fraction (default: as many as are "
+                         "20,000 in all, for neighbours 50,000)")  # fmt: skip
+    command.add_argument("--coreset", type=_amount, metavar="NUMBER",
+                         help="patches to keep, far from each other, a number or a fraction (default: all; of "
+                         "neighbours 0.1)")  # fmt: skip
     command.add_argument("--kernel", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
     command.add_argument("--C", type=float, help="SVM: cost of a mistake (default: 1)")
     command.add_argument("--gamma", type=_gamma, help="SVM: width of the kernel (default: scale)")
@@ -96,6 +110,8 @@ def _add_evaluate(places: Any) -> None:
     of_network(command)
     of_maps(command)
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the page and its JSON")
+    command.add_argument("--masks", type=Path, metavar="DIR",
+                         help="pictures of where defects are, named as the images; none where is none")  # fmt: skip
     command.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
                           help="method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "
                           "gradient ContributionCAM and LIFTCAM)")  # fmt: skip
@@ -125,7 +141,7 @@ def _add_export(places: Any) -> None:
     of_maps(command)
     of_method(command)
     command.set_defaults(batch_size=16)
-    _of_components(command)
+    _of_targets(command)
     command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
     command.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
     command.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
@@ -141,7 +157,7 @@ def _add_explain(places: Any) -> None:
     of_network(command, needs_backbone=False)
     of_maps(command, needs_head=False)
     of_method(command)
-    _of_components(command)
+    _of_targets(command)
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
     command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     _of_bad_images(command)
@@ -152,6 +168,20 @@ def _gamma(text: str) -> Any:
         return text if text in ("scale", "auto") else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"scale, auto or a number is expected, got {text!r}") from None
+
+
+def _place(text: str) -> str | tuple[int, ...]:
+    parts = text.split(",")
+    if text != "max" and not all(part.strip().isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"a position such as 3,4, or max, is expected, got {text!r}")
+    return text if text == "max" else tuple(map(int, parts))
+
+
+def _amount(text: str) -> int | float:
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number or a fraction is expected, got {text!r}") from None
 
 
 def of_maps(parser: argparse.ArgumentParser, needs_head: bool = True) -> None:
@@ -184,8 +214,10 @@ def of_network(
     layer = "layer that the features come from" if fits else "layer of the maps; auto: compare several on the images"
     parser.add_argument("--layer", required=needs_backbone, metavar="NAME", help=layer)
     features = "the same as --layer" if fits else "layer that the features come from (default: --layer)"
-    parser.add_argument("--features", metavar="NAME", help=features)
-    parser.add_argument("--pool", default="mean", help="feature pooling: mean (default), max, gem, cls, cls+mean, none")
+    parser.add_argument("--features", action="append", metavar="NAME", help=features + "; may be repeated")
+    parser.add_argument("--pool", default="mean",
+                        help="feature pooling: mean (default), max, gem, cls, cls+mean, none; dense: the head decides "
+                        "at every position (dense:3: of means over 3x3 neighbours)")  # fmt: skip
     parser.add_argument("--resize", choices=["stretch", "pad", "crop"],
                         help="what the network sees: the whole picture, stretched to a square or in a frame, or only "
                         "its middle (default: " + ("stretch" if fits else "as the head was fitted") + ")")  # fmt: skip
@@ -196,9 +228,12 @@ def of_network(
     parser.set_defaults(skip_bad_images=False, workers=0)
 
 
-def _of_components(parser: argparse.ArgumentParser) -> None:
-    help_text = "number of components to map, from the first on (default: all)"
+def _of_targets(parser: argparse.ArgumentParser) -> None:
+    help_text = "number of components to map, from the first on (default: all; none of heads at every position)"
     parser.add_argument("--components", type=int, metavar="NUMBER", help=help_text)
+    parser.add_argument("--at", type=_place, metavar="PLACE",
+                        help="--pool dense: which position to explain, ROW,COLUMN or max, the strongest of each image "
+                        "(default: max)")  # fmt: skip
 
 
 def _of_trust(parser: argparse.ArgumentParser) -> None:

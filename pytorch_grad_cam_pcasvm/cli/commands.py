@@ -7,7 +7,9 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
-from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
+from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
+
+_DRAWN = 6  # images of a picture
 
 
 def atlas(options: Any) -> None:
@@ -47,30 +49,82 @@ def atlas(options: Any) -> None:
 def evaluate(options: Any) -> None:
     """Write a report of whether maps can be believed."""
     from pytorch_grad_cam_pcasvm import evaluation
+    from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     classes_in(options.images, ("test", "testing"))
     net, preparation = network(options)
+    dense = is_dense(net.pool)
+    if dense and options.masks is None:
+        raise ValueError("a head that decides at every position is measured by true masks: add --masks DIR")
     usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
     names = options.method or usual
     methods = {name: getattr(package, name) for name in names}
     layer = layer_of(options, net, preparation)
-    method_options = options_of(options, [*methods.values()], net, layer, preparation)
+    method_options = options_of(options, [*methods.values()], net, layer, preparation) if not dense else {}
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)
+    masks = None if options.masks is None else _masks(options, preparation, folder)
     study = evaluation.Study(
         net,
         folder,
         [layer],
-        {name: (method, method_options[method]) for name, method in methods.items()},
+        {name: (method, method_options.get(method, {})) for name, method in methods.items()},
         images=options.count,
         batch_size=options.batch_size,
         seed=options.seed,
     )
+    if dense:
+        _measure_positions(study, masks, options.out)
+        return
     _tell_accuracy(study)
-    print(f"open {study.report(options.out).resolve().as_uri()}")
+    checks: Any = {}
+    if masks is not None:
+        checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
+    print(f"open {study.report(options.out, **checks).resolve().as_uri()}")
+
+
+def _masks(options: Any, preparation: Any, folder: Any) -> Any:
+    """Return the masks of all images as the network sees them, (R, H, W)."""
+    import numpy as np
+
+    from pytorch_grad_cam_pcasvm.data.images import Images
+    from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+
+    images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation, options.backbone)
+    masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
+    print(f"masks of {masks.count} of {len(masks)} images; on the others there is nothing")
+    size = tuple(folder[0][0].shape[1:]) if isinstance(folder[0], tuple) else tuple(folder[0].shape[1:])
+    return np.stack([masks.of(row, size, resize) > 0 for row in range(len(masks))])
+
+
+def _measure_positions(study: Any, masks: Any, out: Path) -> None:
+    """Print how well the values of every position tell masks, and write these numbers and a picture."""
+    import json
+
+    import torch
+
+    from pytorch_grad_cam_pcasvm.evaluation.positions import values_of_positions
+    from pytorch_grad_cam_pcasvm.figures import plot_positions
+    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
+
+    result = study.localisation(masks=masks)
+    print(result)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "localisation.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
+    rows = [row for row in study.rows.tolist() if masks[row].any()][:_DRAWN]
+    x, _ = study.read(rows)
+    pictures = torch.stack([study.source.picture(image.cpu().float()).clamp(0, 1) for image in x])
+    anomalies = tells_anomalies(study.net.head)
+    figure = plot_positions(
+        pictures, values_of_positions(study.net, x), masks=masks[rows], anomaly=anomalies,
+        titles=[study.source.id(row) for row in rows], label="anomaly" if anomalies else "margin",
+    )  # fmt: skip
+    figure.savefig(out / "positions.png")
+    print(f"wrote {out / 'localisation.json'} and {out / 'positions.png'}")
 
 
 def _tell_accuracy(study: Any) -> None:

@@ -17,13 +17,28 @@ _OF_HEADS = ("backbone", "layer", "head")
 
 
 class Drawn(NamedTuple):
-    """The maps of a picture: its name in the folder, titles and values of the targets, its class or None, the sheet."""
+    """The maps of a picture.
+
+    Attributes:
+        name: its name in the folder.
+        label: its class, or None.
+        numbers: the values of the targets by their titles; of heads that decide at every position also the share of
+            each class, or the highest anomaly.
+        sheet: the picture to write.
+    """
 
     name: str
-    titles: list[str]
     label: Any
-    values: Any
+    numbers: dict[str, float]
     sheet: Any
+
+
+def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any) -> Drawn:
+    numbers = dict(zip(sheets.about["titles"], outputs["values"][row].tolist(), strict=True))
+    if "anomaly" in outputs and not any(title.startswith("anomaly") for title in numbers):
+        numbers = {"anomaly": float(outputs["anomaly"][row].max())} | numbers
+    shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
+    return Drawn(name, None if shares else sheets.predicted(outputs, row), shares | numbers, sheet)
 
 
 def explain(options: Any) -> None:
@@ -37,10 +52,10 @@ def explain(options: Any) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, titles, label, values, sheet in tqdm(drawn, total=count, unit="image", leave=False, delay=_PATIENCE):
+        for name, label, numbers, sheet in tqdm(drawn, total=count, unit="image", leave=False, delay=_PATIENCE):
             if not file.tell():
-                table.writerow(["image", "predicted", *titles])
-            table.writerow([name, "" if label is None else label, *(f"{value:.9g}" for value in values)])
+                table.writerow(["image", "predicted", *numbers])
+            table.writerow([name, "" if label is None else label, *(f"{number:.9g}" for number in numbers.values())])
             path = out / f"{name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
@@ -90,10 +105,17 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             bad.append(name)
             return
         outputs = explainer(explainer.prepared(picture)[None])
-        sheet = explainer.sheet(picture, outputs)
-        yield Drawn(name, explainer.about["titles"], explainer.predicted(outputs), outputs["values"][0], sheet)
+        yield _drawn(name, explainer, outputs, 0, explainer.sheet(picture, outputs))
 
     return len(paths), (one for path in paths for one in drawn(path))
+
+
+def _ends(net: Any, images: Any, parts: Any) -> dict[str, list[float]]:
+    """Return where the colours of anomalies start and end, the same for all pictures, as ``Sheets`` take it."""
+    numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
+    if not numbers:
+        return {}
+    return {"anomaly_range": [min(float(part.min()) for part in numbers), max(float(part.max()) for part in numbers)]}
 
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
@@ -102,10 +124,12 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     from pytorch_grad_cam_pcasvm.export.explainer import Sheets
     from pytorch_grad_cam_pcasvm.export.outputs import outputs_of
     from pytorch_grad_cam_pcasvm.export.titles import about
+    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     net, preparation = network(options)
-    targets = targets_of(options)
+    targets = targets_of(options, net)
     method, layer = getattr(package, options.method), layer_of(options, net, preparation)
     cam = method(net, [layer], **options_of(options, [method], net, layer, preparation)[method])
     images = Images(preparation.folder(options.images), thumbnails=0)
@@ -119,14 +143,13 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         if not batch.rows:
             return
         maps = cam.explain(batch.images.to(device_of(net)), targets)
-        sheets = Sheets(about(maps.targets, net))
+        sheets = Sheets(about(maps.targets, net) | ends)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
         for place, row in enumerate(batch.rows):
             picture = as_picture(images.picture(batch.images[place].float()))
-            sheet = sheets.drawn(picture, outputs, place)
-            label, values = sheets.predicted(outputs, place), outputs["values"][place]
-            yield Drawn(images.id(row), sheets.about["titles"], label, values, sheet)
+            yield _drawn(images.id(row), sheets, outputs, place, sheets.drawn(picture, outputs, place))
 
     every = range(len(images))
-    parts = (every[first : first + options.batch_size] for first in every[:: options.batch_size])
+    parts = [every[first : first + options.batch_size] for first in every[:: options.batch_size]]
+    ends = {} if not (is_dense(net.pool) and tells_anomalies(net.head)) else _ends(net, images, parts)
     return len(images), (one for rows in parts for one in drawn(rows))

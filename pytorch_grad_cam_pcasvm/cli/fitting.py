@@ -2,17 +2,31 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, made_by, pool, source
-from pytorch_grad_cam_pcasvm.cli.preparation import Preparation, preparation_of, tell_crop, with_whites
-from pytorch_grad_cam_pcasvm.cli.training import training_set
+from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.cli.preparation import (
+    Preparation,
+    preparation_of,
+    resize_of_masks,
+    tell_crop,
+    with_whites,
+)
+from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 
-_CLASSIFIERS = "a classifier is svm, forest, boosting, or module:Class such as sklearn.ensemble:ExtraTreesClassifier"
-_OF_SVM, _OF_OTHERS = 16, 8  # components; all coalitions of 8 are few
+_CLASSIFIERS = (
+    "a classifier is svm, forest, boosting, neighbours, residual, or module:Class such as "
+    "sklearn.ensemble:ExtraTreesClassifier"
+)
+_COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
+_OF_GOOD_PARTS = ("neighbours", "residual")
+_NAMED = ("svm", "forest", "boosting", *_OF_GOOD_PARTS)
+_MOST_NEIGHBOURS = 50_000  # patches to choose from
+_CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
 _HARDLY = 1 / 3  # of the images of a class that is hardly found
 _UNEQUAL = 1.2  # classes differ by more than that factor
@@ -21,69 +35,149 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 def fit(options: Any) -> None:
     """Fit scaler, PCA and classifier on a folder of images."""
-    import numpy as np
-
     _check(options)
-    names = two_classes(options.images, classes_in(options.images, ("train", "training")))
+    classes = classes_in(options.images, ("train", "training"))
+    of_good_parts = _of_good_parts(options)
+    if of_good_parts:
+        _one_class(options, classes)
+    elif options.masks is None:
+        classes = two_classes(options.images, classes)
     backbone, transform, own = backbone_of(options)
     preparation = preparation_of(transform, own, options, None, fits=True)
-    paths = preparation.folder(options.images).paths
-    with_whites(preparation, paths, options.images)
-    tell_crop(preparation, paths)
-    training = training_set(options, options.images, backbone, preparation, source(options), pool(options))
-    features, numbers = training.features.numpy(), training.numbers.numpy()
-    labels = np.array(names)[numbers]
-    counts = Counter(labels.tolist())
-    shares = ", ".join(f"{name} {count} ({count / len(labels):.0%})" for name, count in counts.items())
-    print(f"{len(counts)} classes: {shares}")
-    tell_empty(options.images, names)
+    folder = preparation.folder(options.images)
+    with_whites(preparation, folder.paths, options.images)
+    tell_crop(preparation, folder.paths)
+    patches = _patches(options, preparation, folder)
+    training = training_set(
+        options, options.images, backbone, preparation, source(options), pool(options), patches=patches
+    )
+    features = training.features.numpy()
     tell_bad(training.bad)
-    if len(counts) < 2:
-        raise ValueError(f"only images of {labels.tolist()[0]!r} can be read, but a classifier needs two classes")
+    unit = "images" if patches is None else "patches"
+    if patches is not None:
+        print(f"{len(features)} patches of {len(set(training.rows))} images")
     if options.components > min(features.shape):
         raise ValueError(
-            f"{len(features)} images with {features.shape[1]} features have fewer components: add images, or lower "
+            f"{len(features)} {unit} with {features.shape[1]} features have fewer components: add images, or lower "
             f"--components, to {min(features.shape) - 1} or fewer"
         )
-    folds = _folds(counts, features, labels, options.components)
-    pipeline = _fitted(options, features, labels, counts, folds)
+    if of_good_parts:
+        pipeline = _pipeline(options, len(features)).fit(features)
+    else:
+        names = list(classes or []) if patches is None else patches.names(classes)
+        pipeline = _with_labels(options, training, names, unit, preparation)
     fitted = package.Head.of(pipeline)
-    if fitted.classes_ is None:
+    if fitted.classes_ is None and not of_good_parts:
         raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
-    if options.search:
-        _tell_search(pipeline[-1])
-    if folds is not None:
-        _tell_validation(pipeline, features, labels, folds, options, preparation)
-    share = pipeline.score(features, labels)
-    print(f"{share:.0%} correct on the images it was fitted on: training accuracy, not a test score")
-    ((largest, count),) = counts.most_common(1)
-    if count > _IMBALANCED * len(labels) and options.class_weight is None:
-        print(
-            f"hint: calling every image {largest!r} would be {count / len(labels):.0%} correct, too. Look at the "
-            "balanced accuracy, and try --class-weight balanced"
-        )
     fitted.training_set.preparation, fitted.training_set.means = preparation.recorded, training.means
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
-    if not options.no_pictures and hasattr(svm, "support_"):
+    if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
     fitted.save(options.out)
     note = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
     print(f"wrote {options.out}: {options.components} components" + (f", {note}" if fitted.examples else ""))
+    if of_good_parts:
+        print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
     if fitted.enumerated is not None:
         print(f"{fitted.enumerated.extra_repr()}. Methods that need a gradient do not explain it; ContributionCAM does")
+
+
+def _of_good_parts(options: Any) -> bool:
+    """Return whether the estimator learns what is normal, from images without classes."""
+    from sklearn.base import is_outlier_detector
+
+    if options.classifier in _OF_GOOD_PARTS:
+        return True
+    estimator = _classifier(options, 0)
+    return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
+
+
+def _one_class(options: Any, classes: Sequence[str] | None) -> None:
+    """Refuse images of several classes for what learns from good parts alone."""
+    if options.masks is not None:
+        raise ValueError(
+            f"--classifier {options.classifier} learns from good parts alone: leave out --masks, and measure with "
+            "evaluate --masks"
+        )
+    if classes is not None and len(classes) > 1:
+        raise ValueError(
+            f"--classifier {options.classifier} learns from good parts alone, but {options.images} has folders of "
+            f"{', '.join(classes)}: name that of the good ones, such as --images {options.images / classes[0]}"
+        )
+
+
+def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:
+    """Return which patches are kept, and what labels them; None: there is one row for each image."""
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+
+    if not is_dense(pool(options)):
+        typed = [f"--{name}" for name in ("masks", "purity", "sample", "coreset") if getattr(options, name)]
+        if typed:
+            raise ValueError(f"{', '.join(typed)} are for heads that decide at every position: add --pool dense")
+        return None
+    masks, resize = None, None
+    if options.masks is not None:
+        from pytorch_grad_cam_pcasvm.data.images import Images
+        from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+
+        resize = resize_of_masks(preparation, options.backbone)
+        images = Images(folder, thumbnails=0)
+        masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
+        print(f"masks of {masks.count} of {len(images)} images; on the others there is nothing")
+    neighbours = options.classifier == "neighbours"
+    coreset = options.coreset or (_CORESET if neighbours else None)
+    most = {"most": _MOST_NEIGHBOURS} if neighbours else {}
+    return PatchOptions(masks, resize, options.purity, options.sample, coreset, **most)
+
+
+def _with_labels(options: Any, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation) -> Any:
+    """Return the fitted pipeline of a classifier, having said how well it classifies."""
+    import numpy as np
+
+    features = training.features.numpy()
+    labels = np.array(names)[training.numbers.numpy()]
+    counts = Counter(labels.tolist())
+    shares = ", ".join(f"{name} {count} ({count / len(labels):.0%})" for name, count in counts.items())
+    print(f"{len(counts)} classes: {shares}")
+    if options.masks is None:
+        tell_empty(options.images, names)
+    if len(counts) < 2:
+        raise ValueError(f"only {unit} of {labels.tolist()[0]!r} can be read, but a classifier needs two classes")
+    folds = _folds(counts, features, labels, options.components, None if unit == "images" else training.rows)
+    pipeline = _fitted(options, features, labels, counts, folds)
+    if options.search:
+        _tell_search(pipeline[-1])
+    if folds is not None:
+        _tell_validation(pipeline, features, labels, folds, options, preparation)
+    share = pipeline.score(features, labels)
+    print(f"{share:.0%} correct on the {unit} it was fitted on: training accuracy, not a test score")
+    ((largest, count),) = counts.most_common(1)
+    if count > _IMBALANCED * len(labels) and options.class_weight is None:
+        print(
+            f"hint: calling every one of the {unit} {largest!r} would be {count / len(labels):.0%} correct, too. Look "
+            "at the balanced accuracy, and try --class-weight balanced"
+        )
+    return pipeline
+
+
+def _pipeline(options: Any, count: int) -> Any:
+    """Return a scaler, a PCA, and what stands behind it, not fitted, for a number of rows."""
+    from sklearn.decomposition import PCA
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    reduction = StandardScaler(), PCA(options.components, random_state=0)
+    return make_pipeline(*reduction, *([] if options.classifier == "residual" else [_classifier(options, count)]))
 
 
 def _fitted(options: Any, features: Any, labels: Any, counts: Counter[str], folds: Any) -> Any:
     """Return the fitted pipeline: a scaler, a PCA, and a classifier or the search for an SVM."""
     import numpy as np
-    from sklearn.decomposition import PCA
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
-    reduction = StandardScaler(), PCA(options.components, random_state=0)
-    classifier = _classifier(options, len(labels))
+    *reduction, classifier = (step for _, step in _pipeline(options, len(labels)).steps)
     if options.search:
         smallest = min(counts.values())
         # Within a fold's training set.
@@ -110,6 +204,10 @@ def _classifier(options: Any, count: int) -> Any:
 
         # With its own 20, a tree of few images has no branch.
         return HistGradientBoostingClassifier(min_samples_leaf=min(20, max(2, count // 10)), **settings)
+    if options.classifier == "neighbours":
+        from sklearn.neighbors import NearestNeighbors
+
+        return NearestNeighbors(n_neighbors=1)
     if options.classifier == "svm":
         from sklearn.svm import SVC
 
@@ -118,7 +216,7 @@ def _classifier(options: Any, count: int) -> Any:
             class_weight=options.class_weight,
         )  # fmt: skip
     classifier = made_by("--classifier", module, name, _CLASSIFIERS)
-    if not all(hasattr(classifier, method) for method in ("fit", "predict", "get_params", "set_params")):
+    if not all(hasattr(classifier, method) for method in ("fit", "get_params", "set_params")):
         raise TypeError(
             f"--classifier {options.classifier}: {name}() must return a classifier as scikit-learn has them, with fit, "
             f"predict, get_params and set_params, but returned a {type(classifier).__name__}"
@@ -143,25 +241,30 @@ def _tell_search(search: Any) -> None:
 
 def _check(options: Any) -> None:
     """Refuse options before anything takes long."""
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+
     if options.components is None:
-        options.components = _OF_SVM if options.classifier == "svm" else _OF_OTHERS
+        options.components = _COMPONENTS.get(options.classifier, 8)
     if options.components < 1:
         raise ValueError("--components must be positive")
     if options.layer == "auto":
         raise ValueError("--layer auto finds the layer of maps: name that of the features to fit on, such as layer4")
-    if options.classifier not in ("svm", "forest", "boosting") and ":" not in options.classifier:
+    if options.classifier not in _NAMED and ":" not in options.classifier:
         raise ValueError(f"there is no classifier {options.classifier!r}: {_CLASSIFIERS}")
     if options.classifier != "svm":
         typed = [f"--{name}" for name in ("kernel", "C", "gamma", "search") if getattr(options, name)]
         if typed:
             raise ValueError(f"{' and '.join(typed)} are for SVMs: leave them out, or fit one, --classifier svm")
-        _classifier(options, 0)
+        if options.classifier != "residual":
+            _classifier(options, 0)
     if options.classifier in ("forest", "boosting"):
         from pytorch_grad_cam_pcasvm.head.storage import skops_io
 
         skops_io()
     if options.C is not None and options.C <= 0:
         raise ValueError(f"--C must be positive, got {options.C:g}")
+    if options.search and is_dense(pool(options)):
+        raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
     if options.search and (options.C, options.gamma) != (None, None):
         raise ValueError("--search chooses C and gamma: leave out --C and --gamma")
     if options.out.suffix != ".safetensors":
@@ -184,14 +287,38 @@ def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
     return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})
 
 
-def _folds(counts: Counter[str], features: Any, labels: Any, components: int) -> Any:
+class _ByImage:
+    """Folds of patches, none with those of an image that the others have, too."""
+
+    def __init__(self, count: int, images: Sequence[int]) -> None:
+        from sklearn.model_selection import StratifiedGroupKFold
+
+        self._folds, self._images = StratifiedGroupKFold(count), images
+        self.n_splits = count
+
+    def split(self, features: Any, labels: Any, groups: Any = None) -> Any:
+        return self._folds.split(features, labels, self._images)
+
+    def get_n_splits(self, *_: Any) -> int:
+        return self.n_splits
+
+
+def _folds(counts: Counter[str], features: Any, labels: Any, components: int, images: Sequence[int] | None) -> Any:
     """Return the folds of a cross-validation, or None, having said why there is none."""
     from sklearn.model_selection import StratifiedKFold
 
-    if min(counts.values()) < 2:
+    smallest = (
+        min(counts.values())
+        if images is None
+        else min(
+            len({image for image, label in zip(images, labels.tolist(), strict=True) if label == name})
+            for name in counts
+        )
+    )
+    if smallest < 2:
         print("no cross-validation: it needs two images of each class")
         return None
-    folds = StratifiedKFold(min(5, *counts.values()))
+    folds = StratifiedKFold(min(5, smallest)) if images is None else _ByImage(min(5, smallest), images)
     if min(len(rest) for rest, _ in folds.split(features, labels)) < components:
         print(f"no cross-validation: it trains on fewer than {components} images; lower --components")
         return None
@@ -205,6 +332,8 @@ def _tell_validation(
     import numpy as np
     from sklearn.base import clone
     from sklearn.model_selection import cross_val_predict
+
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     guessed = cross_val_predict(clone(pipeline), features, labels, cv=folds)
     print(f"{folds.n_splits}-fold cross-validation: {accuracy(labels.tolist(), labels == guessed)}")
@@ -224,11 +353,13 @@ def _tell_validation(
         ways.append("--resize stretch")
     elif preparation.resize is not None:
         ways.append("another --resize")
+    if is_dense(pool(options)):
+        ways += ["finer --features: a patch has the label of most of it, so few are of thin defects"]
     ways += ["another --layer or --pool"]
     counts = Counter(labels.tolist()).values()
     if options.class_weight is None and max(counts) > _UNEQUAL * min(counts):
         ways.append("--class-weight balanced")
-    if options.classifier == "svm" and not options.search:
+    if options.classifier == "svm" and not options.search and not is_dense(pool(options)):
         ways.append("--search (or --C and --gamma)")
     if options.classifier == "svm" and options.kernel != "linear":
         ways.append("--kernel linear")

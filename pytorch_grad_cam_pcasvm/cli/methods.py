@@ -5,6 +5,7 @@ from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.networks import pool, source
+from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
 
@@ -52,13 +53,36 @@ def options_of(
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
 
 
-def targets_of(options: Any) -> list[Any] | None:
-    """Return what is explained: components, as many as are wanted, and the predicted class; None: all of them."""
-    if options.components is None:
+def targets_of(options: Any, net: Any) -> list[Any] | None:
+    """Return what is explained: components, as many as are wanted, and the decision; None: all of them.
+
+    The decision is the predicted class; of a head that decides at every position each class but the background; of
+    one that was fitted on good parts alone, how anomalous an image is. Of these, components are only explained if they
+    are asked for.
+
+    Raises:
+        ValueError: an option is out of range, or only for heads that decide at every position.
+    """
+    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+
+    dense, anomalies = is_dense(net.pool), tells_anomalies(net.head)
+    if options.at is not None and not dense:
+        raise ValueError("--at is for heads that decide at every position: fit with --pool dense, or leave it out")
+    if options.components is None and not dense and not anomalies:
         return None
-    if options.components < 0:
-        raise ValueError(f"--components must be at least 0, got {options.components}")
-    return [*(package.PCATarget(b) for b in range(options.components)), package.SVMTarget()]
+    count = options.components or 0
+    if count < 0:
+        raise ValueError(f"--components must be at least 0, got {count}")
+    at = "max" if options.at is None and dense else options.at
+    decisions: list[Any] = [package.SVMTarget()]
+    if anomalies and net.head.decision_position is None:
+        decisions = [package.ResidualTarget(at=at)]
+    elif anomalies:
+        decisions = [package.SVMTarget(sign="-", at=at)]
+    elif dense and net.head.classes_ is not None:
+        decisions = [package.SVMTarget(name, at=at) for name in net.head.classes_.tolist() if name != BACKGROUND]
+    return [*(package.PCATarget(b, at=options.at) for b in range(count)), *decisions]
 
 
 def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Preparation) -> None:

@@ -23,15 +23,25 @@ def network(options: Any) -> tuple[Any, Preparation]:
     return net, preparation_of(transform, own, options, net.head.training_set.preparation)
 
 
-def source(options: Any) -> str:
-    """Return the name of the layer that the features come from."""
+def source(options: Any) -> str | list[str]:
+    """Return the name of the layer that the features come from, or the names of several."""
     if options.layer == "auto" and not options.features:
         raise ValueError("--layer auto finds the layer of the maps: name that of the features with --features")
-    return options.features or options.layer
+    names = options.features or [options.layer]
+    return names[0] if len(names) == 1 else names
 
 
-def pool(options: Any) -> str | None:
-    """Return how features are pooled."""
+def pool(options: Any) -> str | tuple[str, int] | None:
+    """Return how features are pooled.
+
+    Raises:
+        ValueError: the size of a neighbourhood is no number.
+    """
+    name, _, size = options.pool.partition(":")
+    if name == "dense" and size:
+        if not size.isdigit():
+            raise ValueError(f"--pool {options.pool}: a neighbourhood has an odd size, as in dense:3")
+        return name, int(size)
     return None if options.pool == "none" else options.pool
 
 

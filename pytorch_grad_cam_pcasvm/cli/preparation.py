@@ -165,6 +165,21 @@ def steps_of(transform: Any) -> dict[str, Any] | None:
     }
 
 
+def resize_of_masks(preparation: Preparation, backbone: str) -> Any:
+    """Return how masks are resized, so that they lie on their pictures.
+
+    Raises:
+        ValueError: the transform does more than resize, crop and normalise, so that nobody knows.
+    """
+    steps = preparation.steps or steps_of(preparation.transform)
+    if steps is None:
+        raise ValueError(
+            f"the transform of {backbone} does more than resize, crop and normalise, so where a mask lies is unknown: "
+            "let the function return the network alone"
+        )
+    return steps["resize"]
+
+
 def _listed(numbers: Any) -> Any:
     if numbers is None:
         return None

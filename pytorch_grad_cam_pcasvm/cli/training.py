@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad
+from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 
 _AMONG = 4  # layers that are compared, the coarsest
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
-_FORMAT = "pytorch_grad_cam_pcasvm features 1"
+_FORMAT = "pytorch_grad_cam_pcasvm features 2"
 
 
 @dataclass
@@ -21,9 +22,10 @@ class TrainingSet:
     """What a network makes of a folder of pictures.
 
     Attributes:
-        features: shape (R, D), a tensor.
-        numbers: of the class of each row, shape (R,), a tensor; -1 without classes.
+        features: shape (R, D), a tensor; of dense features a row for each patch that is kept.
+        numbers: of the class of each row, shape (R,), a tensor; -1 without classes. With masks, 0 is outside of them.
         rows: the number of each row's picture in the folder.
+        places: of dense features the positions, shape (R, 2), a tensor; else (R, 0).
         bad: names of the pictures that cannot be read.
         means: of layers, by name, as :class:`.ChannelMeans` has them.
         probe: the features of two pictures, the same for every folder but for the first of these.
@@ -32,6 +34,7 @@ class TrainingSet:
     features: Any
     numbers: Any
     rows: list[int]
+    places: Any
     bad: list[str]
     means: dict[str, Any]
     probe: Any
@@ -47,8 +50,9 @@ def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
 
 
 def training_set(
-    options: Any, root: Path, backbone: Any, preparation: Preparation, layer: Any, pool: Any, also: Sequence[str] = ()
-) -> TrainingSet:
+    options: Any, root: Path, backbone: Any, preparation: Preparation, layer: Any, pool: Any, also: Sequence[str] = (),
+    patches: PatchOptions | None = None,
+) -> TrainingSet:  # fmt: skip
     """Return the features of the pictures in a folder, and the means of the layers that maps may be of.
 
     Args:
@@ -59,6 +63,7 @@ def training_set(
         layer: where the features come from.
         pool: of the features.
         also: further layers whose means are wanted.
+        patches: of dense features, which rows are kept, and their labels; None: a few are enough.
 
     Raises:
         OSError: a picture cannot be read, and is not to be skipped.
@@ -84,37 +89,47 @@ def training_set(
         wanted = layers_for_maps(backbone, source.at(backbone, x), x)
     except ValueError:  # the features may be all that is wanted
         wanted = []
-    wanted = list(dict.fromkeys([*wanted, *([source.layer] if source.layer else []), *also]))
-    file = _file_for(backbone, source, pool, preparation, images, wanted)
+    own = [part.layer for part in source.parts or (source,) if part.layer]
+    wanted = list(dict.fromkeys([*wanted, *own, *also]))
+    patches = (patches or PatchOptions(sample=1)) if source.dense else None
+    if patches is not None:
+        patches = patches.at(len(images), backbone, source.at(backbone, x), x)
+    file = _file_for(backbone, source, pool, preparation, images, wanted, patches)
     probe = _probe(backbone, source, preparation, first)
     if not options.no_cache and (cached := _kept(file, probe)) is not None:
         if cached.bad and not options.skip_bad_images:
             _refuse_bad(options, images.read(sorted(set(range(len(images))) - set(cached.rows))[:1]), images)
         print(f"features: taken from {file} (extract them anew with --no-cache)")
         return cached
-    extracted = _extracted(options, images, backbone, layer, pool, wanted, first, probe)
+    extracted = _extracted(options, images, backbone, layer, pool, wanted, first, probe, patches)
     if not options.no_cache:
         _keep(file, extracted)
     return extracted
 
 
 def _extracted(
-    options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], first: Any, probe: Any
-) -> TrainingSet:
+    options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], first: Any, probe: Any,
+    patches: PatchOptions | None,
+) -> TrainingSet:  # fmt: skip
+    import numpy as np
     import torch
 
     from pytorch_grad_cam_pcasvm import extract_features
     from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
     from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
 
-    blocks = _Blocks(images, options)
+    blocks = _Blocks(images, options, patches)
     with evaluating(backbone), torch.no_grad():
         means = ChannelMeans(backbone, wanted, first.to(device_of(backbone)))
     with means.counting():
-        features, numbers = extract_features(backbone, blocks, layer, pool=pool, as_numpy=False)
+        rows = patches.arguments if patches else {}
+        features, numbers, *places = extract_features(backbone, blocks, layer, pool=pool, as_numpy=False, **rows)
     if numbers is None:
         numbers = torch.full((len(features),), -1)
-    return TrainingSet(features.cpu(), numbers.cpu(), blocks.rows, blocks.bad, means.means, probe)
+    origins = places[0] if places else np.arange(len(features))[:, None]
+    of_rows = np.array(blocks.rows)[origins[:, 0]].tolist()
+    at = torch.from_numpy(np.ascontiguousarray(origins[:, 1:]))
+    return TrainingSet(features.cpu(), numbers.cpu(), of_rows, at, blocks.bad, means.means, probe)
 
 
 def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> Any:
@@ -134,15 +149,16 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
     with evaluating(backbone), torch.no_grad():
         for x in (first, preparation.transform(Image.fromarray(noise).resize((480, 320)))[None]):
             x = x.to(device_of(backbone))
-            rows.append(features_of(backbone, source.at(backbone, x), x).float().cpu())
+            features = features_of(backbone, source.at(backbone, x), x).float().cpu()
+            rows.append(features.flatten(2).mean(2) if source.dense else features)
     return torch.cat(rows)
 
 
 class _Blocks:
     """A loader of images with their labels, without those that cannot be read."""
 
-    def __init__(self, images: Any, options: Any) -> None:
-        self._images, self._options = images, options
+    def __init__(self, images: Any, options: Any, patches: PatchOptions | None) -> None:
+        self._images, self._options, self._patches = images, options, patches or PatchOptions()
         self._parts = _Parts(images, options.batch_size)
         self.rows: list[int] = []
         self.bad: list[str] = []
@@ -151,7 +167,6 @@ class _Blocks:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
-        import torch
         from torch.utils.data import DataLoader
 
         for batch in DataLoader(self._parts, batch_size=None, num_workers=self._options.workers):  # type: ignore[arg-type]
@@ -159,7 +174,7 @@ class _Blocks:
             self.bad += [self._images.id(row) for row in batch.bad]
             self.rows += batch.rows
             if batch.rows:
-                labels = None if batch.labels[0] is None else torch.tensor(batch.labels)
+                labels = self._patches.labels(batch.rows, batch.labels, tuple(batch.images.shape[2:]))
                 yield batch.images if labels is None else (batch.images, labels)
 
 
@@ -189,8 +204,9 @@ def cache_folder() -> Path:
 
 
 def _file_for(
-    backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, wanted: Sequence[str]
-) -> Path:
+    backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, wanted: Sequence[str],
+    patches: PatchOptions | None,
+) -> Path:  # fmt: skip
     """Return the file that is named by everything that decides what the features are, but for code."""
     import torch
 
@@ -211,6 +227,7 @@ def _file_for(
         described(pool),
         preparation.recorded,
         list(wanted),
+        None if patches is None else patches.decisive,
         str(Path(images.data.root).resolve()),
         [(images.id(row), stat.st_size, stat.st_mtime_ns) for row, stat in enumerate(stats)],
     ]
@@ -224,6 +241,7 @@ def _keep(file: Path, extracted: TrainingSet) -> None:
     from pytorch_grad_cam_pcasvm.head.storage import write
 
     tensors = {"features": extracted.features, "numbers": extracted.numbers, "rows": torch.tensor(extracted.rows)}
+    tensors["places"] = extracted.places
     tensors |= {"probe": extracted.probe} | {f"means/{name}": means for name, means in extracted.means.items()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -246,4 +264,6 @@ def _kept(file: Path, probe: Any) -> TrainingSet | None:
         return None
     means = {name.removeprefix("means/"): value for name, value in tensors.items() if name.startswith("means/")}
     rows = tensors["rows"].tolist()
-    return TrainingSet(tensors["features"], tensors["numbers"], rows, json.loads(metadata["bad"]), means, probe)
+    return TrainingSet(
+        tensors["features"], tensors["numbers"], rows, tensors["places"], json.loads(metadata["bad"]), means, probe
+    )

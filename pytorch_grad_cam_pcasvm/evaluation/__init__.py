@@ -1,6 +1,7 @@
 """Evaluation: can these maps be believed? Measured on your own network and images, against controls."""
 
 from pytorch_grad_cam_pcasvm.evaluation.layers import layers
+from pytorch_grad_cam_pcasvm.evaluation.pixels import PixelScores, pixel_scores
 from pytorch_grad_cam_pcasvm.evaluation.quantus import quantus_explainer
 from pytorch_grad_cam_pcasvm.evaluation.report import page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
@@ -17,6 +18,7 @@ from pytorch_grad_cam_pcasvm.evaluation.study import (
 
 __all__ = [
     "Estimate",
+    "PixelScores",
     "Result",
     "Row",
     "Study",
@@ -25,6 +27,7 @@ __all__ = [
     "layers",
     "localisation",
     "page",
+    "pixel_scores",
     "quantus_explainer",
     "report",
     "sensitivity",

@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
+from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, of_positions, rows_of_pixels
+from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
-SHARE, POINT = "share of positive evidence", "pointing game"
+SHARE = "share of positive evidence"
 CHANCE = "chance"
 NONE, NOWHERE = "maps without positive evidence", "maps that point nowhere"
 _PASTED = 0.36  # of the side: 13 % of the area
-_OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
 
 
 def localisation(  # noqa: D417 - of the study its class tells
@@ -30,6 +33,8 @@ def localisation(  # noqa: D417 - of the study its class tells
     pasted: bool = False,
     masks: Any = None,
     rivals: Sequence[str] = RIVALS,
+    category: Any = None,
+    tolerance: float = TOLERANCE,
 ) -> Result:
     """Measure how much of the evidence for a class lies on the image of that class, or inside masks.
 
@@ -41,6 +46,13 @@ def localisation(  # noqa: D417 - of the study its class tells
     eighth, the share of the small image. With masks, the predicted class of each image is explained, and chance is the
     mask's share of the image.
 
+    With masks, it is also measured how well the maps tell pixels inside of masks from all others, of all images: those
+    with an empty mask, on which there is nothing, too. See :func:`pixel_scores` for the measures; of several classes,
+    each is also measured by itself, with the images on which there is nothing.
+
+    A head that decides at every position, ``pool="dense"``, is measured by these alone: by its anomalies, or by the
+    margin of a class at every position.
+
     Args:
         tiles: 2 or 4.
         pasted: paste an image of the explained class, at 0.36 of its size, into one of another class, instead of using
@@ -48,11 +60,14 @@ def localisation(  # noqa: D417 - of the study its class tells
         masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
             (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
         rivals: the controls to compare with, as for :func:`faithfulness`.
+        category: of a head that decides at every position, the class that masks are of; None: any but that of the
+            background, which is called 0, False or ``"background"``.
+        tolerance: how many pixels away from a mask the largest value may be, in a second pointing game.
 
     Returns:
         Both measures for each method: against chance, random maps, another scene's map, the blind map and a randomised
         head's map; and the share of maps without a measure: those without positive evidence, and for the pointing game,
-        also flat maps.
+        also flat maps. With masks also those of :func:`pixel_scores`.
 
     Raises:
         ValueError: there are no labels, only one class, or too few correctly classified images; ``pasted`` is used with
@@ -67,16 +82,24 @@ def localisation(  # noqa: D417 - of the study its class tells
     """
     if pasted and masks is not None:
         raise ValueError("pasted makes its own masks: leave masks out")
+    if is_dense(study.net.pool):
+        return of_positions(study, masks, category, tolerance)
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
     if study.net.head.classes_ is None:
         raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
     subject = study.fresh(SVMTarget())
+    on_nothing = [] if masks is None else _without_masks(subject, masks)
+    pixels = defaultdict[Any, list[Any]](list)  # of all images, by method
     against = Rivals(subject, rivals)
     measured = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
     chances = []
     scenes = _tiled(subject, 0 if pasted else tiles) if masks is None else _masked(subject, masks)
     for x, labels, where, rows_of in scenes:
+        if masks is not None:
+            pixels["masks"].append(where)
+            pixels["rows"] += rows_of
+            pixels[BLIND].append(heat(subject.blind(x), x.shape[2:]).astype(np.float32))
         targets = [SVMTarget(label) for label in labels]
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
@@ -88,6 +111,8 @@ def localisation(  # noqa: D417 - of the study its class tells
             ).items():
                 measured[method, SHARE, source].append(_shares(values, where))
                 measured[method, POINT, source].append(_points(values, where))
+            if masks is not None:
+                pixels[method].append(heat(maps[""], size).astype(np.float32))
             subject.add(method, -measured[method, SHARE, ""][-1], rows_of, x, maps[""])
     if not chances:
         raise ValueError("there is nothing to find: every mask is empty")
@@ -106,6 +131,16 @@ def localisation(  # noqa: D417 - of the study its class tells
             ]
             rows.append(Row(method, without, "", Estimate.of(np.isnan(own))))
     rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
+    if masks is not None:
+        for part in subject.parts(on_nothing, "images on which there is nothing", "image") if on_nothing else ():
+            x, _ = subject.read(part)
+            targets = subject.targets(x)
+            pixels["masks"].append(np.zeros((len(x), *x.shape[2:]), bool))
+            pixels["rows"] += part
+            pixels[BLIND].append(heat(subject.blind(x), x.shape[2:]).astype(np.float32))
+            for method in subject.named:
+                pixels[method].append(heat(subject.explained(method, x, targets), x.shape[2:]).astype(np.float32))
+        rows += rows_of_pixels(subject, pixels, [*subject.named, BLIND], tolerance)
     return subject.result(
         "localisation",
         "does the positive evidence for a class lie on the image of that class"
@@ -126,7 +161,7 @@ def _tiled(subject: Subject, tiles: int) -> Any:
     present: set[Any] = set()
     for x, labels, rows in subject.batches("localisation: which images are classified correctly?"):
         if x.dim() != 4:
-            raise ValueError(_OF_VOLUMES)
+            raise ValueError(OF_VOLUMES)
         true_labels = _labels_of(subject, labels)
         present |= set(true_labels)
         for row, label, predicted in zip(rows, true_labels, subject.net.predict(x).tolist(), strict=True):
@@ -236,57 +271,25 @@ def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
         ) from error
 
 
-def _masked(subject: Subject, masks: Any) -> Any:
-    """Yield images, their predicted classes, masks, and rows."""
-    kinds = "masks must be an array of shape (R, H, W), nonzero inside, or boxes of shape (R, 4)"
-    try:
-        regions = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
-    except ValueError as error:
-        raise ValueError(f"{kinds}; these differ in size: bring them to the size of the input") from error
-    if regions.dtype.kind not in "biuf" or not np.isfinite(regions).all():
-        raise ValueError(f"{kinds}; these are no finite numbers: use zeros for an image without an object")
-    if len(regions) != len(subject.source):
-        raise ValueError(f"{len(regions)} masks for {len(subject.source)} images: give one for each, in order")
-    boxes = regions.ndim == 2 and regions.shape[1] == 4
-    if boxes:
-        _check_boxes(regions)
+def _without_masks(subject: Subject, masks: Any) -> list[int]:
+    """Return the rows of images on which there is nothing, and take them from the subject's."""
+    regions, boxes = regions_of(len(subject.source), masks)
     empty = [
         row
-        for row in subject.rows
+        for row in subject.rows.tolist()
         if not ((regions[row, 2:] > regions[row, :2]).all() if boxes else regions[row].any())
     ]
     subject.rows = subject.rows[~np.isin(subject.rows, empty)]
     if empty:
         subject.missing[f"{len(empty)} of {len(subject.rows) + len(empty)} images"] = "their mask or box is empty"
+    return empty
+
+
+def _masked(subject: Subject, masks: Any) -> Any:
+    """Yield images, their predicted classes, masks, and rows."""
+    regions, boxes = regions_of(len(subject.source), masks)
     for x, _, rows in subject.batches("localisation"):
-        size = tuple(x.shape[2:])
-        if boxes and len(size) != 2:
-            raise ValueError(_OF_VOLUMES)
-        if boxes and (regions[:, 2].max() > size[1] or regions[:, 3].max() > size[0]):
-            raise ValueError(
-                f"boxes reach x = {regions[:, 2].max():g} and y = {regions[:, 3].max():g}, beyond the input of "
-                f"{size[1]} x {size[0]} pixels: scale them as the transform scales the images"
-            )
-        if not boxes and regions.shape[1:] != size:
-            raise ValueError(f"masks of {regions.shape[1:]} for images of {size}: bring them to the size of the input")
-        where = _of_boxes(regions[rows].astype(int), size) if boxes else regions[rows].astype(bool)
-        yield x, subject.net.predict(x).tolist(), where, rows
-
-
-def _check_boxes(boxes: np.ndarray) -> None:
-    if 0 < boxes.max() <= 1:
-        raise ValueError("boxes must be in pixels, but none goes beyond 1: multiply x by the width and y by the height")
-    if (boxes < 0).any():
-        raise ValueError("boxes must lie in the image, but some begin below 0: clip them")
-    if (boxes[:, 2:] < boxes[:, :2]).any():
-        raise ValueError("boxes must be x0, y0, x1, y1, from one corner to the other: are yours x, y, width, height?")
-
-
-def _of_boxes(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Return masks (N, H, W) of boxes."""
-    y, x = np.ogrid[: size[0], : size[1]]
-    x0, y0, x1, y1 = boxes.T[..., None, None]
-    return (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
+        yield x, subject.net.predict(x).tolist(), masks_of(regions, boxes, rows, tuple(x.shape[2:])), rows
 
 
 def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -85,6 +85,7 @@ class Subject:
         Raises:
             ValueError: the head has nothing to explain.
         """
+        refuse_dense(self.net, "this measure")
         copied = copy.copy(self)
         copied.target = self.target if target is None else target
         if isinstance(copied.target, SVMTarget | LogRatioTarget) and self.net.head.decision_position is None:
@@ -256,7 +257,6 @@ def layer_of(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) -> nn.Mod
     """Return the one target layer, by its name if it has one."""
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
-    refuse_dense(net, "evaluation")
     if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
         raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
     return layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]

@@ -6,7 +6,8 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
-from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, POINT, SHARE
+from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
+from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,

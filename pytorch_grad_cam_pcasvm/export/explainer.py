@@ -202,10 +202,18 @@ class Sheets:
         numbers = found["label"][row].astype(np.uint8)
         large = np.asarray(Image.fromarray(numbers).resize(picture.size, Image.Resampling.NEAREST))
         legend = [
-            (tuple(colours[number % len(colours)].astype(int).tolist()), str(self.about["classes"][number]))
-            for number in np.unique(numbers).tolist()
+            (tuple(colours[number % len(colours)].astype(int).tolist()), f"{name}, {share:.1%}")
+            for number, (name, share) in enumerate(self.shares(found, row).items())
+            if share
         ]
         return _mixed(0.55, colours[large % len(colours)], grey), "class of every position", legend
+
+    def shares(self, found: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
+        """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
+        if "label" not in found or not self.about["classes"] or found["label"].ndim == 1:
+            return {}
+        labels = np.ravel(found["label"][row]).astype(int)
+        return {name: float((labels == number).mean()) for number, name in enumerate(self.about["classes"])}
 
     def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
         """Return the titles of the maps of an image."""
@@ -215,7 +223,7 @@ class Sheets:
     def drawn(self, seen: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
         """Return what the network saw of a picture with its maps beside it, below their titles and values."""
         shown = seen.convert("RGB").resize((TILE, TILE), Image.Resampling.BILINEAR)
-        label = self.predicted(found, row)
+        label = None if self.shares(found, row) else self.predicted(found, row)
         if not np.isfinite(found["maps"][row]).all():
             raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
         tiles = [(shown, "" if label is None else f"predicted: {label}", "", "")]

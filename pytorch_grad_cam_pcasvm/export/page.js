@@ -193,12 +193,8 @@ const explainer = (() => {
     return about.colours[place].map((part) => Math.round(opacity * part + (1 - opacity) * grey));
   }
 
-  /** Returns the predicted class of a photo; of dense features the commonest. */
-  function labelOf({ found }) {
-    if (!found.label || !about.classes) return "";
-    const counts = about.classes.map((_, c) => found.label.data.filter((label) => label === c).length);
-    return String(about.classes[counts.indexOf(Math.max(...counts))]);
-  }
+  /** Returns the predicted class of a photo; of dense features, with several, nothing. */
+  const labelOf = ({ found }) => (found.label?.data.length === 1 && about.classes ? String(about.classes[found.label.data[0]]) : "");
   const sizeOf = ({ found }, k) => Math.log(found.nu.data[k]) + found.log_scale.data[k];
 
   function tile(photo, pixel, k) {
@@ -218,7 +214,7 @@ const explainer = (() => {
     const figure = element("figure", "", "tile");
     const baseline = found.baseline_values?.data[k] ?? 0, value = found.values.data[k];
     const from = Math.abs(baseline) > 1e-6 * Math.abs(value) ? `, from ${number(baseline)}` : "";
-    figure.append(element("b", about.titles[k].replace("predicted class", () => `${labelOf(photo)} (predicted)`)), element("span", `value ${number(value)}${from}`));
+    figure.append(element("b", about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"))), element("span", `value ${number(value)}${from}`));
     figure.append(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)));
     const bar = canvasOf(TILE, 1, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1));
     bar.className = "bar";
@@ -252,7 +248,8 @@ const explainer = (() => {
     figure.append(canvasOf(TILE, TILE, (x, y) => mixed(0.55, colour(found.label.data[place(y, height) * width + place(x, width)]), grey(x, y))));
     for (const label of [...new Set(found.label.data)].sort((a, b) => a - b)) {
       const mark = canvasOf(12, 12, () => colour(label)), line = element("div", "", "class");
-      line.append(mark, element("span", String(about.classes[label])));
+      const share = found.label.data.filter((other) => other === label).length / found.label.data.length;
+      line.append(mark, element("span", `${about.classes[label]}, ${(100 * share).toFixed(1)}%`));
       figure.append(line);
     }
     return [figure];

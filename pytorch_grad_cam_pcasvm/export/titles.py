@@ -65,4 +65,4 @@ def _place(target: Target) -> str:
     at = getattr(target, "at", None)
     if at is None:
         return ""
-    return " at its strongest position" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"
+    return " where strongest" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"

@@ -6,7 +6,7 @@ import torch
 from matplotlib.colors import to_rgb
 
 from pytorch_grad_cam_pcasvm.figures import plot_labels, plot_positions, plot_rgb
-from pytorch_grad_cam_pcasvm.figures.style import COLOURS
+from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.uniform(size=(3, 24, 32, 3))

@@ -1,0 +1,75 @@
+"""Patches: which rows of dense features a command keeps, and what labels them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+BACKGROUND = "background"  # outside of masks
+_IGNORED = 255  # of masks of several classes
+
+
+@dataclass(frozen=True)
+class PatchOptions:
+    """Which rows of dense features are kept, and what labels them.
+
+    Attributes:
+        masks: a :class:`.MaskFolder`; None: the label of a patch is that of its image.
+        resize: how pictures are resized, as in ``export.onnx``; for masks.
+        purity: the least share of a patch that its label must have.
+        sample: how many patches of each image: a number or a fraction; None: as many as ``most`` in all.
+        coreset: how many are kept of all; None: all.
+        most: number of patches, if ``sample`` is not given.
+    """
+
+    masks: Any = None
+    resize: Any = None
+    purity: float = 0.0
+    sample: float | None = None
+    coreset: float | None = None
+    most: int = 20_000
+
+    def at(self, count: int, backbone: Any, source: Any, x: Any) -> "PatchOptions":
+        """Return it with the number of patches of each of so many images."""
+        import torch
+
+        from pytorch_grad_cam_pcasvm.network.features import features_of
+        from pytorch_grad_cam_pcasvm.network.modules import evaluating
+
+        if self.sample is not None:
+            return self
+        with evaluating(backbone), torch.no_grad():
+            positions = features_of(backbone, source, x)[0, 0].numel()
+        return self if count * positions <= self.most else replace(self, sample=max(1, self.most // count))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it is for ``extract_features``."""
+        of_masks = {} if self.masks is None else {"purity": self.purity, "ignore_index": _IGNORED}
+        return {"sample": self.sample, "coreset": self.coreset, "places": True} | of_masks
+
+    def labels(self, rows: Sequence[int], numbers: Sequence[Any], size: Any) -> Any:
+        """Return the labels of images: their classes, or masks (N, H, W); None without classes."""
+        import numpy as np
+        import torch
+
+        if self.masks is None:
+            return None if numbers[0] is None else torch.tensor(numbers)
+        masks = np.stack([self.masks.of(row, size, self.resize) for row in rows]).astype(np.int64)
+        if self.masks.values == [1] and numbers[0] is not None:  # the class is that of the folder
+            masks *= 1 + np.reshape(numbers, (-1, 1, 1))
+        return torch.from_numpy(masks)
+
+    def names(self, classes: Sequence[str] | None) -> list[str]:
+        """Return the names of the labels from 0 on, of pictures in the folders of some classes."""
+        if self.masks is None:
+            return list(classes or [])
+        if self.masks.values == [1]:
+            return [BACKGROUND, *(classes or ["defect"])]
+        return [BACKGROUND, *map(str, range(1, 1 + max(self.masks.values)))]
+
+    @property
+    def decisive(self) -> Any:
+        """What decides which rows there are, and their labels, as JSON."""
+        files = [] if self.masks is None else [file for file in self.masks.files if file is not None]
+        stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        return [stats, self.purity, self.sample, self.coreset]

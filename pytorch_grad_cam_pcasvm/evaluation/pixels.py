@@ -1,0 +1,198 @@
+"""Pixels: how well numbers at pixels tell what lies inside of true masks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
+
+TOLERANCE = 15  # pixels, as in Zhang et al., IJCV 2018
+LIMIT = 0.3  # of false positives, as in Bergmann et al., CVPR 2019
+_BINS, _SAMPLES = 1024, 200  # of the bootstrap
+
+
+@dataclass(frozen=True)
+class PixelScores:
+    """How well numbers at pixels tell what lies inside of masks.
+
+    The standard errors are those of a bootstrap over images.
+
+    Attributes:
+        auroc: area under the ROC curve of all pixels, in [0, 1]; chance is 0.5.
+        aupro: area under the curve of the mean overlap with each region (connected, also by corners), up to 30 % of
+            false positives, as a part of that; in [0, 1]. Chance is 0.15.
+        f1: the best F1 score of all thresholds, in [0, 1].
+        threshold: the number from which on pixels are inside, for that.
+        pointing: the share of images with a mask whose largest number lies in it.
+        near: the share of those in which it lies at most so many pixels away.
+        image_auroc: area under the ROC curve of images by their largest number: is there anything? NaN where all images
+            have a mask, or none.
+        images: how many images there are.
+        masked: how many of them have a mask that is not empty.
+        regions: number of connected regions.
+    """
+
+    auroc: Estimate
+    aupro: Estimate
+    f1: Estimate
+    threshold: float
+    pointing: Estimate
+    near: Estimate
+    image_auroc: Estimate
+    images: int
+    masked: int
+    regions: int
+
+
+def pixel_scores(scores: Any, masks: Any, *, tolerance: float = TOLERANCE, seed: int = 0) -> PixelScores:
+    """Measure how well numbers at pixels, such as anomaly maps, tell what lies inside of masks.
+
+    Args:
+        scores: shape (N, H, W), larger inside.
+        masks: true masks, shape (N, H, W), nonzero inside; all zeros for images on which there is nothing.
+        tolerance: how many pixels away from a mask the largest number may be.
+        seed: random seed of the bootstrap.
+
+    Returns:
+        The scores.
+
+    Raises:
+        ValueError: the shapes differ, numbers are not finite, or there is nothing inside or outside of masks.
+
+    Example:
+        >>> truth = np.zeros((2, 8, 8), bool)
+        >>> truth[0, 2:4, 2:5] = True
+        >>> evaluation.pixel_scores(truth + 0.1 * np.arange(8), truth).auroc.mean
+        1.0
+    """
+    numbers, inside = as_array(scores), as_array(masks) != 0
+    if numbers.ndim < 2 or numbers.shape != inside.shape:
+        raise ValueError(
+            f"scores have shape {numbers.shape} and masks {inside.shape}: both must be (N, H, W); "
+            "maps.upsample((H, W)) and figures bring maps to the size of masks"
+        )
+    numbers = numbers.astype(np.float64, copy=False)
+    if not np.isfinite(numbers).all():
+        raise ValueError("the scores are not finite")
+    if not inside.any() or inside.all():
+        raise ValueError(f"{'nothing' if not inside.any() else 'everything'} lies inside of the masks")
+    weights, regions = _region_weights(inside)
+    masked = np.asarray(inside.reshape(len(inside), -1).any(1))
+    # Of equal numbers, all are above a threshold, or none.
+    values, level = np.unique(-numbers, return_inverse=True)
+    level = level.reshape(numbers.shape)
+    counts = [np.bincount(level[part], of_part, len(values)) for part, of_part in (
+        (~inside, None), (inside, None), (inside, weights[inside]),
+    )]  # fmt: skip
+    f1 = _f1(*counts[:2])
+    near = [_pointing(image, mask, tolerance) for image, mask in zip(numbers[masked], inside[masked], strict=True)]
+    peaks = numbers.reshape(len(numbers), -1).max(1)
+    errors = _standard_errors(numbers, inside, weights, seed)
+    count = len(numbers)
+    return PixelScores(
+        auroc=Estimate(float(_auroc(*counts[:2])), errors[0], count),
+        aupro=Estimate(float(_aupro(counts[0], counts[2])), errors[1], count),
+        f1=Estimate(float(f1.max()), errors[2], count),
+        threshold=float(-values[f1.argmax()]),
+        pointing=Estimate.of([exact for exact, _ in near]),
+        near=Estimate.of([close for _, close in near]),
+        image_auroc=_image_auroc(peaks, masked),
+        images=count,
+        masked=int(masked.sum()),
+        regions=regions,
+    )
+
+
+def by_class(scores: np.ndarray, masks: np.ndarray, labels: Sequence[Any], **options: Any) -> dict[str, PixelScores]:
+    """Return the scores of each class that has masks: of its images and those on which there is nothing."""
+    masked = np.asarray(masks.reshape(len(masks), -1).any(1))
+    classes = dict.fromkeys(label for label, has_mask in zip(labels, masked, strict=True) if has_mask)
+    if len(classes) < 2:
+        return {}
+    result = {}
+    for name in sorted(classes, key=str):
+        rows = ~masked | (np.array([label == name for label in labels]) & masked)
+        result[str(name)] = pixel_scores(scores[rows], masks[rows], **options)
+    return result
+
+
+def _region_weights(inside: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return 1 / (the number of pixels of its region) of each pixel inside, and the number of regions."""
+    weights, count = np.zeros(inside.shape), 0
+    structure = np.ones((3,) * (inside.ndim - 1))
+    for image, mask in enumerate(inside):
+        regions, found = ndimage.label(mask, structure)
+        sizes = np.bincount(regions.ravel())
+        weights[image] = np.where(mask, 1 / sizes[regions], 0)
+        count += found
+    return weights, count
+
+
+def _auroc(outside: np.ndarray, inside: np.ndarray) -> Any:
+    """Return the area under the ROC curve, of counts at each level from the highest, (..., levels)."""
+    above = inside.cumsum(-1) - 0.5 * inside  # equal numbers count half
+    return (above * outside).sum(-1) / (inside.sum(-1) * outside.sum(-1))
+
+
+def _aupro(outside: np.ndarray, overlap: np.ndarray) -> Any:
+    """Return the area under the curve of overlap up to the limit, of counts at each level from the highest."""
+    false = outside.cumsum(-1) / outside.sum(-1, keepdims=True)
+    hit = overlap.cumsum(-1) / overlap.sum(-1, keepdims=True)
+    zero = np.zeros((*false.shape[:-1], 1))
+    x, y = np.concatenate([zero, false], -1), np.concatenate([zero, hit], -1)
+    # Beyond the limit, a step counts only as far as that.
+    width = np.diff(x, axis=-1)
+    part = np.divide((LIMIT - x[..., :-1]).clip(0, width), width, out=np.zeros_like(width), where=width > 0)
+    mean = y[..., :-1] + 0.5 * part * np.diff(y, axis=-1)
+    return (part * width * mean).sum(-1) / LIMIT
+
+
+def _f1(outside: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Return the F1 score of each threshold, of counts at each level from the highest."""
+    hits, false = inside.cumsum(-1), outside.cumsum(-1)
+    result: np.ndarray = 2 * hits / (hits + false + inside.sum(-1, keepdims=True))
+    return result
+
+
+def _pointing(numbers: np.ndarray, mask: np.ndarray, tolerance: float) -> tuple[float, float]:
+    """Return whether the largest number lies in a mask, and whether at most so far away; equal ones share."""
+    largest = numbers == numbers.max()
+    away = ndimage.distance_transform_edt(~mask)[largest]
+    return float((away == 0).mean()), float((away <= tolerance).mean())
+
+
+def _image_auroc(peaks: np.ndarray, masked: np.ndarray) -> Estimate:
+    """Return the area under the ROC curve of images, with its standard error (DeLong et al., Biometrics 1988)."""
+    positive, negative = peaks[masked], peaks[~masked]
+    if not len(positive) or not len(negative):
+        return Estimate(float("nan"), float("nan"), 0)
+    higher = (positive[:, None] > negative) + 0.5 * (positive[:, None] == negative)
+    variances = [part.var(ddof=1) / len(part) for part in (higher.mean(1), higher.mean(0)) if len(part) > 1]
+    return Estimate(float(higher.mean()), float(np.sqrt(sum(variances))) if variances else float("nan"), len(peaks))
+
+
+def _standard_errors(numbers: np.ndarray, inside: np.ndarray, weights: np.ndarray, seed: int) -> list[float]:
+    """Return the standard errors of AUROC, AUPRO and F1, of images drawn again, with numbers in bins."""
+    count = len(numbers)
+    if count < 2:
+        return [float("nan")] * 3
+    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _BINS + 1)[1:-1]))
+    bins = len(edges) - np.searchsorted(edges, numbers, side="right")  # 0 has the largest
+    levels = len(edges) + 1
+    histograms = np.stack([
+        np.stack([
+            np.bincount(bins[image][part[image]], None if of is None else of[image][part[image]], levels)
+            for image in range(count)
+        ])
+        for part, of in ((~inside, None), (inside, None), (inside, weights))
+    ])  # fmt: skip
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), _SAMPLES)
+    outside, within, overlap = draws @ histograms
+    valid = (outside.sum(-1) > 0) & (within.sum(-1) > 0)
+    outside, within, overlap = outside[valid], within[valid], overlap[valid]
+    measured = _auroc(outside, within), _aupro(outside, overlap), _f1(outside, within).max(-1)
+    return [float(np.std(values, ddof=1)) if len(values) > 1 else float("nan") for values in measured]
