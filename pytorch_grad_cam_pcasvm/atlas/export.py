@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pytorch_grad_cam_pcasvm.maps.scale import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 _PIXELS = 96  # of pictures and attributions for ViRelAy

@@ -15,8 +15,8 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, 
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, bare, draw_signed, is_formula, literal, number
-from pytorch_grad_cam_pcasvm.maps.scale import upsampled
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import HEAT

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
-from pytorch_grad_cam_pcasvm.maps.scale import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
     COLOURS,
     DIVERGING,

@@ -30,8 +30,8 @@ from pytorch_grad_cam_pcasvm.figures.style import (
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.recombination import moved, recombined, steps_of
-from pytorch_grad_cam_pcasvm.maps.scale import upsampled
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 GREY = "0.35"

@@ -11,8 +11,8 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, heading
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, left_out, selected
 from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_bar, draw_signed, filled, laid_out, number
-from pytorch_grad_cam_pcasvm.maps.scale import upsampled
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
 AXES = ("depth", "height", "width")

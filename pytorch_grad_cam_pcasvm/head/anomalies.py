@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.distances import Centred, NearestDistance
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
@@ -40,6 +41,27 @@ def anomaly(head: Head, trace: HeadTrace) -> Tensor:
         )
     rest, _ = residual(reduction, trace.values[position - 1], trace.values[position])
     return rest.square().sum(-1)
+
+
+def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tensor:
+    """Return PatchCore's score of each image, shape (N,): see :meth:`.PCASVMNet.anomaly_score`.
+
+    Raises:
+        ValueError: features are not dense, or the head's value is no distance to training patches.
+    """
+    stage = head.stages[max(0, len(head.stages) - 2)]  # before the decision, which is its value
+    if grid is None or not isinstance(stage, NearestDistance):
+        raise ValueError(
+            "neighbours= is of distances to training patches: fit NearestNeighbors on features of positions, "
+            "pool='dense'"
+        )
+    most = (-trace.values[-1][..., 0]).unflatten(0, (-1, grid.count)).argmax(1)
+    rows = trace.values[-3].unflatten(0, (-1, grid.count))
+    rows = rows[torch.arange(len(rows), device=most.device), most]
+    index, distances, _ = stage.nearest(rows, Centred.of(stage.points), 1)
+    around = stage.nearest(stage.points[index[:, 0]], Centred.of(stage.points), min(neighbours, len(stage.points)))[0]
+    of_them = (rows.unsqueeze(1) - stage.points[around]).norm(dim=-1)
+    return distances[:, 0] * (1 - (distances[:, 0] - of_them.logsumexp(1)).exp())
 
 
 def residual(reduction: Any, z: Tensor, components: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-from pytorch_grad_cam_pcasvm.maps.scale import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 
 WAYS = ("shared", "mean")
 _EVEN = 1e-3  # of the mean evidence, what each position has besides: where there is none, a share is even

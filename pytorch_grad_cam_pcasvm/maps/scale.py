@@ -1,11 +1,10 @@
 """The scale of maps: weights times activations, their largest value, and what is said where there is none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.network.features import all_finite
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
@@ -42,12 +41,6 @@ def divided(maps: Tensor, nu: Tensor) -> Tensor:
     """Return maps (N, K, ...) divided by nu (N, K); a map of zeros stays zero."""
     # A division, not a product with 1 / nu: x / x is exactly 1.
     return maps / per_map(torch.where(nu > 0, nu, 1.0), maps)
-
-
-def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, in 2-D as pytorch-grad-cam does."""
-    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
-    return F.interpolate(maps, tuple(size), mode=mode, align_corners=False)
 
 
 def warn_of_blanks(

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.head import storage
-from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, per_map, upsampled, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, per_map, warn_of_blanks
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid

@@ -10,11 +10,12 @@ from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import moved
-from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, largest, upsampled, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, largest, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.docstrings import completed
 from pytorch_grad_cam_pcasvm.methods.method import Method, images_for, listed
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import one_input
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense

@@ -1,6 +1,7 @@
 """Grid: the positions of dense features on a picture, in reading order."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torchvision.transforms.v2.functional import gaussian_blur
 
 MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -59,3 +61,22 @@ def on_finest(features: list[Tensor]) -> Tensor:
         for part in features
     ]
     return torch.cat(parts, 1)
+
+
+def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, in 2-D as pytorch-grad-cam does."""
+    return F.interpolate(maps, tuple(size), mode=MODES[len(size)], align_corners=False)
+
+
+def blurred(maps: Tensor, sigma: float) -> Tensor:
+    """Return maps (N, 1, H, W) smoothed by a Gaussian of this standard deviation, as PatchCore has it.
+
+    Raises:
+        ValueError: the maps are not of pictures, or smaller than the Gaussian.
+    """
+    reach = int(4.0 * sigma + 0.5)
+    if maps.dim() != 4 or min(maps.shape[2:]) <= reach:
+        raise ValueError(
+            f"blur={sigma:g} reaches {reach} pixels, and maps are {tuple(maps.shape[2:])}: upsample them, size=(H, W)"
+        )
+    return gaussian_blur(maps, [2 * reach + 1] * 2, [sigma] * 2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, reweighted
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.network.features import (
     features_of,
     flatten,
 )
-from pytorch_grad_cam_pcasvm.network.grid import Grid, rows_of
+from pytorch_grad_cam_pcasvm.network.grid import Grid, blurred, rows_of, upsampled
 from pytorch_grad_cam_pcasvm.network.inputs import inputs_of, picture_of
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
@@ -137,7 +137,7 @@ class PCASVMNet(Named, nn.Module):
         with evaluating(self), torch.no_grad():
             return self(x).labels()
 
-    def anomaly_map(self, x: Tensor) -> np.ndarray:
+    def anomaly_map(self, x: Tensor, *, size: Sequence[int] | None = None, blur: float | None = None) -> np.ndarray:
         """Return how anomalous each position is, larger for what is less like the training set.
 
         It is minus the head's value: of a :class:`~sklearn.neighbors.NearestNeighbors` the mean distance to the nearest
@@ -147,9 +147,11 @@ class PCASVMNet(Named, nn.Module):
 
         Args:
             x: the input, shape (N, ...).
+            size: (H, W) to upsample maps to (bilinear); None: their own resolution.
+            blur: standard deviation of a Gaussian that smooths them then, in pixels; PatchCore takes 4. None: none.
 
         Returns:
-            The maps, shape (N, h, w).
+            The maps, shape (N, h, w), or (N, H, W).
 
         Raises:
             TypeError: the input is not a floating-point tensor.
@@ -166,22 +168,30 @@ class PCASVMNet(Named, nn.Module):
             raise ValueError("anomaly_map needs a head on positions, pool='dense': use anomaly_score")
         values, grid = self._anomalies(x)
         assert grid is not None
-        return values.unflatten(0, (-1, *grid.shape)).cpu().numpy()  # type: ignore[no-any-return]
+        maps = values.unflatten(0, (-1, 1, *grid.shape))
+        maps = maps if size is None else upsampled(maps, size)
+        maps = maps if blur is None else blurred(maps, blur)
+        return maps[:, 0].cpu().numpy()  # type: ignore[no-any-return]
 
-    def anomaly_score(self, x: Tensor, k: int = 1) -> np.ndarray:
+    def anomaly_score(self, x: Tensor, k: int = 1, *, neighbours: int | None = None) -> np.ndarray:
         """Return how anomalous each image is: minus the head's value, or of dense features the mean of the k highest.
+
+        With ``neighbours``, it is PatchCore's score (Roth et al., CVPR 2022): the distance d of the most anomalous
+        patch to its nearest training patch m, times ``1 - exp(d) / sum_j exp(d_j)``, where d_j are its distances to the
+        ``neighbours`` training patches nearest to m, which is one of them.
 
         Args:
             x: the input, shape (N, ...).
             k: how many positions count.
+            neighbours: PatchCore's b, usually 9, for a :class:`~sklearn.neighbors.NearestNeighbors` of dense features.
 
         Returns:
             The scores, shape (N,).
 
         Raises:
             TypeError: the input is not a floating-point tensor.
-            ValueError: the head's value does not tell what is normal; or the input is not a batch, or has NaN or
-                infinite values.
+            ValueError: the head's value does not tell what is normal, or it is none of distances to training patches,
+                for ``neighbours``; or the input is not a batch, or has NaN or infinite values.
 
         Example:
             >>> good, _ = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
@@ -189,6 +199,11 @@ class PCASVMNet(Named, nn.Module):
             >>> parts.anomaly_score(images, k=5).shape
             (2,)
         """
+        if neighbours is not None:
+            x = checked_images(x, self.backbone)
+            with evaluating(self), torch.no_grad():
+                output = self(x)
+                return reweighted(self.head, output.head_trace, output.grid, neighbours).cpu().numpy()  # type: ignore[no-any-return]
         values, grid = self._anomalies(x)
         if grid is not None:
             values = values.unflatten(0, (-1, grid.count)).topk(min(k, grid.count), 1).values.mean(1)
