@@ -129,6 +129,7 @@ REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_o
 # Messages that have no row, and why.
 WITHOUT = {
     "maps/recombination.py: has no gradient, and the reduction": "tests/methods/test_enumerated.py follows it",
+    "cli/methods.py: --at names a position": "tests/cli/test_dense_commands.py follows it",
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
     "atlas/explorer/machine.py: after the components, is": "tests/atlas/test_explorer.py follows it",
@@ -556,6 +557,11 @@ def net_at(pool: str) -> PCASVMNet:
     )
 
 
+def neighbours_of(pool: str) -> PCASVMNet:
+    rows, _ = extract_features(BACKBONE, [PICTURES], "0", pool=pool, progress=False)
+    return PCASVMNet(BACKBONE, neighbors.NearestNeighbors().fit(rows), "0", pool=pool).eval()
+
+
 def at_a_place(pool: str) -> SignedMaps:
     return ContributionCAM(net_at(pool).eval(), ["0"], baseline="zero").explain(PICTURES[:2], SVMTarget(at=(1, 1)))
 
@@ -763,6 +769,16 @@ HEADS = [
             "draw it with figures.plot_positions": lambda: figures.plot_positions(
                 torch.zeros(2, 8, 8), net_at("dense").eval()(PICTURES[:2])[:, 0]
             ),
+        },
+    ),
+    Row(
+        "head/anomalies.py: is of distances to training patches",
+        lambda: neighbours_of("mean").anomaly_score(PICTURES[:2], neighbours=3),
+        "neighbours= is of distances to training patches",
+        {
+            "fit NearestNeighbors on features of positions, pool='dense'": lambda: neighbours_of("dense").anomaly_score(
+                PICTURES[:2], neighbours=3
+            )
         },
     ),
     Row(
@@ -1500,26 +1516,6 @@ def several_calls(layer: str) -> SignedMaps:
     return ClosedFormGradCAM(net, [layer.replace("body.1", "body.0")]).explain(CROPS[:3])
 
 
-SIGNALS = random(40, 2, 16) + (torch.arange(40) % 2).reshape(-1, 1, 1)
-
-
-def signals(*, flat: bool = False, planes: bool = False, method: Any = ClosedFormGradCAM) -> SignedMaps:
-    """Return maps of 1-D signals: of (N, C, L) as they are, or of (N, C, 1, L)."""
-
-    def make() -> nn.Module:
-        if planes:
-            layers = nn.Conv2d(2, 5, (1, 3), padding=(0, 1)), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        else:
-            layers = nn.Conv1d(2, 5, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten()
-        return nn.Sequential(nn.Flatten(2), nn.Sequential(*layers)) if flat else nn.Sequential(*layers)
-
-    x = SIGNALS.unsqueeze(2) if flat or planes else SIGNALS
-    backbone = seeded(make)
-    net = PCASVMNet(backbone, head_for(backbone, x)).eval()
-    options = {"reshape_transform": lambda t: t.unsqueeze(2)} if flat else {}
-    return method(net, ["1.1" if flat else "1"], **options).explain(x[:3])
-
-
 def foreign(make: Callable[[], Any], part: Callable[[Any], Any] = lambda given: given, **options: Any) -> SignedMaps:
     """Return maps of what somebody made of a network, a program or a wrapper, whose head was fitted behind itself."""
     backbone = seeded(lambda: Stepped(Step(torch.tanh)))
@@ -1930,7 +1926,7 @@ PATHS = [
     Row(
         CONTEXT + "but a map needs (N, T, H, W)",
         partial(tokens, "norm", "mean", transform=None),
-        "but a map needs (N, T, H, W) or (N, T, D, H, W)",
+        "but a map needs (N, T, H, W), (N, T, D, H, W), or of signals (N, T, L)",
         {
             "choose an earlier layer": partial(tokens, "patches", "mean", transform=None),
             "pass reshape_transform='tokens' (for transformers) or a function": partial(tokens, "norm", "mean"),
@@ -2058,19 +2054,6 @@ PATHS = [
         partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)},
-    ),
-    Row(
-        "network/features.py: but 1-D signals",
-        signals,
-        "but 1-D signals, (3, 2, 16), are not supported",
-        {
-            "pass x.unsqueeze(2), (N, C, 1, L), to a network of Conv2d with kernels of height 1": partial(
-                signals, planes=True
-            ),
-            "nn.Sequential(nn.Flatten(2), backbone), and with it reshape_transform=lambda t: t.unsqueeze(2)": partial(
-                signals, flat=True, method=ContributionCAM
-            ),
-        },
     ),
 ]
 

@@ -63,12 +63,10 @@ def fit(options: Any) -> None:
         )
     if of_good_parts:
         pipeline = _pipeline(options, len(features)).fit(features)
+        fitted = package.Head.of(pipeline)
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
-        pipeline = _with_labels(options, training, names, unit, preparation)
-    fitted = package.Head.of(pipeline)
-    if fitted.classes_ is None and not of_good_parts:
-        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
+        pipeline, fitted = _with_labels(options, training, names, unit, preparation)
     fitted.training_set.preparation, fitted.training_set.means = preparation.recorded, training.means
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
@@ -131,8 +129,10 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
     return PatchOptions(masks, resize, options.purity, options.sample, coreset, **most)
 
 
-def _with_labels(options: Any, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation) -> Any:
-    """Return the fitted pipeline of a classifier, having said how well it classifies."""
+def _with_labels(
+    options: Any, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation
+) -> tuple[Any, Any]:
+    """Return the fitted pipeline of a classifier and its head, having said how well it classifies."""
     import numpy as np
 
     features = training.features.numpy()
@@ -146,6 +146,9 @@ def _with_labels(options: Any, training: TrainingSet, names: Sequence[str], unit
         raise ValueError(f"only {unit} of {labels.tolist()[0]!r} can be read, but a classifier needs two classes")
     folds = _folds(counts, features, labels, options.components, None if unit == "images" else training.rows)
     pipeline = _fitted(options, features, labels, counts, folds)
+    fitted = package.Head.of(pipeline)
+    if fitted.classes_ is None:
+        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
     if options.search:
         _tell_search(pipeline[-1])
     if folds is not None:
@@ -158,7 +161,7 @@ def _with_labels(options: Any, training: TrainingSet, names: Sequence[str], unit
             f"hint: calling every one of the {unit} {largest!r} would be {count / len(labels):.0%} correct, too. Look "
             "at the balanced accuracy, and try --class-weight balanced"
         )
-    return pipeline
+    return pipeline, fitted
 
 
 def _pipeline(options: Any, count: int) -> Any:

@@ -68,7 +68,7 @@ def targets_of(options: Any, net: Any) -> list[Any] | None:
 
     dense, anomalies = is_dense(net.pool), tells_anomalies(net.head)
     if options.at is not None and not dense:
-        raise ValueError("--at is for heads that decide at every position: fit with --pool dense, or leave it out")
+        raise ValueError("--at names a position, but this head decides once for each image: leave it out")
     if options.components is None and not dense and not anomalies:
         return None
     count = options.components or 0

@@ -161,7 +161,7 @@ def steps_of(transform: Any) -> dict[str, Any] | None:
         "mean": _listed(getattr(normalise, "mean", None)),
         "std": _listed(getattr(normalise, "std", None)),
         "resize": None if square else size,
-        "interpolation": resize.interpolation.value,
+        "interpolation": getattr(resize.interpolation, "value", resize.interpolation),
     }
 
 

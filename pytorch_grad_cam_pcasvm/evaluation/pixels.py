@@ -73,7 +73,7 @@ def pixel_scores(scores: Any, masks: Any, *, tolerance: float = TOLERANCE, seed:
     if numbers.ndim < 2 or numbers.shape != inside.shape:
         raise ValueError(
             f"scores have shape {numbers.shape} and masks {inside.shape}: both must be (N, H, W); "
-            "maps.upsample((H, W)) and figures bring maps to the size of masks"
+            "maps.positive(size=(H, W), scale='none') is of their size"
         )
     numbers = numbers.astype(np.float64, copy=False)
     if not np.isfinite(numbers).all():

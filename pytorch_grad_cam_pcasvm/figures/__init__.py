@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.figures.grid import plot_maps
 from pytorch_grad_cam_pcasvm.figures.jacobian import plot_jacobian
 from pytorch_grad_cam_pcasvm.figures.mistake import plot_mistake
 from pytorch_grad_cam_pcasvm.figures.positions import plot_labels, plot_positions, plot_rgb
+from pytorch_grad_cam_pcasvm.figures.signal import plot_signal
 from pytorch_grad_cam_pcasvm.figures.volume import plot_volume
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "plot_mistake",
     "plot_positions",
     "plot_rgb",
+    "plot_signal",
     "plot_support_vector_effect",
     "plot_support_vectors",
     "plot_volume",

@@ -107,7 +107,7 @@ def plot_maps(
 
 
 def check_maps(title: str, group: SignedMaps, images: int) -> None:
-    """Raise a ValueError for maps of volumes or of another number of images."""
+    """Raise a ValueError for maps of volumes, of signals or of another number of images."""
     shape, named = tuple(group.maps.shape), f" ({title})" if title else ""
     if len(shape) == 5:
         raise ValueError(
@@ -115,6 +115,8 @@ def check_maps(title: str, group: SignedMaps, images: int) -> None:
             f"figures.plot_volume, or choose one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, "
             ":, d]), and give that slice of the images, shape (N, H, W)"
         )
+    if len(shape) == 3:
+        raise ValueError(f"these maps{named} are of signals, shape (N, K, L) = {shape}: use figures.plot_signal")
     if len(shape) != 4 or shape[0] != images:
         raise ValueError(
             f"{images} images for maps of shape {shape}{named}: give the images that were explained, and maps of shape "

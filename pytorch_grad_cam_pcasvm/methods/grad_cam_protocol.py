@@ -126,6 +126,12 @@ class ClosedFormCAM(Method):
         scaled[by_nu] = shared[by_nu]
         return scaled
 
+    def get_target_width_height(self, input_tensor: Tensor) -> tuple[int, ...]:
+        """Return the size of maps as the host orders it; of signals (N, C, L) their length, (L,)."""
+        if input_tensor.dim() == 3:
+            return tuple(input_tensor.shape[2:])
+        return super().get_target_width_height(input_tensor)  # type: ignore[no-any-return]
+
     def compute_cam_per_layer(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False
     ) -> list[np.ndarray]:
@@ -240,7 +246,9 @@ def one_per_image(
     check_finite(maps)
     positive = maps.relu()
     warn_of_blanks(positive, nu, lambda image, k: targets[image], output)
-    result = scale_cam_image(positive[:, 0].cpu().numpy(), size)
+    lines = positive[:, 0].cpu().numpy()
+    # Of signals, as pictures one pixel high, which is what the host resizes.
+    result = scale_cam_image(lines, size) if len(size) > 1 else scale_cam_image(lines[:, None], (*size, 1))[:, 0]
     rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
     if rows:
         by_nu = upsampled(divided(positive[rows], nu[rows]), shape)

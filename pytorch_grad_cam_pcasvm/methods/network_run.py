@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.network.inputs import picture_of
+from pytorch_grad_cam_pcasvm.network.inputs import images_of, picture_of
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -52,13 +52,14 @@ class NetworkRun:
         return self.images.shape[0]
 
     def activations(self, layer: int) -> Tensor:
-        """Return the activations of a target layer, shape (N, T, H, W) or (N, T, D, H, W)."""
+        """Return the activations of a target layer, shape (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
         activations = self.shaped(self.passed.activations[layer], layer)
-        if activations.dim() not in (4, 5):
+        signals = images_of(self.images)[0].dim() == 3
+        if activations.dim() not in (3 if signals else 4, 4, 5):
             refuse(
                 ValueError,
                 f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}, but a map needs "
-                "(N, T, H, W) or (N, T, D, H, W)",
+                "(N, T, H, W), (N, T, D, H, W), or of signals (N, T, L)",
                 "choose an earlier layer",
                 Way("pass reshape_transform='tokens' (for transformers) or a function", "reshape_transform"),
             )

@@ -55,7 +55,7 @@ def smoothed(
         raise ValueError(f"noise must be positive, a fraction of the image's range, got {noise!r}")
     generator = torch.Generator().manual_seed(seed)
     parts = []
-    for image in one_input(checked_images(x), "smoothed"):
+    for image in one_input(checked_images(x, cam.model), "smoothed"):
         clean = cam.explain(image.unsqueeze(0), targets)
         named = [fixed(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())

@@ -296,7 +296,7 @@ def flatten(output: Any) -> Tensor:
 def checked_images(x: Any, network: nn.Module | None = None) -> Any:
     """Return the input if it is a batch of images: finite floating-point values, (N, ...); several as Inputs.
 
-    The network, if it is known, tells 1-D signals (N, C, L) from one image (C, H, W).
+    The network, if it is known, tells 1-D signals (N, C, L) from one image (C, H, W): by its convolutions, if any.
 
     Raises:
         TypeError: the input is not a floating-point tensor.
@@ -307,23 +307,21 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
     floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
     if not floats or not floats[0].is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
-    if not isinstance(x, Inputs) and x.dim() == 3:
-        if network is not None and isinstance(_first_convolution(network), nn.Conv1d):
-            refuse(
-                ValueError,
-                f"input_tensor must be a batch of images (N, C, H, W), but 1-D signals, {tuple(x.shape)}, are not "
-                "supported",
-                "pass x.unsqueeze(2), (N, C, 1, L), to a network of Conv2d with kernels of height 1",
-                "pass x.unsqueeze(2) to nn.Sequential(nn.Flatten(2), backbone), and with it reshape_transform=lambda "
-                "t: t.unsqueeze(2)",
-            )
+    if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network):
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
+    if not isinstance(x, Inputs) and x.dim() == 2 and network is not None and _first_convolution(network) is not None:
+        raise ValueError(f"input_tensor must be a batch of signals (N, C, L), got {tuple(x.shape)}: use x.unsqueeze(0)")
     if floats[0].dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
     if any(may_look(tensor) and not all_finite(tensor) for tensor in floats):
         raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
     return x
+
+
+def _takes_signals(network: nn.Module | None) -> bool:
+    """Return whether the first convolution of a network, if it has any, is of signals."""
+    return network is not None and isinstance(_first_convolution(network), nn.Conv1d | None)
 
 
 def one_input(x: Any, caller: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:

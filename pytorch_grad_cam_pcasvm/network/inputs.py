@@ -39,8 +39,10 @@ class Inputs:
 
     @property
     def images(self) -> list[Tensor]:
-        """Those that are batches of images, or all if none is."""
-        return [x for x in self.tensors if x.dim() in (4, 5) and x.is_floating_point()] or self.tensors
+        """Those that are batches of images; without any, those that may be signals, (N, C, L), or else all."""
+        floats = [x for x in self.tensors if x.is_floating_point()]
+        pictures = [x for x in floats if x.dim() in (4, 5)]
+        return pictures or [x for x in floats if x.dim() == 3] or self.tensors
 
     @property
     def dtype(self) -> torch.dtype:

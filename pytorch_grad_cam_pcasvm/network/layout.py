@@ -39,7 +39,7 @@ class Layout(ABC):
 
     @abstractmethod
     def __call__(self, activations: Tensor) -> Tensor:
-        """Return activations, or numbers in their places, in the shape of maps, (N, T, H, W) or (N, T, D, H, W)."""
+        """Return activations, or numbers in their places, as maps lie: (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
 
     def of_targets(self, pulled: Tensor) -> Tensor:
         """Return numbers for each of K targets, (K, *activations), in the shape of maps, (K, N, T, H, W)."""
@@ -64,7 +64,7 @@ class Layout(ABC):
 
 
 class MapLayout(Layout):
-    """That of maps: (N, T, H, W) or (N, T, D, H, W)."""
+    """That of maps: (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
 
     batch, channels = 0, 1
     is_that_of_maps = True
@@ -110,7 +110,7 @@ class GridLayout(Layout):
     """How the output of a layer lies on the image.
 
     Attributes:
-        grid: its positions, (H, W) or (D, H, W).
+        grid: its positions, (H, W), (D, H, W) or (L,).
         dims: number of its dimensions.
         batch: the dimension that counts the images.
         channels: the dimension that counts the channels; the others are positions, row by row.
@@ -127,7 +127,9 @@ class GridLayout(Layout):
 
     @property
     def tokens(self) -> tuple[int, int, int] | None:
-        return (1 - self.batch, self.before, math.prod(self.grid)) if self.dims == 3 else None
+        if self.dims != 3 or (self.batch, self.channels) == (0, 1):  # a signal's channels come first
+            return None
+        return 1 - self.batch, self.before, math.prod(self.grid)
 
     @property
     def others(self) -> int:

@@ -184,9 +184,9 @@ class _Probe:
         self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor, extra: int = 0
     ) -> None:
         self._axes = images_of(x)[0].dim() - 2
-        if self._axes not in (2, 3):
+        if self._axes not in (1, 2, 3):
             raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
-        self._images = each(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)]), x)
+        self._images = each(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)], self._axes), x)
         self._sizes = [image.shape[2:] for image in images_of(x)]
         self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
         self._seen: list[_Tokens] = []
@@ -214,6 +214,8 @@ class _Probe:
         if not isinstance(output, Tensor) or output.dim() not in (3, 4, 5):
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise _UnknownError(f"it returns {shape}, which has no positions")
+        if output.dim() == 3 and self._axes == 1:
+            return self._of_signal(output, count)
         if output.dim() == 3:
             return self._of_tokens(output, count)
         if len(output) != count:
@@ -232,6 +234,22 @@ class _Probe:
         if len(fitting) != 1:
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
         return fitting[0]
+
+    def _of_signal(self, output: Tensor, count: int) -> GridLayout:
+        """Return the layout of what may be channels first, (N, T, L), or tokens, (N, L, T)."""
+        first = GridLayout(tuple(output.shape[2:]), 3, 0, 1)
+        grids = [*self._shapes, *self._sizes]
+        is_first = len(output) == count and any(_merged(grid, output.shape[2]) for grid in grids)
+        is_first = is_first and _in_corners(_largest((output - output[:1]).abs().double().amax(1)), first.grid)
+        try:
+            tokens = self._of_tokens(output, count)
+        except _UnknownError:
+            if is_first:
+                return first
+            raise
+        if is_first:
+            raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
+        return tokens
 
     def _of_tokens(self, output: Tensor, count: int) -> GridLayout:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
@@ -292,9 +310,9 @@ class _Probe:
         return None
 
 
-def _changed_in_corners(rows: list[int], x: Tensor) -> Tensor:
+def _changed_in_corners(rows: list[int], axes: int, x: Tensor) -> Tensor:
     """Return an image of noise and another, then the first one with other numbers in one corner for each axis."""
-    if not x.is_floating_point() or x.dim() < 4:
+    if not x.is_floating_point() or x.dim() < (3 if axes == 1 else 4):
         return x[:1].expand(len(rows), *x.shape[1:])
     size = x.shape[2:]
     noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
@@ -318,7 +336,7 @@ def _in_corners(changed: Tensor, grid: tuple[int, ...], margin: int = 0) -> bool
     """
     for axis in range(len(grid)):
         for other, size in enumerate(grid):
-            places = changed[2 + axis].movedim(other, 0).flatten(1).any(1).nonzero()[:, 0]
+            places = changed[2 + axis].movedim(other, 0).reshape(size, -1).any(1).nonzero()[:, 0]
             distance = size - 1 - places if other == axis else places  # the far end of one axis, the near end of others
             # Of two positions one has to be left, or any order would do.
             allowed = min(-(-size // 4) + margin, max(size - 1, 1))

@@ -138,12 +138,12 @@ def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--classifier", "tree"], "there is no classifier 'tree': a classifier is svm, forest, boosting, or"),
+        (["--classifier", "tree"], "there is no classifier 'tree': a classifier is svm, forest, boosting, neighbours"),
         (["--classifier", "forest", "--C", "2", "--search"], "--C and --search are for SVMs"),
         (["--classifier", "own_classifier:Farthest"], "has no function 'Farthest'"),
         (["--classifier", "own_classifier:thing"], "must return a classifier as scikit-learn has them"),
         (["--classifier", "own_classifier:Nearest", "--class-weight", "balanced"], "has no class_weight"),
-        (["--classifier", "sklearn.ensemble:IsolationForest"], "has no classes_ once it is fitted"),
+        (["--classifier", "sklearn.ensemble:IsolationForest"], "learns from good parts alone, but"),
         (["--classifier", "sklearn.cluster:KMeans"], "has no classes_ once it is fitted"),
         (["--classifier", "sklearn.cluster:Birch"], "Birch has no closed-form Jacobian here"),
     ],

@@ -1,0 +1,284 @@
+"""Heads at every position on the command line: from photos with masks, or of good parts alone, to maps and numbers."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+from torch import nn
+from torchvision.transforms import v2
+
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, export
+from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+
+SIZE = 64
+
+
+def backbone():
+    """A small network, and how it wants its pictures; the command line names it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 12, 5, 2, 2), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(12, 16, 3, 2, 1), nn.ReLU()),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    return net, v2.Compose([
+        v2.Resize((SIZE, SIZE)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize([0.5] * 3, [0.25] * 3),
+    ])  # fmt: skip
+
+
+def picture(random, spot):
+    """Return a texture, as a picture with a dark spot if one is wanted, and its mask."""
+    pixels, mask = random.normal(150, 12, (80, 100, 3)), np.zeros((80, 100), bool)
+    if spot:
+        y, x = random.integers(0, 60), random.integers(0, 76)
+        mask[y : y + 20, x : x + 24] = True
+        pixels[mask] -= 70
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), Image.fromarray(mask)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Good parts to learn from, and a folder of good and spotted ones with masks of the spots."""
+    root, random = tmp_path_factory.mktemp("parts"), np.random.default_rng(0)
+    for folder, count, spots in (("train/good", 10, False), ("test/good", 5, False), ("test/spot", 6, True)):
+        for number in range(count):
+            photo, mask = picture(random, spots)
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            photo.save(root / folder / f"{number}.png")
+            if spots:
+                (root / "masks/spot").mkdir(parents=True, exist_ok=True)
+                mask.save(root / "masks/spot" / f"{number}_mask.png")
+    return root
+
+
+NETWORK = ["--backbone", f"{__name__}:backbone", "--layer", "1", "--device", "cpu"]
+NETWORK += ["--features", "0", "--features", "1"]
+
+
+@pytest.fixture(scope="module")
+def bank(parts):
+    """Neighbours of good parts."""
+    file = parts / "neighbours.safetensors"
+    options = ["--pool", "dense:3", "--classifier", "neighbours", "--components", "6", "--coreset", "200"]
+    assert main(["fit", "--images", str(parts / "train"), *NETWORK, *options, "--out", str(file)]) == 0
+    return file
+
+
+@pytest.fixture(scope="module")
+def classifier(parts):
+    """An SVM on patches with masks."""
+    file = parts / "svm.safetensors"
+    options = ["--pool", "dense", "--masks", str(parts / "masks"), "--components", "4", "--sample", "60"]
+    options += ["--class-weight", "balanced", "--purity", "0.7"]
+    assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--out", str(file)]) == 0
+    return file
+
+
+def images(parts, folder):
+    transform = backbone()[1]
+    files = sorted((parts / folder).iterdir())
+    return torch.stack([transform(Image.open(file).convert("RGB")) for file in files]), files
+
+
+def test_good_parts_alone(parts, bank, tmp_path, capsys):
+    assert len(Head.load(bank).stages[2].points) == 200
+    net = PCASVMNet(backbone()[0].eval(), Head.load(bank), ["0", "1"], pool=("dense", 3)).eval()
+    command = ["explain", "--images", str(parts / "test"), *NETWORK, "--pool", "dense:3", "--head", str(bank)]
+    assert main([*command, "--out", str(tmp_path / "maps")]) == 0
+    with (tmp_path / "maps" / "values.csv").open() as file:
+        rows = {row["image"]: row for row in csv.DictReader(file)}
+    x, files = images(parts, "test/spot")
+    scores = net.anomaly_score(x)
+    for file, score in zip(files, scores, strict=True):
+        row = rows[f"spot/{file.name}"]
+        assert float(row["anomaly where strongest"]) == pytest.approx(score, rel=1e-4)
+    good = [float(row["anomaly where strongest"]) for name, row in rows.items() if name.startswith("good")]
+    assert max(good) < scores.min()
+    sheet = Image.open(tmp_path / "maps" / "spot" / f"{files[0].name}.png")
+    assert sheet.width == 3 * 234 + 10  # the photo, what is anomalous, and why
+    capsys.readouterr()
+    assert main([*command, "--at", "3,4", "--components", "1", "--out", str(tmp_path / "place")]) == 0
+    with (tmp_path / "place" / "values.csv").open() as file:
+        assert next(csv.reader(file))[2:] == ["component 1 at (3, 4)", "anomaly at (3, 4)"]
+
+
+def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
+    command = ["evaluate", "--images", str(parts / "test"), *NETWORK, "--pool", "dense:3", "--head", str(bank)]
+    assert main([*command, "--out", str(tmp_path / "none")]) == 2
+    assert "add --masks DIR" in capsys.readouterr().err
+    assert main([*command, "--masks", str(parts / "masks"), "--out", str(tmp_path / "evaluation")]) == 0
+    printed = capsys.readouterr().out
+    assert "masks of 6 of 11 images; on the others there is nothing" in printed
+    net = PCASVMNet(backbone()[0].eval(), Head.load(bank), ["0", "1"], pool=("dense", 3)).eval()
+    spots, files = images(parts, "test/spot")
+    good, _ = images(parts, "test/good")
+    truth = np.zeros((11, SIZE, SIZE), bool)
+    for row, file in enumerate(files):
+        mask = Image.open(parts / "masks" / "spot" / f"{file.stem}_mask.png")
+        truth[5 + row] = np.asarray(mask.resize((SIZE, SIZE), Image.Resampling.NEAREST))
+    maps = net.anomaly_map(torch.cat([good, spots]), size=(SIZE, SIZE))
+    expected = roc_auc_score(truth.ravel(), maps.ravel())
+    result = json.loads((tmp_path / "evaluation" / "localisation.json").read_text())
+    measured = {row["measure"]: row["estimate"]["mean"] for row in result["rows"]}
+    assert measured["pixel AUROC"] == pytest.approx(expected, abs=1e-4)
+    assert measured["image AUROC"] == 1.0
+    assert (tmp_path / "evaluation" / "positions.png").exists()
+
+
+def test_classes_of_patches(parts, classifier, tmp_path, capsys):
+    head = Head.load(classifier)
+    assert head.classes_.tolist() == ["background", "spot"]
+    net = PCASVMNet(backbone()[0].eval(), head, ["0", "1"], pool="dense").eval()
+    command = ["--images", str(parts / "test"), *NETWORK, "--pool", "dense", "--head", str(classifier)]
+    assert main(["explain", *command, "--out", str(tmp_path / "maps")]) == 0
+    with (tmp_path / "maps" / "values.csv").open() as file:
+        rows = {row["image"]: row for row in csv.DictReader(file)}
+    x, files = images(parts, "test/spot")
+    labels = net.predict(x)
+    strongest = ContributionCAM(net, ["1"]).explain(x, SVMTarget("spot", at="max")).values[:, 0]
+    for number, file in enumerate(files):
+        row = rows[f"spot/{file.name}"]
+        assert float(row["share of spot"]) == pytest.approx((labels[number] == "spot").mean(), abs=0.02)
+        assert float(row["spot where strongest"]) == pytest.approx(float(strongest[number]), rel=1e-3)
+        assert row["predicted"] == ""
+    capsys.readouterr()
+    assert main(["evaluate", *command, "--masks", str(parts / "masks"), "--out", str(tmp_path / "evaluation")]) == 0
+    assert float(re.search(r"every position, pixel AUROC: \+([01]\.\d+)", capsys.readouterr().out)[1]) > 0.9
+
+
+def test_cross_validation_leaves_out_whole_images(parts, capsys):
+    options = ["--pool", "dense", "--masks", str(parts / "masks"), "--components", "4", "--sample", "60"]
+    out = str(parts / "again.safetensors")
+    assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--no-cache", "--out", out]) == 0
+    printed = capsys.readouterr().out
+    assert "660 patches of 11 images" in printed
+    assert re.search(r"2 classes: (background|spot) \d+ \(\d+%\), (background|spot) \d+ \(\d+%\)", printed)
+    assert "5-fold cross-validation" in printed
+    assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--search", "--out", out]) == 2
+    assert "choose --C and --gamma for patches" in capsys.readouterr().err
+
+
+def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    command = ["--images", str(parts / "train"), *NETWORK, "--pool", "dense:3", "--head", str(bank)]
+    assert main(["export", *command, "--out", str(tmp_path / "line.onnx")]) == 0
+    assert "maps of anomaly where strongest" in capsys.readouterr().out
+    reader = export.Explainer(tmp_path / "line.onnx")
+    x, files = images(parts, "test/spot")
+    outputs = reader(reader.prepared(reader.read(files[0]))[None])
+    net = PCASVMNet(backbone()[0].eval(), Head.load(bank), ["0", "1"], pool=("dense", 3)).eval()
+    expected = net.anomaly_map(x[:1])
+    assert np.abs(outputs["anomaly"] - expected).max() < 1e-3 * expected.max()
+    options = ["--model", str(tmp_path / "line.onnx"), "--out", str(tmp_path / "maps")]
+    assert main(["explain", "--images", str(parts / "test"), *options]) == 0
+    with (tmp_path / "maps" / "values.csv").open() as file:
+        (row,) = (row for row in csv.DictReader(file) if row["image"] == f"spot/{files[0].name}")
+    assert float(row["anomaly where strongest"]) == pytest.approx(expected.max(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--classifier", "neighbours"], "learns from good parts alone, but"),
+        (["--classifier", "neighbours", "--masks", "masks"], "leave out --masks, and measure with evaluate --masks"),
+        (["--masks", "masks", "--pool", "mean"], "--masks are for heads that decide at every position"),
+        (["--pool", "dense:x"], "a neighbourhood has an odd size"),
+        (["--pool", "dense", "--masks", "nowhere"], "there is no folder of masks"),
+    ],
+)
+def test_what_does_not_fit_is_refused(parts, options, message, capsys):
+    options = [str(parts / option) if option == "masks" else option for option in options]
+    command = ["fit", "--images", str(parts / "test"), *NETWORK, *options, "--components", "2"]
+    assert main([*command, "--out", str(parts / "none.safetensors")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_place_needs_positions(parts, tmp_path, capsys):
+    head, network = tmp_path / "head.safetensors", ["--images", str(parts / "test"), *NETWORK[:6]]
+    assert main(["fit", *network, "--components", "2", "--out", str(head)]) == 0
+    explain = ["explain", *network, "--head", str(head), "--out", str(tmp_path / "maps")]
+    assert main([*explain, "--at", "1,1"]) == 2
+    assert "this head decides once for each image: leave it out" in capsys.readouterr().err
+    assert main(explain) == 0
+
+
+def masks_in(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, numbers in files.items():
+        Image.fromarray(np.asarray(numbers, np.uint8)).save(folder / f"{name}.png")
+
+
+def pictures_in(folder, *names, size=(8, 6)):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        Image.new("RGB", size).save(folder / f"{name}.jpg")
+    return [folder / f"{name}.jpg" for name in names]
+
+
+def test_masks_are_found_by_name_and_resized_as_pictures(tmp_path):
+    paths = pictures_in(tmp_path / "photos", "a", "b", "c", "d")
+    names = [path.name for path in paths]
+    square = np.zeros((6, 8), np.uint8)
+    square[2:4, 4:8] = 255
+    masks_in(tmp_path / "masks", a=square, b_mask=square * 0, c_gt=square)
+    masks = MaskFolder(tmp_path / "masks", names, paths)
+    assert (masks.count, masks.values) == (3, [1])
+    assert masks.of(0, (6, 8), None).tolist() == (square > 0).astype(int).tolist()
+    assert masks.of(0, (12, 16), None).sum() == 4 * 8
+    assert masks.of(1, (6, 8), None).sum() == masks.of(3, (6, 8), None).sum() == 0
+    padded = masks.of(2, (8, 8), "pad")
+    assert padded[3:5, 4:].all()
+    assert padded.sum() == 8
+    cropped = masks.of(2, (6, 6), 6)  # the middle 6 of 8 columns
+    assert cropped.tolist() == (square[:, 1:7] > 0).astype(int).tolist()
+
+
+def test_masks_of_several_classes_keep_their_numbers(tmp_path):
+    paths = pictures_in(tmp_path / "photos" / "x", "a", "b")
+    numbers = np.zeros((6, 8), np.uint8)
+    numbers[0], numbers[1], numbers[2] = 1, 3, 255
+    masks_in(tmp_path / "masks" / "x", a=numbers)
+    masks = MaskFolder(tmp_path / "masks", ["x/a.jpg", "x/b.jpg"], paths)
+    assert masks.values == [1, 3, 255]
+    assert masks.of(0, (6, 8), None).tolist() == numbers.tolist()
+
+
+def test_a_mask_that_was_saved_as_a_photo_has_an_edge_in_the_middle(tmp_path):
+    paths = pictures_in(tmp_path / "photos", "a", size=(64, 4))
+    shades = np.tile(np.arange(64) * 4, (4, 1))
+    masks_in(tmp_path / "masks", a=shades)
+    masks = MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
+    assert masks.of(0, (4, 64), None).tolist() == (shades > 127).astype(int).tolist()
+
+
+def test_masks_that_belong_to_nothing_are_refused(tmp_path):
+    paths = pictures_in(tmp_path / "photos", "a")
+    square = np.ones((6, 8))
+    with pytest.raises(FileNotFoundError, match="there is no folder of masks"):
+        MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
+    masks_in(tmp_path / "masks", b=square)
+    with pytest.raises(FileNotFoundError, match=r"that of a\.jpg would be a\.png"):
+        MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
+    masks_in(tmp_path / "masks", a=square)
+    with pytest.raises(ValueError, match="is the mask of no picture"):
+        MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
+    (tmp_path / "masks" / "b.png").unlink()
+    Image.new("L", (8, 8)).save(tmp_path / "masks" / "a.png")
+    with pytest.raises(ValueError, match="save it in the picture's size"):
+        MaskFolder(tmp_path / "masks", ["a.jpg"], paths).of(0, (6, 8), None)
+    (tmp_path / "masks" / "a.png").write_bytes(b"nothing")
+    with pytest.raises(OSError, match="cannot be read"):
+        MaskFolder(tmp_path / "masks", ["a.jpg"], paths).of(0, (6, 8), None)
+    Image.new("L", (8, 6)).save(tmp_path / "masks" / "a.png")
+    Image.new("L", (8, 6)).save(tmp_path / "masks" / "a.bmp")
+    with pytest.raises(ValueError, match="are masks of the same picture"):
+        MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
