@@ -34,6 +34,13 @@ class PixelScores:
         images: how many images there are.
         masked: how many of them have a mask that is not empty.
         regions: number of connected regions.
+
+    Example:
+        >>> truth = np.zeros((2, 8, 8), bool)
+        >>> truth[0, 2:4, 2:5] = True
+        >>> scores = evaluation.pixel_scores(truth + 0.1 * np.arange(8), truth)
+        >>> scores.regions, scores.masked
+        (1, 1)
     """
 
     auroc: Estimate

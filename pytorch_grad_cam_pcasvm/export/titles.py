@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     Target,
 )
+from pytorch_grad_cam_pcasvm.targets.places import place_in_words
 
 
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
 def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool) -> str:
     """Return what a target is, in a few words; of a head that tells anomalies, which its value is minus."""
     if anomalies and isinstance(target, SVMTarget) and target.category is None:
-        return ("anomaly" if target.sign == "-" else "normality") + _place(target)
+        return ("anomaly" if target.sign == "-" else "normality") + place_in_words(target)
     kinds: dict[Any, str] = {
         LogRatioTarget: "log-ratio of ",
         ProbabilityTarget: "probability of ",
@@ -57,12 +58,4 @@ def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool) -> st
         words += str(category) if category is not None else "value" if classes is None else predicted
         rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
         words += " / " * bool(rivals) + ", ".join(map(str, rivals))
-    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target)) + _place(target)
-
-
-def _place(target: Target) -> str:
-    """Return where a target is, in a few words."""
-    at = getattr(target, "at", None)
-    if at is None:
-        return ""
-    return " where strongest" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"
+    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target)) + place_in_words(target)

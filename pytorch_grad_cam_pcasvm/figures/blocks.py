@@ -8,6 +8,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from pytorch_grad_cam.utils.image import show_cam_on_image
@@ -29,10 +30,12 @@ from pytorch_grad_cam_pcasvm.targets import (
     ScoreTarget,
     SVMTarget,
 )
+from pytorch_grad_cam_pcasvm.targets.places import place_in_words, region_of, selection_of
 
 GAP = 0.07  # between pictures, in inches
 IMAGE_WEIGHT = 0.45
 _FAINT = 0.1  # a map whose largest value is below this share of its scale says so
+OUTLINE = "#ffe600"  # of places and true masks
 _HALO = [withStroke(linewidth=3, foreground="black")]
 
 
@@ -91,6 +94,17 @@ class Block:
         """Return where the scale of an image ends."""
         return number(float(self.columns[0].top[row]), float(self.group.log_scale[row, self.k]))
 
+    def place(self, row: int, size: Sequence[int]) -> np.ndarray | None:
+        """Return which pixels of an image the target is about, (H, W); None: it is about the whole of it."""
+        target, output = self.group.targets[self.k], self.group.output
+        if getattr(target, "at", None) is None or not isinstance(output, HeadOutput) or output.grid is None:
+            return None
+        selection = selection_of(target, output)
+        every = torch.ones(1, len(output), selection.size, 1, device=output.device)
+        mask = selection.put(every)[0, row, :, 0].unflatten(0, output.grid.shape).cpu().numpy()
+        index = [np.arange(pixels) * positions // pixels for pixels, positions in zip(size, mask.shape, strict=True)]
+        return mask[np.ix_(*index)]
+
     def is_blank(self, row: int) -> bool:
         """Return whether there is no gradient."""
         both = self.group.maps, self.group.opposite
@@ -117,6 +131,8 @@ def draw_map(
             note = "no gradient"
         style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "path_effects": _HALO}
         axis.text(0.5, 0.5, note, transform=axis.transAxes, fontsize=font, **style)
+    if (place := block.place(row, values.shape)) is not None:
+        axis.contour(place, [0.5], colors=OUTLINE, linewidths=1.2)
 
 
 def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
@@ -152,11 +168,12 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
     """Return what a target is for this image, and its value."""
     target = group.targets[k]
     value = number(float(group.values[row, k]))
+    where = place_in_words(target)
     if isinstance(target, PCATarget):
-        return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}"
+        return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}{where}"
     if labels_of(group.output) is None:
-        return f"\N{MINUS SIGN} {value}" if getattr(target, "sign", "+") == "-" else value
-    words = subject(target, group.output, row, classes)
+        return (f"\N{MINUS SIGN} {value}" if getattr(target, "sign", "+") == "-" else value) + where
+    words = subject(target, group.output, row, classes) + where
     return f"{words}: {value}" if words else value
 
 
@@ -167,7 +184,7 @@ def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -
         return ""
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
     if isinstance(output, HeadOutput) and of_svm:
-        category = output.labels()[row] if category is None else category
+        category = _predicted(target, output, row) if category is None else category
     elif category is None and isinstance(target, ScoreTarget):
         category = int(_scores(output)[row].argmax())
     elif isinstance(category, int) and not of_svm:
@@ -183,6 +200,14 @@ def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -
         several = [_plain(label) for label in versus] if isinstance(versus, tuple) else [versus]
         words.append("/ " + ", ".join(str(name_of.get(label, _class(label))) for label in several))
     return literal(" ".join(words))
+
+
+def _predicted(target: Any, output: HeadOutput, row: int) -> Any:
+    """Return the class that is predicted for an image, or for most of the positions that a target is about."""
+    if output.grid is None:
+        return output.labels()[row]
+    region = region_of(output, selection_of(target, output))
+    return output.head.classes_[int(region.predicted()[row * region.size])]  # type: ignore[index]
 
 
 def labels_of(output: Any) -> list[Any] | None:

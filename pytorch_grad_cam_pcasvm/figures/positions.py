@@ -14,6 +14,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
@@ -29,7 +30,6 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import (
 
 _SIDE = 1.95  # of a picture, in inches
 _ACROSS = 8.0  # inches
-_OUTLINE = "#ffe600"
 _TAILS = 1  # per cent of the numbers that a scale of colours leaves out at either end
 
 
@@ -242,5 +242,5 @@ def _panels(
                 pair[0].set_title(literal(titles[image]), loc="left", fontsize="small")
             if outlines is not None and outlines[image].any():
                 for axis in pair:
-                    axis.contour(outlines[image], [0.5], colors=_OUTLINE, linewidths=1.2)
+                    axis.contour(outlines[image], [0.5], colors=OUTLINE, linewidths=1.2)
         yield figure, list(axes.flat)

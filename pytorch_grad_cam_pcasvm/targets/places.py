@@ -84,6 +84,14 @@ def place_of(at: Any) -> Place:
     return tuple(array.reshape(-1).tolist())
 
 
+def place_in_words(target: Any) -> str:
+    """Return where a target is, as it is appended to its name: empty for the whole picture."""
+    at = getattr(target, "at", None)
+    if at is None:
+        return ""
+    return " where strongest" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"
+
+
 class Spans:
     """The same positions for all images, as spans from one to another: nothing has to be sent to a device.
 

@@ -58,15 +58,17 @@ def given(tmp_path_factory):
     folder = tmp_path_factory.mktemp("examples")
     store = atlas.build(net, dataset, ["layer2"], out=folder / "atlas", progress=False)
     pooled = nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
+    lines = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2))
     estimators = (KernelPCA, LogisticRegression, Normalizer, OneVsRestClassifier, PCA, RBFSampler, StandardScaler, SVC)
     estimators += (DecisionTreeClassifier, MyScaler, NearestNeighbors, VarianceThreshold)
     return THINGS | {kind.__name__: kind for kind in estimators} | {
         "atlas": atlas, "evaluation": evaluation, "export": export, "make_pipeline": make_pipeline,
-        "torch": torch, "warnings": warnings,
+        "np": np, "torch": torch, "warnings": warnings,
         "backbone": backbone, "cam": cam, "dataset": dataset, "features": features, "images": x[:2],
         "labels": animals, "loader": [(x[:6], animals[:6]), (x[6:], animals[6:])], "maps": cam.explain(x[:2]),
         "net": net, "net_of_volumes": pooled.eval(), "pipeline": pipeline, "training_images": x,
-        "volumes": torch.rand(1, 1, 6, 8, 8), "folder": folder, "store": store,
+        "volumes": torch.rand(1, 1, 6, 8, 8), "net_of_signals": lines.eval(),
+        "signals": torch.rand(1, 2, 24), "folder": folder, "store": store,
     }  # fmt: skip
 
 

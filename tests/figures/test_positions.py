@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_rgb
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import SVC
+from torch import nn
 
-from pytorch_grad_cam_pcasvm.figures import plot_labels, plot_positions, plot_rgb
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget, extract_features
+from pytorch_grad_cam_pcasvm.figures import plot_labels, plot_maps, plot_positions, plot_rgb
+from pytorch_grad_cam_pcasvm.figures.blocks import Block, caption
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS
 
 RNG = np.random.default_rng(0)
@@ -87,3 +93,34 @@ def test_components_as_colours_are_on_one_scale_for_all_pictures():
 def test_what_is_refused(draw, message):
     with pytest.raises(ValueError, match=message):
         draw()
+
+
+def test_the_place_of_a_target_is_outlined_and_named():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.ReLU()).eval()
+    x = torch.rand(2, 3, 16, 24)
+    rows, _ = extract_features(backbone, [x], pool="dense", progress=False)
+    names = np.array(["leaf", "spot"])[(rows[:, 0] > np.median(rows[:, 0])).astype(int)]
+    net = PCASVMNet(backbone, make_pipeline(PCA(2), SVC()).fit(rows, names), pool="dense").eval()
+    region = np.zeros((8, 12), bool)
+    region[1:3, 2:6] = True
+    targets = [SVMTarget("spot", at=(3, 4)), SVMTarget(at=region), PCATarget(0, at="max"), SVMTarget("leaf")]
+    maps = ClosedFormGradCAM(net, ["1"]).explain(x, targets)
+    most = net(x).components[:, 0].flatten(1).argmax(1)
+    words = [caption(maps, k, 0, None) for k in range(4)]
+    commonest, count = np.unique(net.predict(x)[0][region], return_counts=True)
+    assert words[0].startswith("spot at (3, 4): ")
+    assert words[1].startswith(f"{commonest[count.argmax()]} in a region: ")
+    assert words[2].endswith(" where strongest")
+    assert words[3].startswith("leaf: ")
+    for row in range(2):
+        blocks = [Block("", maps, k, True, (16, 24), None) for k in range(4)]
+        places = [block.place(row, (16, 24)) for block in blocks]
+        assert places[0].nonzero()[0].tolist() == [6, 6, 7, 7]
+        assert places[0].nonzero()[1].tolist() == [8, 9, 8, 9]
+        assert (places[1] == np.kron(region, np.ones((2, 2)))).all()
+        at = np.unravel_index(int(most[row]), (8, 12))
+        assert places[2].sum() == 4
+        assert places[2][2 * at[0], 2 * at[1]] == 1
+        assert places[3] is None
+    plot_maps(x, maps, signed=True)
