@@ -188,9 +188,10 @@ def plot_component(
     return _drawn(ends, along, count, size)
 
 
-def method_of(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFormCAM:
-    """Return the method that was given, or contributions at a layer."""
-    refuse_dense(net, "this figure")
+def method_of(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None, at: Any = None) -> ClosedFormCAM:
+    """Return the method that was given, or contributions at a layer; ``at``: the position that a figure is about."""
+    if at is None:
+        refuse_dense(net, "this figure")
     if (layer is None) == (cam is None):
         raise ValueError("say where to look: pass target_layer= for contributions, or cam= for another method")
     if cam is None:
@@ -201,7 +202,13 @@ def method_of(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None) -> ClosedFo
 
 
 def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.ndarray, HeadOutput]:
-    """Return the components of all images, (R, B), the predicted classes, (R,), all the same without any; an output."""
+    """Return the components of all images, (R, B), the predicted classes, (R,), all the same without any; an output.
+
+    Of dense features, (R, B, h, w) and (R, h, w).
+
+    Raises:
+        ValueError: the head has no components.
+    """
     components, labels = [], []
     with evaluating(net), torch.no_grad():
         for batch in x.split(batch_size):

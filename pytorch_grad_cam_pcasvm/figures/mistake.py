@@ -2,23 +2,28 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.component import method_of, values_of
 from pytorch_grad_cam_pcasvm.figures.decision import how_to_read
+from pytorch_grad_cam_pcasvm.figures.patches import Around
 from pytorch_grad_cam_pcasvm.figures.steps import COLUMN, PICTURE, Steps, stand_below
 from pytorch_grad_cam_pcasvm.figures.style import bare, filled, laid_out, literal, number, plain_name
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
+from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
+from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.modules import device_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.patches import majority
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
@@ -42,6 +47,7 @@ def plot_mistake(
     count: int = 4,
     neighbours: int = 3,
     batch_size: int = 32,
+    at: tuple[int, ...] | None = None,
     size: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw why an image was classified wrongly: the decision between the predicted and the true class, part by part.
@@ -53,12 +59,16 @@ def plot_mistake(
     training images of both classes, with their Euclidean distances in the space of all components; a copy of the image
     itself is left out.
 
+    Of a head that decides at every position, the mistake is that at one of them: which part of the picture made it, and
+    the training patches that are nearest to it, in the middle of what lies around them.
+
     Args:
         net: a network with a PCA and a classifier.
         image: the image, preprocessed for the network, shape (C, H, W) or (1, C, H, W).
         truth: its true class, a label from ``classes_``.
         images: the training images, preprocessed for the network, shape (R, C, H, W).
-        labels: the training images' classes, shape (R,).
+        labels: the training images' classes, shape (R,), or with ``at`` also masks, shape (R, H, W): a patch has the
+            label of most of its pixels.
         target_layer: the layer whose contributions are drawn, by :class:`ContributionCAM`.
         cam: a method whose maps add up, created for this network, to use instead, for example with another baseline.
         picture: the picture to draw of the image, shape (H, W, 3), (3, H, W), (1, H, W) or (H, W), in [0, 1]; None: the
@@ -69,6 +79,7 @@ def plot_mistake(
         count: number of components to draw, those with the largest parts; the others are summed.
         neighbours: number of training images of each class.
         batch_size: number of images to run at once.
+        at: of a head that decides at every position, the position (row, column); its true class is ``truth``.
         size: width and height of the figure in inches, with a smaller font if needed; None: as large as needed.
 
     Returns:
@@ -78,8 +89,8 @@ def plot_mistake(
         TypeError: the images are not floating-point tensors.
         ValueError: the image is classified correctly; the head has no PCA, no classifier or no classes (a regressor, a
             one-class SVM); the true class is unknown to the head or has no training image; neither or both of
-            ``target_layer`` and ``cam`` are given; ``cam`` belongs to another network, or its maps do not add up; or
-            images, pictures, labels and names do not match.
+            ``target_layer`` and ``cam`` are given; ``cam`` belongs to another network, or its maps do not add up;
+            images, pictures, labels and names do not match; or the head decides at every position, and none is named.
 
     Example:
         >>> truth = "dog" if net.predict(images)[0] == "cat" else "cat"  # as if it were one
@@ -87,7 +98,7 @@ def plot_mistake(
     """
     head_classes = _classes(net.head)
     truth = head_classes[net.head.class_index(truth)]
-    cam = method_of(net, target_layer, cam)
+    cam = method_of(net, target_layer, cam, at)
     one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images)
     image_labels, source = as_array(labels), as_array(x if pictures is None else pictures)
     if one.shape != x[:1].shape or count < 1 or neighbours < 1 or batch_size < 1:
@@ -95,7 +106,8 @@ def plot_mistake(
             f"an image of shape {tuple(image.shape)} for training images of shape {tuple(x.shape)}, count {count}, "
             f"neighbours {neighbours}: give one image of their shape, and at least 1 of each"
         )
-    if image_labels.shape != (len(x),) or len(source) != len(x):
+    masks = at is not None and image_labels.shape == (len(x), *x.shape[2:])
+    if not (image_labels.shape == (len(x),) or masks) or len(source) != len(x):
         raise ValueError(
             f"labels of shape {image_labels.shape} and {len(source)} pictures for {len(x)} training images: give "
             "one for each"
@@ -104,7 +116,10 @@ def plot_mistake(
     drawn = as_array(one if picture is None else picture)
     drawn = as_pictures(drawn if drawn.ndim == 4 else drawn[None])[0]
 
-    p, (predicted,), output = values_of(net, one, 1)
+    p, predictions, output = values_of(net, one, 1)
+    of_truth = float(SVMTarget(truth, at=at)(output))  # which refuses a place that there is not
+    here = (0, *at) if at else (0,)
+    p, predicted = p.movedim(1, -1)[here], predictions[here]
     predicted = predicted.item() if isinstance(predicted, np.generic) else predicted
     if predicted == truth:
         raise ValueError(
@@ -113,19 +128,38 @@ def plot_mistake(
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
-        components = cam.explain(one.to(device_of(net)), [PCATarget(b) for b in range(p.shape[1])]).cpu()
-    target, in_order = SVMTarget(predicted, versus=truth), None if classes is None else list(names.values())
-    steps, all_steps = (Steps.of(components, net.head, target, most, in_order) for most in (count, p.shape[1]))
-    margins = [(names[label], float(SVMTarget(label)(output))) for label in (predicted, truth)]
+        components = cam.explain(one.to(device_of(net)), [PCATarget(b, at=at) for b in range(len(p))]).cpu()
+    components, (target,) = at_place(components, SVMTarget(predicted, versus=truth), at)
+    in_order = None if classes is None else list(names.values())
+    steps, all_steps = (Steps.of(components, net.head, target, most, in_order) for most in (count, len(p)))
+    margins = [(names[predicted], float(SVMTarget(predicted, at=at)(output))), (names[truth], of_truth)]
 
-    distances = (values_of(net, x, batch_size)[0] - p).norm(dim=1).numpy()
-    distances[(x == one).flatten(1).all(1).cpu().numpy()] = np.inf  # no image is its own neighbour
-    nearest = [_nearest(distances, image_labels, label)[:neighbours] for label in (predicted, truth)]
+    # Of dense features, there is a row for each patch.
+    rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p))
+    positions, grid = len(rows) // len(x), output.grid or Grid((), ())
+    row_labels = majority(image_labels, grid.shape)[0].ravel() if masks else image_labels.repeat(positions)
+    distances = (rows - p).norm(dim=1).numpy()
+    distances[(x == one).flatten(1).all(1).cpu().numpy().repeat(positions)] = np.inf  # no image is its own neighbour
+    nearest = [_nearest(distances, row_labels, label)[:neighbours] for label in (predicted, truth)]
+    around = Around(grid, drawn.shape[:2]) if at else None
     near = [
-        (literal(names[label]), as_pictures(source[rows]), distances[rows])
-        for label, rows in zip((predicted, truth), nearest, strict=True)
+        _Near(
+            literal(names[label]),
+            as_pictures(source[some]) if around is None else around.cut(source, some),
+            distances[some],
+        )
+        for label, some in zip((predicted, truth), nearest, strict=True)
     ]
-    return _drawn(drawn, steps, _sentence(all_steps, margins), near, size)
+    outline = None if around is None else around.patch(int(np.ravel_multi_index(at or (), grid.shape)))
+    return _drawn(drawn, steps, _sentence(all_steps, margins), near, size, outline)
+
+
+class _Near(NamedTuple):
+    """The nearest training images, or patches, of a class: its name, pictures (n, H, W, 3), and distances (n,)."""
+
+    name: str
+    pictures: np.ndarray
+    distances: np.ndarray
 
 
 def _classes(head: Head) -> list[Any]:
@@ -186,8 +220,9 @@ def _drawn(
     picture: np.ndarray,
     steps: Steps,
     sentence: str,
-    near: Sequence[tuple[str, np.ndarray, np.ndarray]],
+    near: Sequence[_Near],
     size: tuple[float, float] | None,
+    outline: np.ndarray | None,
 ) -> Figure:
     """Return the figure of the steps, and below them the neighbours of both classes."""
     (predicted, pictures, _), (truth, *_) = near
@@ -201,11 +236,15 @@ def _drawn(
     needed = (width, high + low + 0.3 * (title.count("\n") + 1))
     note = (
         f'{how_to_read(steps)} Here, red favours "{predicted}", blue "{truth}". Below: the nearest training '
-        f"images, by Euclidean distance in the space of all {len(steps.whole.components)} components."
+        f"{'images' if outline is None else 'patches'}, by Euclidean distance in the space of all "
+        f"{len(steps.whole.components)} components."
     )
     with laid_out(needed, size, note, w_pad=0.15) as figure:
         above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat
         axes = steps.draw(above, above.add_gridspec(2, columns, height_ratios=steps.heights(picture)), picture)
+        if outline is not None:
+            for axis in (axes[0][0], axes[0][-1]):
+                axis.contour(outline, [0.5], colors=OUTLINE, linewidths=1.2)
         grid, font = below.add_gridspec(1, columns), mpl.rcParams["font.size"]
         for first, text, (_, pictures, distances) in zip((0, second), words, near, strict=True):
             row = [bare(below.add_subplot(grid[column])) for column in range(first, first + len(pictures))]

@@ -72,7 +72,7 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             "maps of this method are not sums of component maps: use ClosedFormGradCAM, ClosedFormHiResCAM, "
             "ClosedFormXGradCAM or ContributionCAM"
         )
-    components, listed = _at_place(components[:, :count], targets, places[0])
+    components, listed = at_place(components[:, :count], targets, places[0])
     reduction, tail = _parts(Head.of(head), count, components.output)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
@@ -80,8 +80,12 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
         return _recombined(components, reduction, tail, listed)
 
 
-def _at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMaps, list[Any]]:
-    """Return component maps and targets without their place, which is one position of dense features, if any."""
+def at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMaps, list[Any]]:
+    """Return component maps and targets without their place, which is one position of dense features, if any.
+
+    Raises:
+        ValueError: there are no targets, or some are of another place; or the place is not one position.
+    """
     listed = [SVMTarget()] if targets is None else list(targets) if isinstance(targets, list | tuple) else [targets]
     if not listed:
         raise ValueError("targets is empty: pass None for the predicted class, or at least one target")

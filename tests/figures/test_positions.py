@@ -10,8 +10,11 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget, extract_features
-from pytorch_grad_cam_pcasvm.figures import plot_labels, plot_maps, plot_positions, plot_rgb
+from pytorch_grad_cam_pcasvm.figures import plot_labels, plot_maps, plot_mistake, plot_positions, plot_rgb
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, caption
+from pytorch_grad_cam_pcasvm.figures.patches import Around
+from pytorch_grad_cam_pcasvm.figures.style import number as written
+from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS
 
 RNG = np.random.default_rng(0)
@@ -124,3 +127,46 @@ def test_the_place_of_a_target_is_outlined_and_named():
         assert places[2][2 * at[0], 2 * at[1]] == 1
         assert places[3] is None
     plot_maps(x, maps, signed=True)
+
+
+def test_the_mistake_at_a_position_and_the_nearest_patches():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.Softplus()).eval()
+    x = torch.rand(6, 3, 16, 24)
+    rows, _ = extract_features(backbone, [x], pool="dense", progress=False)
+    head = make_pipeline(PCA(3), SVC()).fit(rows, (rows[:, 0] > np.median(rows[:, 0])).astype(int))
+    net = PCASVMNet(backbone, head, pool="dense").eval()
+    predicted = int(net.predict(x)[0, 3, 4])
+    masks = (np.arange(24) >= 12).astype(int)[None, None].repeat(6, 0).repeat(16, 1)
+    arguments = {"target_layer": "1", "at": (3, 4), "neighbours": 2}
+    figure = plot_mistake(net, x[0], 1 - predicted, x, masks, **arguments)
+    margins = [written(float(SVMTarget(label, at=(3, 4))(net(x[:1])))) for label in (predicted, 1 - predicted)]
+    start = f'predicted "{predicted}" ({margins[0]}), but it is "{1 - predicted}" ({margins[1]})'
+    assert figure.get_suptitle().replace("\n", " ").startswith(start)
+    # Distances of patches are those of their components, and no patch of the image itself is its neighbour.
+    components = net(x).components.detach()
+    away = (components - components[0, :, 3, 4].reshape(1, 3, 1, 1)).norm(dim=1)[1:]
+    of_class = {0: away[:, :, :6], 1: away[:, :, 6:]}
+    nearest = [of_class[label].flatten().sort().values[:2] for label in (predicted, 1 - predicted)]
+    shown = [axis.get_title().strip() for axis in figure.axes if "distance" in axis.get_title()]
+    assert shown == [f"distance {written(float(value))}" for value in torch.cat(nearest)]
+    labels = [0, 1, 0, 1, 0, 1]
+    plot_mistake(net, x[0], 1 - predicted, x, labels, **arguments)
+    with pytest.raises(ValueError, match="decides once for each image"):
+        plot_mistake(net, x[0], 1 - predicted, x, labels, target_layer="1")
+    with pytest.raises(ValueError, match="there is no position"):
+        plot_mistake(net, x[0], 1 - predicted, x, labels, target_layer="1", at=(9, 4))
+
+
+def test_what_lies_around_a_patch_is_cut_inside_the_picture():
+    around = Around(Grid((4, 6), (40, 60)), (40, 60))
+    pictures = RNG.uniform(size=(2, 40, 60, 3))
+    cut = around.cut(pictures, np.array([0, 24 + 15]))  # the first of the first, (2, 3) of the second
+    assert cut.shape == (2, 40, 60, 3)  # seven patches across are more than the picture has
+    assert around.patch(15).nonzero()[0].tolist()[0] == 20
+    assert around.patch(15).sum() == 100
+    fine = Around(Grid((20, 30), (40, 60)), (40, 60))
+    corner, middle = fine.cut(pictures, np.array([0, 10 * 30 + 15]))
+    assert corner.shape == (14, 14, 3)
+    assert np.allclose(corner[3:], pictures[0, 3:14, :14])
+    assert np.allclose(middle[:5], pictures[0, 14:19, 24:38])
