@@ -2307,7 +2307,7 @@ FILES = [
         },
     ),
     Row(
-        BUILT + "build.py: is not empty and not an atlas",
+        BUILT + "run.py: is not empty and not an atlas",
         lambda: build(in_the_way()),
         "is not empty and not an atlas",
         ANOTHER,
@@ -2484,6 +2484,25 @@ def from_pickle(*, saved: bool) -> Any:
 def of_volumes() -> tuple[Tensor, SignedMaps]:
     problem = explained("pooled", size="volume")
     return problem.x.sigmoid(), ClosedFormGradCAM(problem.net, [problem.layer]).explain(problem.x)
+
+
+def of_signals() -> tuple[Tensor, SignedMaps]:
+    backbone = seeded(lambda: nn.Sequential(nn.Conv1d(2, 5, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten()))
+    x = random(9, 2, 16)
+    return x, ClosedFormGradCAM(PCASVMNet(backbone, head_for(backbone, x)).eval(), ["1"]).explain(x)
+
+
+@cache
+def stored_features() -> Any:
+    return atlas.extract(BACKBONE, list(PICTURES), "0", out=folder() / "stored", pool="mean", progress=False)
+
+
+def read_features(layer: str = "0") -> np.ndarray:
+    return extract_features(BACKBONE, stored_features(), layer, pool="mean", progress=False)[0]
+
+
+def extracted_anew() -> Any:
+    return atlas.extract(BACKBONE, list(PICTURES), "1", out=folder() / "anew", pool="mean", progress=False)
 
 
 def one_slice() -> Any:
@@ -2737,6 +2756,33 @@ OTHERS = [
             "use figures.plot_volume": lambda: figures.plot_volume(*of_volumes()),
             "dataclasses.replace(maps, maps=maps.maps[:, :, d])": one_slice,
         },
+    ),
+    Row(
+        "figures/grid.py: are of signals",
+        lambda: figures.plot_maps(*of_signals()),
+        "are of signals",
+        {"use figures.plot_signal": lambda: figures.plot_signal(*of_signals())},
+    ),
+    Row(
+        "atlas/features.py: has features of something else",
+        partial(read_features, "1"),
+        "has features of something else",
+        {
+            "pass the same network, layer and pool": read_features,
+            "extract them anew, atlas.extract(..., out=) with another folder": extracted_anew,
+        },
+    ),
+    Row(
+        "atlas/manifest.py: there are no features in",
+        lambda: atlas.Features(folder()),
+        "there are no features in",
+        {"extract them, atlas.extract(..., out=": extracted_anew},
+    ),
+    Row(
+        "atlas/manifest.py: has {'features' if file_format",
+        lambda: atlas.load(stored_features().folder),
+        "has features, and not an atlas",
+        {"give another folder as out=": extracted_anew},
     ),
     Row(
         "figures/grid.py: and cannot be compared",

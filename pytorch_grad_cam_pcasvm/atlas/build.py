@@ -2,8 +2,7 @@
 
 import inspect
 import multiprocessing
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,22 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.compare import compare
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.atlas.run import (
+    BLOCK,
+    SHARD_BYTES,
+    begin,
+    finish,
+    first_of,
+    kind_of,
+    make,
+    missing_of,
+    refuse_other,
+)
 from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
-from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.head.storage import own_types
@@ -25,15 +34,9 @@ from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
-from pytorch_grad_cam_pcasvm.runtime import digests, files
+from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
-from pytorch_grad_cam_pcasvm.runtime.errors import refuse
-from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
-
-# Images that the network sees at once: rounding depends on it, so it depends on nothing else.
-BLOCK = {"cpu": 16, "cuda": 64}
-SHARD_BYTES = 64 * 2**20  # of maps, which are held in memory until a shard is complete
 
 
 def build(
@@ -117,7 +120,7 @@ def build(
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0)
     block = block or BLOCK.get(device_of(net).type, BLOCK["cuda"])
-    first = _first(images)
+    first = first_of(images)
     with evaluating(net), torch.no_grad():
         output = net(first.images.to(device_of(net)))
     if output.components is None:
@@ -143,7 +146,7 @@ def build(
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):
         if name in probe and probe[name][0] is not None:
-            kinds[name] = _kind(probe[name][0], name)
+            kinds[name] = kind_of(probe[name][0], name)
     entries = _entries(images, explainer, first, probe, kinds, shard_size)
     folder = Path(out)
     job = engines.Job(
@@ -160,14 +163,16 @@ def build(
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # it would wait for its parent, that for it
         raise RuntimeError("a script that starts processes must do so under if __name__ == '__main__'")
     net.head.tell_of_fit(always=True)
-    _refuse(folder, entries)  # at once, before waiting for another build
+    refuse_other(folder, entries)  # at once, before waiting for another build
     with lock.alone(folder):
-        _begin(folder, net, entries)
-        missing = _missing(job)
+        begin(folder, entries)
+        if not (folder / HEAD).exists():
+            net.head.save(folder / HEAD)
+        missing = missing_of(job)
         compare(job, missing, verify, workers, progress)
         if missing:
-            _make(job, missing, engine, processes, workers, progress)
-        _finish(job, entries)
+            make(job, missing, engine, processes, workers, progress, explainer.cam._warnings)
+        finish(job, entries)
         return load(folder, trusted=own_types(net.head.stages))
 
 
@@ -203,29 +208,6 @@ def _check(
     for name, number in numbers.items():
         if not (number is None and name != "batch_size") and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} must be a positive integer, got {number!r}")
-
-
-def _first(images: Images) -> Batch:
-    """Return the first image that can be read."""
-    for row in range(len(images)):
-        batch = images.read([row])
-        if batch.rows:
-            if not torch.equal(images.read([row]).images, batch.images):
-                raise ValueError(
-                    f"image {images.id(row)} is different each time it is read: use a transform without randomness, as "
-                    "for evaluation"
-                )
-            return batch
-        if row == 0:
-            why = batch.bad[0]
-    raise RuntimeError(f"none of the {len(images)} images can be read; the first, {images.id(0)}: {why}")
-
-
-def _kind(value: Any, name: str) -> str:
-    type_name = type(value).__name__
-    if type_name not in ("bool", "int", "float", "str"):
-        raise TypeError(f"a {name} must be a number or a string, got a {type_name}")
-    return type_name
 
 
 def _entries(
@@ -286,79 +268,3 @@ def _options(method: type[ClosedFormCAM], options: Mapping[str, Any]) -> dict[st
     parameters = inspect.signature(method).parameters.items()
     defaults = {name: parameter.default for name, parameter in parameters if parameter.default is not parameter.empty}
     return {name: digests.described(option) for name, option in {**defaults, **options}.items()}
-
-
-def _refuse(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Raise an error for a folder with something else in it."""
-    # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
-    occupied = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
-    if occupied and not (folder / manifest.NAME).exists():
-        refuse(ValueError, f"{folder} is not empty and not an atlas", manifest.ANOTHER_FOLDER)
-    if occupied:
-        manifest.check_same(folder, manifest.read(folder), entries)
-
-
-def _begin(folder: Path, net: PCASVMNet, entries: Mapping[str, Any]) -> None:
-    """Put manifest and head into a folder unless they are there; raise an error if it contains something else."""
-    _refuse(folder, entries)
-    files.remove_leftovers(folder)
-    if not (folder / manifest.NAME).exists():
-        manifest.write(folder, entries)
-    if not (folder / HEAD).exists():
-        net.head.save(folder / HEAD)
-
-
-def _missing(job: engines.Job) -> list[int]:
-    """Return the numbers of the shards that are to be made; refuse one that is broken."""
-    missing = []
-    for number in job.shards:
-        path = job.folder / shards.name_of(number)
-        if not path.exists():
-            missing.append(number)
-            continue
-        with shards.open_shard(path, job.atlas, number) as file:
-            marks = shards.marks_of(file)
-        bad = [int(row) for row in marks["bad"]]
-        if bad and (not job.skip_bad_images or job.images.read(bad).rows):
-            missing.append(number)  # they are to be read now, or can be
-    return missing
-
-
-def _make(
-    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool
-) -> None:
-    total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
-    messages: list[Told] = []
-    with progress_bar(progress, total=total, initial=total - count, desc="atlas", unit="image") as bar:
-        try:
-            for done in _made(job, missing, engine, processes, workers, messages):
-                bar.update(done)
-        except KeyboardInterrupt as error:
-            # An interactive session keeps it, and its frames keep the processes that read images.
-            traceback.clear_frames(error.__traceback__)
-            raise
-    tell(messages, job.explainer.cam._warnings)  # below the bar, not in it
-
-
-def _made(
-    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, messages: list[Told]
-) -> Iterator[int]:
-    if engine == "ray":
-        return engines.ray(job, missing, processes, workers, messages)
-    if processes is not None and processes > 1:
-        return engines.processes(job, missing, processes, workers, messages)
-    return engines.local(job, missing, workers)
-
-
-def _finish(job: engines.Job, entries: dict[str, Any]) -> None:
-    """Say in the manifest that all is there, and what was left out."""
-    rows = 0
-    bad: dict[str, str] = {}
-    for number in job.shards:
-        with shards.open_shard(job.folder / shards.name_of(number), job.atlas, number) as file:
-            rows += file.metadata.num_rows
-            bad |= shards.marks_of(file)["bad"]
-    if not rows:
-        raise RuntimeError(f"none of the {len(job.images)} images can be read")
-    named = {job.images.id(int(row)): why for row, why in bad.items()}
-    manifest.write(job.folder, {**entries, "rows": rows, "bad": named, "complete": True})

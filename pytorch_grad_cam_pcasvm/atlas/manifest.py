@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
 _WITH_CHECKSUM = "pytorch_grad_cam_pcasvm atlas 2"  # in the file alone: shards go on knowing their atlas by the former
+OF_FEATURES = "pytorch_grad_cam_pcasvm features 1"
 NAME = "manifest.json"
 ANOTHER_FOLDER = Way("give another folder as out=", "out")
 
@@ -43,20 +44,27 @@ def _checksum(entries: Mapping[str, Any]) -> str:
 
 def write(folder: Path, entries: Mapping[str, Any]) -> None:
     """Write the manifest of an atlas, with a checksum, atomically."""
-    entries = {**entries, "format": _WITH_CHECKSUM}
+    entries = {**entries, "format": _WITH_CHECKSUM if entries["format"] == FORMAT else entries["format"]}
     entries["sha256"] = _checksum(entries)
     with atomically(folder / NAME) as file:
         file.write(json.dumps(entries, indent=1, sort_keys=True).encode() + b"\n")
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an atlas.
+def read(folder: Path, of: str = FORMAT) -> dict[str, Any]:
+    """Return the manifest of an atlas, or of features.
+
+    Args:
+        folder: the folder.
+        of: ``FORMAT`` of an atlas, or ``OF_FEATURES``.
 
     Raises:
         FileNotFoundError: there is no manifest.
         ValueError: it is not the manifest of an atlas, was changed, or comes from a later version.
     """
     path = folder / NAME
+    if not path.is_file() and of == OF_FEATURES:
+        way = f"extract them, atlas.extract(..., out={str(folder)!r})"
+        refuse(FileNotFoundError, f"there are no features in {folder}", way)
     if not path.is_file():
         way = Way(f"make one with atlas.build(..., out={str(folder)!r})", "build")
         refuse(FileNotFoundError, f"there is no atlas in {folder}", way)
@@ -66,16 +74,23 @@ def read(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         problem = f"{path} is not the manifest of an atlas, or is damaged"
         raise ValueError(f"{problem}: delete {folder}, and build it again") from error
+    if OF_FEATURES in (of, file_format) and of != file_format:
+        refuse(
+            ValueError,
+            f"{folder} has {'features' if file_format == OF_FEATURES else 'an atlas'}, and not "
+            f"{'an atlas' if file_format == OF_FEATURES else 'features'}",
+            ANOTHER_FOLDER,
+        )
     if file_format == FORMAT:
         problem = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
         warn(f"{problem}: run the same build again, which adds one", UserWarning)
-    elif file_format != _WITH_CHECKSUM:
+    elif file_format not in (_WITH_CHECKSUM, OF_FEATURES):
         problem = f"{path} has format {file_format!r}, but this version reads {_WITH_CHECKSUM!r}"
         raise ValueError(f"{problem}: update the package, or if it is damaged, delete {folder}, and build it again")
     elif checksum != _checksum(entries):
         problem = f"{path} was changed since it was written: its checksum does not match"
         raise ValueError(f"{problem}; delete {folder}, and build it again")
-    return {**entries, "format": FORMAT}
+    return {**entries, "format": of}
 
 
 def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

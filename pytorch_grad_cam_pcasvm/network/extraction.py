@@ -151,14 +151,10 @@ def _run_over(
     patches: Patches | None,
 ) -> list[Any]:
     """Pass on the features of every batch of a loader, (R, D), and their places, and return the labels of each."""
-    device = device_of(backbone)
     labels: list[Any] = []
     count = images_before = 0
     with evaluating(backbone), torch.no_grad(), _loading():
-        for batch in tqdm(loader, desc=name, unit="batch") if progress else loader:
-            images, label = image_and_label(batch)
-            images = inputs_of(images)
-            check_tensor(images, "images")
+        for output, images, label in _outputs(backbone, loader, source, progress, name):
             if label is not None:
                 labels.append(_column(label))
             fits = not labels or (len(labels) == count + 1 and labels[-1].shape[:1] == (len(images),))
@@ -167,8 +163,7 @@ def _run_over(
                     "the loader must yield one label for every image, or no labels at all; a data set of single images "
                     "is not a loader: use DataLoader(data_set, batch_size=32)"
                 )
-            images, where = images.to(device), None
-            output = features_of(backbone, source.at(backbone, images), images)
+            where = None
             if patches is not None:
                 output, own, where = patches.of(output, labels[-1] if labels else None, images_before)
                 labels[-1:] = [] if own is None else [own]
@@ -184,6 +179,24 @@ def _run_over(
     if not count:
         raise ValueError("the loader yielded no batch: there is nothing to extract features from")
     return labels
+
+
+def _outputs(
+    backbone: nn.Module, loader: Any, source: "FeatureSource", progress: bool, name: str
+) -> Iterator[tuple[Tensor, Any, Any]]:
+    """Yield the features of every batch of a loader, the images, and their labels; stored features are only read."""
+    device, stored = device_of(backbone), hasattr(loader, "stored_batches")
+    batches = loader.stored_batches(backbone, source) if stored else loader
+    for batch in tqdm(batches, desc=name, unit="batch") if progress else batches:
+        if stored:
+            features, label = batch
+            yield features.to(device), features, label
+            continue
+        images, label = image_and_label(batch)
+        images = inputs_of(images)
+        check_tensor(images, "images")
+        images = images.to(device)
+        yield features_of(backbone, source.at(backbone, images), images), images, label
 
 
 def check_loader(loader: Any) -> None:

@@ -1,0 +1,250 @@
+"""Features of a whole data set, extracted once by the atlas's engines, kept in files, and read back in parts."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import pytorch_grad_cam_pcasvm
+from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.compare import compare
+from pytorch_grad_cam_pcasvm.atlas.run import BLOCK, SHARD_BYTES, begin, finish, first_of, kind_of, make, missing_of
+from pytorch_grad_cam_pcasvm.atlas.table import Table
+from pytorch_grad_cam_pcasvm.data.images import Batch, Images
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.runtime import digests
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+
+
+class Extractor:
+    """Extracts the features of a batch. The network sees ``block`` images at a time, as for an atlas.
+
+    Args:
+        backbone: the network.
+        layer: where the features come from.
+        pool: how positions become features.
+        block: number of images.
+    """
+
+    def __init__(self, backbone: nn.Module, layer: Any, pool: Any, block: int) -> None:
+        self.net, self.layer, self.pool, self.block = backbone, layer, pool, block
+        self.warnings = WarnOnce()
+
+    def source(self) -> FeatureSource:
+        """Return where the features come from."""
+        return FeatureSource.of(self.net, self.layer, self.pool)
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Return the columns of a batch: arrays of n rows, and lists."""
+        count, images = len(batch.images), batch.images
+        copies = torch.arange(max(0, self.block - count), device=images.device) % count
+        images = torch.cat([images, images[copies]])
+        with evaluating(self.net), torch.no_grad():
+            features = features_of(self.net, self.source().at(self.net, images), images)[:count]
+        features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
+        if not bool(features.isfinite().all()):
+            raise ValueError("the features are not finite: the network returns NaN or infinite values")
+        return {"row": np.array(batch.rows, np.int64), "features": features.numpy(), "label": batch.labels}
+
+
+def extract(
+    backbone: nn.Module,
+    dataset: Any,
+    layer: Any = None,
+    *,
+    out: str | Path,
+    pool: Any = None,
+    transform: Callable[[Any], Tensor] | None = None,
+    batch_size: int = 64,
+    block: int | None = None,
+    shard_size: int | None = None,
+    workers: int = 0,
+    engine: str = "local",
+    processes: int | None = None,
+    skip_bad_images: bool = False,
+    verify: bool = False,
+    progress: bool = True,
+) -> "Features":
+    """Extract the features of a whole data set once, and save them in Parquet files.
+
+    To resume an interrupted extraction, run it again with the same arguments. Read them back with
+    ``extract_features(backbone, store, layer, pool=pool)``, which takes what this function returns in the place of a
+    loader, refuses features of another network, layer or pool, and may draw ``sample=`` and ``coreset=`` of patches.
+
+    Args:
+        backbone: the network, also the one of a :class:`PCASVMNet`.
+        dataset: as for :func:`build`.
+        layer: as for :func:`extract_features`.
+        out: the folder; every machine must have access to it.
+        pool: as for :func:`extract_features`; with ``"dense"``, all positions are kept.
+        transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
+        batch_size: number of images that a process reads ahead.
+        block: number of images that the network gets at once. None: 16, on CUDA 64.
+        shard_size: images per file, rounded up to a multiple of ``block``. None: a sixteenth of them, at most 2,048,
+            and fewer for large features.
+        workers: number of processes that read images, for each process that extracts.
+        engine: ``"local"`` or ``"ray"``, as for :func:`build`.
+        processes: number of processes that extract, as for :func:`build`.
+        skip_bad_images: leave out images that cannot be read, and list them in the manifest.
+        verify: compare every image and label with those that existing files were made from, as for :func:`build`.
+        progress: show a progress bar.
+
+    Returns:
+        The features.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the folder contains features of something else, or an argument has an invalid value.
+        RuntimeError: an image cannot be read, or a process died; finished files are kept.
+        OSError: a file cannot be written; finished files are kept.
+
+    Example:
+        >>> stored = atlas.extract(backbone, dataset, "layer2", pool="dense", out="features", progress=False)
+        >>> rows, labels = extract_features(backbone, stored, "layer2", pool="dense", sample=10, progress=False)
+        >>> rows.shape
+        (120, 8)
+    """
+    if torch.is_autocast_enabled(device_of(backbone).type):
+        raise ValueError("extract features outside autocast, which would not apply to other processes")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
+    network = network_of(backbone)
+    images = Images(dataset, transform, thumbnails=0)
+    block = block or BLOCK.get(device_of(network).type, BLOCK["cuda"])
+    source = FeatureSource.of(network, layer, pool)
+    extractor = Extractor(network, source.where, pool, block)
+    first = first_of(images)
+    probe = extractor(Batch(first.rows, first.images.to(device_of(network)), first.labels, [], {}))
+    if shard_size is None:
+        shard_size = max(1, min(2048, SHARD_BYTES // probe["features"].nbytes, -(-len(images) // 16)))
+    shard_size = -(-shard_size // block) * block
+    label = probe["label"][0]
+    kinds = {} if label is None else {"label": kind_of(label, "label")}
+    entries = {
+        "format": manifest.OF_FEATURES,
+        "versions": {lib.__name__: lib.__version__ for lib in (pytorch_grad_cam_pcasvm, torch, np)},
+        "backbone": type(network).__name__,
+        **_what(network, source),
+        "images": len(images),
+        "ids": images.digest(),
+        "first_image": digests.digest_of_tensor(first.images),
+        "input": list(first.images.shape[1:]),
+        "columns": {"features": [str(probe["features"].dtype), *probe["features"].shape[1:]], "row": ["int64"]},
+        "kinds": kinds,
+        "names": images.names,
+        "block": block,
+        "shard_size": shard_size,
+        "first": {"features": probe["features"][0].ravel()[:64].tolist()},
+        "complete": False,
+    }
+    folder = Path(out)
+    job = engines.Job(
+        images, extractor, folder.absolute(), manifest.digest_of(entries), shard_size, batch_size,  # type: ignore[arg-type]
+        tuple(first.images.shape[1:]), kinds, skip_bad_images,
+    )  # fmt: skip
+    with lock.alone(folder):
+        begin(folder, entries)
+        missing = missing_of(job)
+        compare(job, missing, verify, workers, progress)
+        if missing:
+            make(job, missing, engine, processes, workers, progress, extractor.warnings, "features")
+        finish(job, entries)
+    return Features(folder)
+
+
+def _what(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:
+    """Return what decides which features these are, as a manifest has it."""
+    pool = (source.parts or (source,))[0].pool
+    return {
+        "weights": digests.digest_of_module(backbone), "features": repr(source), "pool": digests.described(pool),
+    }  # fmt: skip
+
+
+class Features:
+    """The features of a data set, in the files of a folder; opened again by ``Features(folder)``.
+
+    Args:
+        folder: that of :func:`extract`.
+
+    Raises:
+        FileNotFoundError: there are no features in the folder.
+        ValueError: the extraction is not finished, or a file is missing, truncated, or of another one.
+
+    Attributes:
+        folder: the folder.
+        manifest: what the features were made from.
+
+    Example:
+        >>> stored = atlas.extract(backbone, dataset, "layer2", pool="mean", out="pooled", progress=False)
+        >>> len(atlas.Features("pooled")), stored.labels.tolist()[:2]
+        (12, ['cat', 'dog'])
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = manifest.read(self.folder, manifest.OF_FEATURES)
+        if not self.manifest["complete"]:
+            raise ValueError(f"the features in {folder} are not finished: run the same extraction again to resume it")
+        self._table = Table(self.folder, self.manifest)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __repr__(self) -> str:
+        _, *shape = self.manifest["columns"]["features"]
+        return f"Features({str(self.folder)!r}: {len(self)} images, {self.manifest['features']}, {tuple(shape)})"
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The labels, shape (N,), names of folders for their numbers; None if the data set has none."""
+        if "label" not in self.manifest["kinds"]:
+            return None
+        return self._named(self._table.column("label"))
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The path of each image in its folder, or its number in the data set, shape (N,), strings."""
+        return self._table.column("id")
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The number of each image in the data set, shape (N,): those that could not be read are missing."""
+        return self._table.column("row")
+
+    def _named(self, labels: np.ndarray) -> np.ndarray:
+        names = self.manifest["names"]
+        return np.array(names)[labels] if names and labels.dtype.kind in "iu" else labels
+
+    def stored_batches(self, backbone: nn.Module, source: FeatureSource) -> Iterator[tuple[Tensor, Any]]:
+        """Yield the features of some images after the other, (n, D) or (n, D, h, w), with their labels or None.
+
+        Args:
+            backbone: the network that they have to be of.
+            source: where they have to come from, and how they have to be pooled.
+
+        Raises:
+            ValueError: they are of something else.
+        """
+        wanted = _what(backbone, source)
+        differs = [name for name, value in wanted.items() if self.manifest[name] != value]
+        if differs:
+            refuse(
+                ValueError,
+                f"{self.folder} has features of something else: {self.manifest['backbone']}, "
+                f"{self.manifest['features']}, pool={self.manifest['pool']} (another {', another '.join(differs)})",
+                "pass the same network, layer and pool",
+                "extract them anew, atlas.extract(..., out=) with another folder",
+            )
+        names = ["features", *(["label"] if "label" in self.manifest["kinds"] else [])]
+        for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
+            path = self.folder / shards.name_of(number)
+            with shards.open_shard(path) as file:
+                for group in range(file.num_row_groups):
+                    columns = shards.read(path, file, names, [group])
+                    labels = columns.get("label")
+                    yield torch.from_numpy(columns["features"]), None if labels is None else self._named(labels)

@@ -1,0 +1,124 @@
+"""Runs: what building an atlas and extracting features share, from the first image to the finished manifest."""
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
+from pytorch_grad_cam_pcasvm.data.images import Batch, Images
+from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
+from pytorch_grad_cam_pcasvm.runtime import files
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
+
+# Images that the network sees at once: rounding depends on it, so it depends on nothing else.
+BLOCK = {"cpu": 16, "cuda": 64}
+SHARD_BYTES = 64 * 2**20  # of maps, which are held in memory until a shard is complete
+
+
+def first_of(images: Images) -> Batch:
+    """Return the first image that can be read."""
+    for row in range(len(images)):
+        batch = images.read([row])
+        if batch.rows:
+            if not torch.equal(images.read([row]).images, batch.images):
+                raise ValueError(
+                    f"image {images.id(row)} is different each time it is read: use a transform without randomness, as "
+                    "for evaluation"
+                )
+            return batch
+        if row == 0:
+            why = batch.bad[0]
+    raise RuntimeError(f"none of the {len(images)} images can be read; the first, {images.id(0)}: {why}")
+
+
+def kind_of(value: Any, name: str) -> str:
+    """Return how a label or a prediction is kept.
+
+    Raises:
+        TypeError: it is neither a number nor a string.
+    """
+    type_name = type(value).__name__
+    if type_name not in ("bool", "int", "float", "str"):
+        raise TypeError(f"a {name} must be a number or a string, got a {type_name}")
+    return type_name
+
+
+def refuse_other(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Raise an error for a folder with something else in it."""
+    # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
+    occupied = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
+    if occupied and not (folder / manifest.NAME).exists():
+        refuse(ValueError, f"{folder} is not empty and not an atlas", manifest.ANOTHER_FOLDER)
+    if occupied:
+        manifest.check_same(folder, manifest.read(folder, entries["format"]), entries)
+
+
+def begin(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Put the manifest into a folder unless it is there; raise an error if it contains something else."""
+    refuse_other(folder, entries)
+    files.remove_leftovers(folder)
+    if not (folder / manifest.NAME).exists():
+        manifest.write(folder, entries)
+
+
+def missing_of(job: engines.Job) -> list[int]:
+    """Return the numbers of the shards that are to be made; refuse one that is broken."""
+    missing = []
+    for number in job.shards:
+        path = job.folder / shards.name_of(number)
+        if not path.exists():
+            missing.append(number)
+            continue
+        with shards.open_shard(path, job.atlas, number) as file:
+            marks = shards.marks_of(file)
+        bad = [int(row) for row in marks["bad"]]
+        if bad and (not job.skip_bad_images or job.images.read(bad).rows):
+            missing.append(number)  # they are to be read now, or can be
+    return missing
+
+
+def make(
+    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool,
+    register: WarnOnce, name: str = "atlas",
+) -> None:  # fmt: skip
+    """Make the missing shards, and warn of what was warned of meanwhile unless ``register`` knows it."""
+    total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
+    messages: list[Told] = []
+    with progress_bar(progress, total=total, initial=total - count, desc=name, unit="image") as bar:
+        try:
+            for done in _made(job, missing, engine, processes, workers, messages):
+                bar.update(done)
+        except KeyboardInterrupt as error:
+            # An interactive session keeps it, and its frames keep the processes that read images.
+            traceback.clear_frames(error.__traceback__)
+            raise
+    tell(messages, register)  # below the bar, not in it
+
+
+def _made(
+    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, messages: list[Told]
+) -> Iterator[int]:
+    if engine == "ray":
+        return engines.ray(job, missing, processes, workers, messages)
+    if processes is not None and processes > 1:
+        return engines.processes(job, missing, processes, workers, messages)
+    return engines.local(job, missing, workers)
+
+
+def finish(job: engines.Job, entries: dict[str, Any]) -> None:
+    """Say in the manifest that all is there, and what was left out."""
+    rows = 0
+    bad: dict[str, str] = {}
+    for number in job.shards:
+        with shards.open_shard(job.folder / shards.name_of(number), job.atlas, number) as file:
+            rows += file.metadata.num_rows
+            bad |= shards.marks_of(file)["bad"]
+    if not rows:
+        raise RuntimeError(f"none of the {len(job.images)} images can be read")
+    named = {job.images.id(int(row)): why for row, why in bad.items()}
+    manifest.write(job.folder, {**entries, "rows": rows, "bad": named, "complete": True})

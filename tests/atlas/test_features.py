@@ -1,0 +1,128 @@
+"""Features of a whole data set: the same numbers from every engine, resumable, and read back as by a loader."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from atlases import backbone, folder, images
+from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import SVC
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms import v2
+
+from pytorch_grad_cam_pcasvm import PCASVMNet, atlas, extract_features
+
+pytest.importorskip("pyarrow")
+
+COUNT = 50
+TO_TENSOR = v2.Compose([v2.Resize((12, 12)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+
+def data():
+    return TensorDataset(*images(COUNT))
+
+
+def extracted(out, net=None, **options):
+    arguments = {"pool": "dense", "progress": False, "block": 8, "shard_size": 16} | options
+    return atlas.extract(net or backbone(), data(), "0", out=out, **arguments)
+
+
+def rows_of(net, source, pool="dense", **options):
+    return extract_features(net, source, "0", pool=pool, progress=False, **options)
+
+
+@pytest.mark.parametrize("pool", ["dense", ("dense", 3), "mean", None])
+def test_stored_features_are_those_of_a_loader(tmp_path, pool):
+    net = backbone()
+    stored = extracted(tmp_path / "features", net, pool=pool)
+    rows, labels = rows_of(net, stored, pool)
+    expected, expected_labels = rows_of(net, DataLoader(data(), batch_size=7), pool)
+    assert rows.shape == expected.shape
+    assert np.abs(rows - expected).max() < 1e-6
+    assert labels.tolist() == expected_labels.tolist()
+    assert len(stored) == COUNT
+    assert stored.labels.tolist() == images(COUNT)[1].tolist()
+    assert (tmp_path / "features" / "part-00003.parquet").exists()
+
+
+def test_samples_coresets_and_places_are_those_of_a_loader(tmp_path):
+    net = backbone()
+    stored = extracted(tmp_path / "features", net)
+    options = {"sample": 9, "coreset": 40, "places": True, "seed": 3}
+    rows, labels, places = rows_of(net, stored, **options)
+    expected = rows_of(net, DataLoader(data(), batch_size=8), **options)
+    assert np.abs(rows - expected[0]).max() < 1e-6
+    assert np.array_equal(labels, expected[1])
+    assert np.array_equal(places, expected[2])
+    head = make_pipeline(PCA(3), SVC()).fit(rows, labels)
+    assert PCASVMNet(net, head, "0", pool="dense").eval()(images(2)[0]).shape == (2, 3, 6, 6)
+
+
+def test_a_run_is_resumed(tmp_path):
+    out, net = tmp_path / "features", backbone()
+    extracted(out, net)
+    before = {path.name: path.read_bytes() for path in out.glob("*.parquet")}
+    (out / "part-00001.parquet").unlink()
+    entries = json.loads((out / "manifest.json").read_text())
+    times = (out / "part-00000.parquet").stat().st_mtime_ns
+    extracted(out, net)
+    assert {path.name: path.read_bytes() for path in out.glob("*.parquet")} == before
+    assert (out / "part-00000.parquet").stat().st_mtime_ns == times
+    assert entries["complete"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{"processes": 2}, {"engine": "ray", "processes": 2}], ids=["processes", "ray"])
+def test_every_engine_writes_the_same(tmp_path, engine):
+    if "engine" in engine:
+        pytest.importorskip("ray")
+    extracted(tmp_path / "one")
+    extracted(tmp_path / "other", **engine)
+    for path in (tmp_path / "one").glob("*.parquet"):
+        assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
+
+
+def test_features_of_a_folder_have_the_names_of_its_classes(tmp_path):
+    net, photos = backbone(), folder(tmp_path / "photos", 6)
+    stored = atlas.extract(net, photos, "0", out=tmp_path / "out", pool="mean", transform=TO_TENSOR, progress=False)
+    assert sorted(set(stored.labels.tolist())) == ["cat", "dog"]
+    assert all(name.startswith(("cat/", "dog/")) for name in stored.ids)
+    rows, labels = rows_of(net, stored, "mean")
+    assert labels.tolist() == stored.labels.tolist()
+    assert rows.shape == (6, 8)
+    assert len(pickle.loads(pickle.dumps(stored))) == 6
+
+
+def test_features_of_something_else_are_refused(tmp_path):
+    net = backbone()
+    stored = extracted(tmp_path / "features", net)
+    with pytest.raises(ValueError, match="features of something else"):
+        rows_of(backbone(seed=1), stored)
+    with pytest.raises(ValueError, match=r"pool=.*\(another pool\)"):
+        rows_of(net, stored, "mean")
+    with pytest.raises(ValueError, match="another features"):
+        extract_features(net, stored, "0.1", pool="dense", progress=False)
+    with pytest.raises(ValueError, match="has an atlas of something else"):
+        extracted(tmp_path / "features", backbone(seed=1))
+    with pytest.raises(ValueError, match="has features, and not an atlas"):
+        atlas.load(tmp_path / "features")
+    with pytest.raises(FileNotFoundError, match="there are no features in"):
+        atlas.Features(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="engine must be"):
+        extracted(tmp_path / "other", engine="cloud")
+
+
+def test_images_that_cannot_be_read_are_listed(tmp_path):
+    photos = folder(tmp_path / "photos", 6)
+    broken = sorted((photos / "cat").iterdir())[0]
+    broken.write_bytes(b"nothing")
+    arguments = {"out": tmp_path / "out", "pool": "mean", "transform": TO_TENSOR, "progress": False}
+    with pytest.raises(RuntimeError, match="cannot be"):
+        atlas.extract(backbone(), photos, "0", **arguments)
+    stored = atlas.extract(backbone(), photos, "0", skip_bad_images=True, **arguments)
+    assert len(stored) == 5
+    assert len(rows_of(backbone(), stored, "mean")[0]) == 5
+    assert f"cat/{broken.name}" in stored.manifest["bad"]
