@@ -2494,15 +2494,15 @@ def of_signals() -> tuple[Tensor, SignedMaps]:
 
 @cache
 def stored_features() -> Any:
-    return atlas.extract(BACKBONE, list(PICTURES), "0", out=folder() / "stored", pool="mean", progress=False)
+    return atlas.extract(BACKBONE, list(PICTURES), "0", out=folder() / "stored", progress=False)
 
 
 def read_features(layer: str = "0") -> np.ndarray:
-    return extract_features(BACKBONE, stored_features(), layer, pool="mean", progress=False)[0]
+    return extract_features(BACKBONE, stored_features(), layer, progress=False)[0]
 
 
 def extracted_anew() -> Any:
-    return atlas.extract(BACKBONE, list(PICTURES), "1", out=folder() / "anew", pool="mean", progress=False)
+    return atlas.extract(BACKBONE, list(PICTURES), "1", out=folder() / "anew", progress=False)
 
 
 def one_slice() -> Any:
@@ -2779,7 +2779,7 @@ OTHERS = [
         {"extract them, atlas.extract(..., out=": extracted_anew},
     ),
     Row(
-        "atlas/manifest.py: has {'features' if file_format",
+        "atlas/manifest.py: has {('features' if file_format",
         lambda: atlas.load(stored_features().folder),
         "has features, and not an atlas",
         {"give another folder as out=": extracted_anew},
