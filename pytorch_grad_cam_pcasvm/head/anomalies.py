@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.distances import Centred, NearestDistance
+from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
@@ -58,8 +58,8 @@ def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tens
     most = (-trace.values[-1][..., 0]).unflatten(0, (-1, grid.count)).argmax(1)
     rows = trace.values[-3].unflatten(0, (-1, grid.count))
     rows = rows[torch.arange(len(rows), device=most.device), most]
-    index, distances, _ = stage.nearest(rows, Centred.of(stage.points), 1)
-    around = stage.nearest(stage.points[index[:, 0]], Centred.of(stage.points), min(neighbours, len(stage.points)))[0]
+    index, distances, _ = stage.nearest(rows, stage.at_centre, 1)
+    around = stage.nearest(stage.points[index[:, 0]], stage.at_centre, min(neighbours, len(stage.points)))[0]
     of_them = (rows.unsqueeze(1) - stage.points[around]).norm(dim=-1)
     return distances[:, 0] * (1 - (distances[:, 0] - of_them.logsumexp(1)).exp())
 

@@ -29,21 +29,26 @@ class OfPoints(Stage):
     def __init__(self, points: Tensor, **tensors: Tensor) -> None:
         super().__init__()
         self.n_inputs, self.row_width = points.shape[1], len(points)
-        self.keep(points=points, **tensors)
+        self.keep(points=points, **tensors, **Centred.of(points)._asdict())
+
+    @property
+    def at_centre(self) -> "Centred":
+        """The points, less their mean, which is taken once: a bank is large, and asked for block after block."""
+        return Centred(self.centre, self.centred, self.squares)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the value, shape (N, 1); and x and it."""
-        y = self.values(x, Centred.of(self.points)).unsqueeze(-1)
+        y = self.values(x, self.at_centre).unsqueeze(-1)
         return y, (x, y)
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
         """Return ``grad df/dx``."""
-        return grad @ self.slopes(saved[0], Centred.of(self.points)).unsqueeze(-2), None
+        return grad @ self.slopes(saved[0], self.at_centre).unsqueeze(-2), None
 
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
         """Return the mean of that along the straight line from x0 to x, corrected by what its sum then lacks."""
         (x, y), (x0, y0) = saved, saved0
-        size, centred = torch.maximum(y.abs(), y0.abs()), Centred.of(self.points)
+        size, centred = torch.maximum(y.abs(), y0.abs()), self.at_centre
         return grad @ mean_slopes(lambda at: self.slopes(at, centred).unsqueeze(-2), x, x0, y - y0, size), None
 
     @abstractmethod
@@ -184,12 +189,12 @@ class Centred(NamedTuple):
 
     Attributes:
         centre: the mean, (D,).
-        points: shape (I, D).
+        centred: the points less that, shape (I, D).
         squares: of their lengths, (I,).
     """
 
     centre: Tensor
-    points: Tensor
+    centred: Tensor
     squares: Tensor
 
     @staticmethod
@@ -200,7 +205,7 @@ class Centred(NamedTuple):
 
     def squared_distances(self, x: Tensor) -> Tensor:
         """Return the squared distances of x, (..., D), to the points, (..., I), less a number that all share."""
-        return self.squares - 2 * (x - self.centre) @ self.points.T
+        return self.squares - 2 * (x - self.centre) @ self.centred.T
 
 
 def density_constant(bandwidth: float, width: int, weight: float) -> float:

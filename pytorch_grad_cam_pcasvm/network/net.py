@@ -137,7 +137,9 @@ class PCASVMNet(Named, nn.Module):
         with evaluating(self), torch.no_grad():
             return self(x).labels()
 
-    def anomaly_map(self, x: Tensor, *, size: Sequence[int] | None = None, blur: float | None = None) -> np.ndarray:
+    def anomaly_map(
+        self, x: Tensor | HeadOutput, *, size: Sequence[int] | None = None, blur: float | None = None
+    ) -> np.ndarray:
         """Return how anomalous each position is, larger for what is less like the training set.
 
         It is minus the head's value: of a :class:`~sklearn.neighbors.NearestNeighbors` the mean distance to the nearest
@@ -146,7 +148,7 @@ class PCASVMNet(Named, nn.Module):
         :class:`.ResidualTarget`.
 
         Args:
-            x: the input, shape (N, ...).
+            x: the input, shape (N, ...), or what the network returned for it, which then does not run again.
             size: (H, W) to upsample maps to (bilinear); None: their own resolution.
             blur: standard deviation of a Gaussian that smooths them then, in pixels; PatchCore takes 4. None: none.
 
@@ -166,14 +168,14 @@ class PCASVMNet(Named, nn.Module):
         """
         if not is_dense(self.pool):
             raise ValueError("anomaly_map needs a head on positions, pool='dense': use anomaly_score")
-        values, grid = self._anomalies(x)
-        assert grid is not None
-        maps = values.unflatten(0, (-1, 1, *grid.shape))
+        output = self._output(x)
+        assert output.grid is not None
+        maps = anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
         maps = maps if size is None else upsampled(maps, size)
         maps = maps if blur is None else blurred(maps, blur)
-        return maps[:, 0].cpu().numpy()  # type: ignore[no-any-return]
+        return maps[:, 0].detach().cpu().numpy()  # type: ignore[no-any-return]
 
-    def anomaly_score(self, x: Tensor, k: int = 1, *, neighbours: int | None = None) -> np.ndarray:
+    def anomaly_score(self, x: Tensor | HeadOutput, k: int = 1, *, neighbours: int | None = None) -> np.ndarray:
         """Return how anomalous each image is: minus the head's value, or of dense features the mean of the k highest.
 
         With ``neighbours``, it is PatchCore's score (Roth et al., CVPR 2022): the distance d of the most anomalous
@@ -181,7 +183,7 @@ class PCASVMNet(Named, nn.Module):
         ``neighbours`` training patches nearest to m, which is one of them.
 
         Args:
-            x: the input, shape (N, ...).
+            x: the input, shape (N, ...), or what the network returned for it.
             k: how many positions count.
             neighbours: PatchCore's b, usually 9, for a :class:`~sklearn.neighbors.NearestNeighbors` of dense features.
 
@@ -196,25 +198,33 @@ class PCASVMNet(Named, nn.Module):
         Example:
             >>> good, _ = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
             >>> parts = PCASVMNet(backbone, NearestNeighbors(n_neighbors=3).fit(good), "layer2", pool="dense").eval()
-            >>> parts.anomaly_score(images, k=5).shape
-            (2,)
+            >>> output = parts(images)  # the network runs once for both
+            >>> parts.anomaly_map(output).shape, parts.anomaly_score(output, k=5).shape
+            ((2, 8, 8), (2,))
         """
+        output = self._output(x)
         if neighbours is not None:
-            x = checked_images(x, self.backbone)
-            with evaluating(self), torch.no_grad():
-                output = self(x)
-                return reweighted(self.head, output.head_trace, output.grid, neighbours).cpu().numpy()  # type: ignore[no-any-return]
-        values, grid = self._anomalies(x)
-        if grid is not None:
-            values = values.unflatten(0, (-1, grid.count)).topk(min(k, grid.count), 1).values.mean(1)
-        return values.cpu().numpy()  # type: ignore[no-any-return]
+            values = reweighted(self.head, output.head_trace, output.grid, neighbours)
+        else:
+            values = anomaly(self.head, output.head_trace)
+            if output.grid is not None:
+                count = output.grid.count
+                values = values.unflatten(0, (-1, count)).topk(min(k, count), 1).values.mean(1)
+        return values.detach().cpu().numpy()  # type: ignore[no-any-return]
 
-    def _anomalies(self, x: Tensor) -> tuple[Tensor, Grid | None]:
-        """Return how anomalous each row of features is, and the grid of dense ones."""
+    def _output(self, x: Tensor | HeadOutput) -> HeadOutput:
+        """Return the network's output for an input, or the output that it is.
+
+        Raises:
+            ValueError: it is the output of another head, or of a single image.
+        """
+        if isinstance(x, HeadOutput):
+            if x.head is not self.head or not x.is_batch:
+                raise ValueError("this is no output of this network for a batch: pass the images, or net(images)")
+            return x
         x = checked_images(x, self.backbone)
         with evaluating(self), torch.no_grad():
-            output = self(x)
-            return anomaly(self.head, output.head_trace), output.grid
+            return self(x)  # type: ignore[no-any-return]
 
     def _warn_of_training(self) -> None:
         """Warn once that a network in training mode gives other scores than those the head was fitted for."""

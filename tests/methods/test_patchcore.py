@@ -82,7 +82,10 @@ def test_scores_and_maps_are_those_of_the_algorithm_written_out():
     for neighbours in (3, 9, 10_000):
         by_hand = scores_by_hand(bank, patches, neighbours)
         assert np.abs(net.anomaly_score(test, neighbours=neighbours) - by_hand).max() < 1e-6
-    maps = net.anomaly_map(test, size=(48, 64), blur=2)
+    output = net(test)
+    assert np.array_equal(net.anomaly_map(output), net.anomaly_map(test))
+    assert np.array_equal(net.anomaly_score(output, neighbours=9), net.anomaly_score(test, neighbours=9))
+    maps = net.anomaly_map(output, size=(48, 64), blur=2)
     assert maps.shape == (5, 48, 64)
     assert np.abs(maps - blurred_by_hand(distances, (48, 64), 2)).max() < 1e-6
 
@@ -107,6 +110,10 @@ def test_what_is_no_patchcore_is_refused():
     net = PCASVMNet(backbone, NearestNeighbors(n_neighbors=1).fit(rows), "layer3", pool="dense").eval()
     with pytest.raises(ValueError, match="upsample them, size="):
         net.anomaly_map(x, blur=4)
+    other = PCASVMNet(backbone, NearestNeighbors(n_neighbors=1).fit(rows), "layer3", pool="dense").eval()
+    for output in (other(x), net(x)[0]):
+        with pytest.raises(ValueError, match="no output of this network for a batch"):
+            net.anomaly_score(output)
 
 
 @pytest.mark.optional
