@@ -2492,6 +2492,26 @@ def of_signals() -> tuple[Tensor, SignedMaps]:
     return x, ClosedFormGradCAM(PCASVMNet(backbone, head_for(backbone, x)).eval(), ["1"]).explain(x)
 
 
+def signal_tokens(**options: Any) -> SignedMaps:
+    backbone = seeded(lambda: SignalTower())
+    x = random(20, 2, 48)
+    net = PCASVMNet(backbone, head_for(backbone, x)).eval()
+    return ClosedFormGradCAM(net, ["block"], **options).explain(x[:2])
+
+
+class SignalTower(nn.Module):
+    """Patches of a signal as tokens, and their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv1d(2, 8, 4, 4)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.block(self.embed(x).mT)).mean(1)
+
+
 @cache
 def stored_features() -> Any:
     return atlas.extract(BACKBONE, list(PICTURES), "0", out=folder() / "stored", progress=False)
@@ -2756,6 +2776,12 @@ OTHERS = [
             "use figures.plot_volume": lambda: figures.plot_volume(*of_volumes()),
             "dataclasses.replace(maps, maps=maps.maps[:, :, d])": one_slice,
         },
+    ),
+    Row(
+        "network/reshape.py: are tokens of the signals",
+        signal_tokens,
+        "are tokens of the signals, whose channels come last",
+        {"pass reshape_transform='tokens'": partial(signal_tokens, reshape_transform="tokens")},
     ),
     Row(
         "figures/grid.py: are of signals",

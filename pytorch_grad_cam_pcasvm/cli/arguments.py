@@ -213,11 +213,12 @@ def of_network(
     parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's weights, downloaded)")
     layer = "layer that the features come from" if fits else "layer of the maps; auto: compare several on the images"
     parser.add_argument("--layer", required=needs_backbone, metavar="NAME", help=layer)
-    features = "the same as --layer" if fits else "layer that the features come from (default: --layer)"
+    features = "the same as --layer" if fits else "layer that the features come from (default: as the head was fitted)"
     parser.add_argument("--features", action="append", metavar="NAME", help=features + "; may be repeated")
-    parser.add_argument("--pool", default="mean",
-                        help="feature pooling: mean (default), max, gem, cls, cls+mean, none; dense: the head decides "
-                        "at every position (dense:3: of means over 3x3 neighbours)")  # fmt: skip
+    parser.add_argument("--pool",
+                        help="feature pooling: mean, max, gem, cls, cls+mean, none; dense: the head decides at every "
+                        "position (dense:3: of means over 3x3 neighbours); default: "
+                        + ("mean" if fits else "as the head was fitted"))  # fmt: skip
     parser.add_argument("--resize", choices=["stretch", "pad", "crop"],
                         help="what the network sees: the whole picture, stretched to a square or in a frame, or only "
                         "its middle (default: " + ("stretch" if fits else "as the head was fitted") + ")")  # fmt: skip

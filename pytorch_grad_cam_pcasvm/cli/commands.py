@@ -98,7 +98,14 @@ def _masks(options: Any, preparation: Any, folder: Any) -> Any:
     masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
     print(f"masks of {masks.count} of {len(masks)} images; on the others there is nothing")
     size = tuple(folder[0][0].shape[1:]) if isinstance(folder[0], tuple) else tuple(folder[0].shape[1:])
-    return np.stack([masks.of(row, size, resize) > 0 for row in range(len(masks))])
+    return np.stack([_inside(masks.of(row, size, resize)) for row in range(len(masks))])
+
+
+def _inside(mask: Any) -> Any:
+    """Return what is inside of a mask; what nobody has labelled is not."""
+    from pytorch_grad_cam_pcasvm.data.masks import UNLABELLED
+
+    return (mask > 0) & (mask != UNLABELLED)
 
 
 def _measure_positions(study: Any, masks: Any, out: Path) -> None:

@@ -67,7 +67,9 @@ def fit(options: Any) -> None:
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
         pipeline, fitted = _with_labels(options, training, names, unit, preparation)
-    fitted.training_set.preparation, fitted.training_set.means = preparation.recorded, training.means
+    of_features = {"features": options.features or [options.layer], "pool": options.pool or "mean"}
+    fitted.training_set.preparation = preparation.recorded | of_features
+    fitted.training_set.means = training.means
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
@@ -117,14 +119,15 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
     masks, resize = None, None
     if options.masks is not None:
         from pytorch_grad_cam_pcasvm.data.images import Images
-        from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+        from pytorch_grad_cam_pcasvm.data.masks import UNLABELLED, MaskFolder
 
         resize = resize_of_masks(preparation, options.backbone)
         images = Images(folder, thumbnails=0)
         masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
-        print(f"masks of {masks.count} of {len(images)} images; on the others there is nothing")
+        unlabelled = f"; {UNLABELLED} is not labelled, and left out" if UNLABELLED in masks.values else ""
+        print(f"masks of {masks.count} of {len(images)} images; on the others there is nothing{unlabelled}")
     neighbours = options.classifier == "neighbours"
-    coreset = options.coreset or (_CORESET if neighbours else None)
+    coreset = _CORESET if neighbours and options.coreset is None else options.coreset
     most = {"most": _MOST_NEIGHBOURS} if neighbours else {}
     return PatchOptions(masks, resize, options.purity, options.sample, coreset, **most)
 

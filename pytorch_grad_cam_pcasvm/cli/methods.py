@@ -13,8 +13,15 @@ _COMPARED = 50  # images, for --layer auto
 
 
 def layer_of(options: Any, net: Any, preparation: Preparation) -> str:
-    """Return the target layer: the one named, or the one that is recommended after comparing them on the images."""
+    """Return the target layer: the one named, or the one that is recommended after comparing them on the images.
+
+    Raises:
+        ValueError: there is no such layer, or there are no images to compare layers on.
+    """
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+
     if options.layer != "auto":
+        FeatureSource.of(net.feature_source()[0], options.layer)  # which refuses a name that there is not
         return options.layer
     if options.images is None:
         raise ValueError("images are needed, --images FOLDER: --layer auto compares layers on them")
@@ -92,7 +99,7 @@ def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Prepa
         ValueError: there are no training images to take them from.
     """
     means = net.head.training_set.means
-    derived = None if options.tokens or options.pool != "mean" else source(options)
+    derived = None if options.tokens or pool(options) != "mean" else source(options)
     missing = [layer for layer in layers if layer not in means and layer != derived]
     if not missing:
         return

@@ -18,9 +18,26 @@ RUN = "python -m pytorch_grad_cam_pcasvm"
 def network(options: Any) -> tuple[Any, Preparation]:
     """Return a backbone with its head, and the preparation of pictures that the head was fitted with."""
     head = head_of(options.head, options.trust)  # before weights are downloaded
+    as_fitted(options, head.training_set.preparation or {})
     backbone, transform, own = backbone_of(options)
     net = package.PCASVMNet(backbone, head, source(options), pool=pool(options))
     return net, preparation_of(transform, own, options, net.head.training_set.preparation)
+
+
+def as_fitted(options: Any, recorded: Mapping[str, Any]) -> None:
+    """Take the layers of the features, and their pool, from what a head says.
+
+    Raises:
+        ValueError: other ones were typed.
+    """
+    for name in ("features", "pool"):
+        typed, of_head = getattr(options, name), recorded.get(name)
+        if typed is not None and of_head not in (None, typed):
+            words = [" ".join(value) if isinstance(value, list) else value for value in (typed, of_head)]
+            raise ValueError(
+                f"--{name} {words[0]}, but the head was fitted with {words[1]}: leave it out, or fit again"
+            )
+        setattr(options, name, typed if of_head is None else of_head)
 
 
 def source(options: Any) -> str | list[str]:
@@ -37,12 +54,13 @@ def pool(options: Any) -> str | tuple[str, int] | None:
     Raises:
         ValueError: the size of a neighbourhood is no number.
     """
-    name, _, size = options.pool.partition(":")
+    text = options.pool or "mean"
+    name, _, size = text.partition(":")
     if name == "dense" and size:
         if not size.isdigit():
-            raise ValueError(f"--pool {options.pool}: a neighbourhood has an odd size, as in dense:3")
+            raise ValueError(f"--pool {text}: a neighbourhood has an odd size, as in dense:3")
         return name, int(size)
-    return None if options.pool == "none" else options.pool
+    return None if text == "none" else text
 
 
 def head_of(path: Path, trusted: Sequence[str] = ()) -> Any:

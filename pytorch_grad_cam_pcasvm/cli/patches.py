@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 BACKGROUND = "background"  # outside of masks
-_IGNORED = 255  # of masks of several classes
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class PatchOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         """What it is for ``extract_features``."""
-        of_masks = {} if self.masks is None else {"purity": self.purity, "ignore_index": _IGNORED}
+        of_masks = {} if self.masks is None else {"purity": self.purity, "ignore_index": self.masks.unlabelled}
         return {"sample": self.sample, "coreset": self.coreset, "places": True} | of_masks
 
     def labels(self, rows: Sequence[int], numbers: Sequence[Any], size: Any) -> Any:
@@ -65,7 +64,10 @@ class PatchOptions:
             return list(classes or [])
         if self.masks.values == [1]:
             return [BACKGROUND, *(classes or ["defect"])]
-        return [BACKGROUND, *map(str, range(1, 1 + max(self.masks.values)))]
+        return [
+            BACKGROUND,
+            *map(str, range(1, 1 + max(number for number in self.masks.values if number != self.masks.unlabelled))),
+        ]
 
     @property
     def decisive(self) -> Any:

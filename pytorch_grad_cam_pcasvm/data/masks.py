@@ -1,5 +1,6 @@
 """Masks: the files that say where defects are, beside a folder of pictures."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from torchvision.datasets.folder import is_image_file
 
 from pytorch_grad_cam_pcasvm.export.explainer import framed
 
-_ENDINGS = ("", "_mask", "_gt", "_label")  # of names, after that of the picture
+_ENDINGS = ("_mask", "_gt", "_label")  # of names, after that of the picture
 _SHADES = 20  # a mask of more values has been saved as a photo
+_MOST_CLASSES = 100
+UNLABELLED = 255  # beside the numbers of classes
 _ASPECT = 0.01  # relative difference of a mask's shape from its picture's that is rounding
 
 
@@ -33,6 +36,7 @@ class MaskFolder:
     Attributes:
         names: of the pictures.
         files: the mask of each picture, or None.
+        unlabelled: the number of what nobody has labelled, beside those of classes.
     """
 
     def __init__(self, root: str | Path, names: Sequence[str], paths: Sequence[Path]) -> None:
@@ -47,10 +51,18 @@ class MaskFolder:
             if stem in by_stem:
                 raise ValueError(f"{by_stem[stem]} and {path} are masks of the same picture: delete one of them")
             by_stem[stem] = path
-        self.files: list[Path | None] = []
-        for name in self.names:
-            key = Path(name).stem if flat else Path(name).with_suffix("").as_posix()
-            self.files.append(next((by_stem.pop(key + end) for end in _ENDINGS if key + end in by_stem), None))
+        keys = [Path(name).stem if flat else Path(name).with_suffix("").as_posix() for name in self.names]
+        for key, count in Counter(keys).items():
+            if count > 1:
+                shared = " and ".join(name for name, other in zip(self.names, keys, strict=True) if other == key)
+                raise ValueError(
+                    f"{shared} would have the same mask, {key}.png: put masks into folders as the pictures are, and "
+                    "name pictures differently"
+                )
+        self.files: list[Path | None] = [by_stem.pop(key, None) for key in keys]  # before those with an ending
+        for row, key in enumerate(keys):
+            if self.files[row] is None:
+                self.files[row] = next((by_stem.pop(key + end) for end in _ENDINGS if key + end in by_stem), None)
         if not any(self.files):
             raise FileNotFoundError(
                 f"no file in {root} is the mask of a picture: that of {self.names[0]} would be "
@@ -63,6 +75,8 @@ class MaskFolder:
             )
         self._values: list[int] | None = None
         self._inside = 0  # what is larger is inside of masks that only tell that
+
+    unlabelled = UNLABELLED
 
     def __len__(self) -> int:
         return len(self.names)
@@ -85,9 +99,23 @@ class MaskFolder:
             for row, file in enumerate(self.files):
                 if file is not None:
                     numbers |= set(np.unique(self._read(row)).tolist())
-            self._inside = 127 if len(numbers - {0}) > _SHADES else 0
-            self._values = sorted(numbers - {0}) if 1 < len(numbers - {0}) <= _SHADES else [1]
+            self._values = self._classes(sorted(numbers - {0}))
         return self._values
+
+    def _classes(self, numbers: list[int]) -> list[int]:
+        """Return the numbers of classes, of those in all masks but 0."""
+        if not numbers:
+            raise ValueError(f"all masks in {self.root} are black: what is inside must be white, or have a number")
+        classes = [number for number in numbers if number != UNLABELLED]
+        if len(numbers) > 1 and len(numbers) <= _SHADES and max(classes) > _MOST_CLASSES:
+            raise ValueError(
+                f"the masks in {self.root} have the numbers {', '.join(map(str, numbers))} besides 0, which may be "
+                "classes, or the soft edge of one: write black and white, or classes as 1, 2, 3 and so on "
+                f"({UNLABELLED}: not labelled)"
+            )
+        if len(numbers) > _SHADES:  # saved as photos
+            self._inside = 127
+        return numbers if 1 < len(numbers) <= _SHADES else [1]
 
     def of(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
         """Return the mask of a picture as the network sees it: of every pixel the number of the nearest.

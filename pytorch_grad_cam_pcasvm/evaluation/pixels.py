@@ -76,7 +76,7 @@ def pixel_scores(scores: Any, masks: Any, *, tolerance: float = TOLERANCE, seed:
         >>> evaluation.pixel_scores(truth + 0.1 * np.arange(8), truth).auroc.mean
         1.0
     """
-    numbers, inside = as_array(scores), as_array(masks) != 0
+    numbers, inside = as_array(scores), np.nan_to_num(as_array(masks)) != 0
     if numbers.ndim < 2 or numbers.shape != inside.shape:
         raise ValueError(
             f"scores have shape {numbers.shape} and masks {inside.shape}: both must be (N, H, W); "
@@ -123,7 +123,8 @@ def by_class(scores: np.ndarray, masks: np.ndarray, labels: Sequence[Any], **opt
     result = {}
     for name in sorted(classes, key=str):
         rows = ~masked | (np.array([label == name for label in labels]) & masked)
-        result[str(name)] = pixel_scores(scores[rows], masks[rows], **options)
+        if not masks[rows].all():
+            result[str(name)] = pixel_scores(scores[rows], masks[rows], **options)
     return result
 
 

@@ -33,6 +33,9 @@ def rows_of_pixels(subject: Subject, pixels: dict[Any, list[Any]], names: Sequen
         tolerance: of the second pointing game.
     """
     where, labels = np.concatenate(pixels["masks"]), subject.source.labels(pixels["rows"])
+    if where.all():
+        subject.missing["pixels"] = "all lie inside of masks"
+        return []
     rows = []
     for name in names:
         values = np.concatenate(pixels[name])
@@ -76,12 +79,12 @@ def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) ->
 
 
 def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None) -> np.ndarray:
-    """Return what tells defects at every position: anomalies, or the margin of a class, shape (N, h, w).
+    """Return what tells defects at every position: anomalies, or by how much a class is ahead, shape (N, h, w).
 
     Args:
         net: the network.
         x: images, shape (N, ...).
-        category: the class; None: the largest margin of all but the background's.
+        category: the class; None: any but the background.
 
     Raises:
         ValueError: there is no such class, or none is the background's.
@@ -100,4 +103,7 @@ def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None) -> np.n
     with evaluating(net), torch.no_grad():
         margins = net(x).margins
     assert margins is not None
-    return margins[:, [classes.index(name) for name in wanted]].amax(1).cpu().numpy()
+    # Only the difference between classes is comparable between positions.
+    of_wanted = [classes.index(name) for name in wanted]
+    others = [number for number in range(len(classes)) if number not in of_wanted]
+    return (margins[:, of_wanted].amax(1) - margins[:, others].amax(1)).cpu().numpy()

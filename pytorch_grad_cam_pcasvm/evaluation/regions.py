@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-OF_VOLUMES = "volumes cannot be put side by side, and have no boxes: give masks of their size"
+OF_VOLUMES = "only pictures can be put side by side, or have boxes: give masks of the input's size"
 
 
 def regions_of(count: int, masks: Any) -> tuple[np.ndarray, bool]:

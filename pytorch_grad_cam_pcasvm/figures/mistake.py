@@ -27,6 +27,7 @@ from pytorch_grad_cam_pcasvm.network.patches import majority
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.places import place_of
 
 _MOST_NAMED = 3  # components in the title
 _ROUNDING = 1e-4  # how exactly maps in single precision add up
@@ -98,8 +99,12 @@ def plot_mistake(
     """
     head_classes = _classes(net.head)
     truth = head_classes[net.head.class_index(truth)]
+    place = place_of(at)
+    if not (place is None or isinstance(place, tuple)):
+        raise ValueError(f"at must be one position, (row, column), got {place!r}")
+    at = place
     cam = method_of(net, target_layer, cam, at)
-    one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images)
+    one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images, net)
     image_labels, source = as_array(labels), as_array(x if pictures is None else pictures)
     if one.shape != x[:1].shape or count < 1 or neighbours < 1 or batch_size < 1:
         raise ValueError(

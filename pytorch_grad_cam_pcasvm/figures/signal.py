@@ -67,7 +67,6 @@ def plot_signal(
     if not shown:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
     count, width, length = lines.shape
-    panels = count * len(shown)
     columns = min(_ACROSS, len(shown))
     down = count * -(-len(shown) // columns)
     needed = columns * (_PANEL + 0.7) + 0.5 * bool(channels), down * (_CHANNEL * width + 0.75) + 0.3
@@ -78,8 +77,6 @@ def plot_signal(
     times = np.arange(length) * interval
     with laid_out(needed, size, note.strip()) as figure:
         axes = figure.subplots(down, columns, squeeze=False, sharex=True)
-        for axis in axes.flat[panels:] if panels < axes.size else ():
-            axis.set_axis_off()
         across = -(-len(shown) // columns) * columns
         for row in range(count):
             for place, k in enumerate(shown):
@@ -93,8 +90,10 @@ def plot_signal(
                 draw_bar(axis.inset_axes((1.015, 0, 0.02, 1)), number(nu, float(maps.log_scale[row, k])), signed=True)
             for place in range(len(shown), across):
                 axes.flat[row * across + place].set_axis_off()
-        for axis in axes[-1]:
-            axis.set_xlabel(literal(unit), fontsize="small")
+        for column in axes.T:
+            last = [axis for axis in column if axis.axison][-1]
+            last.tick_params(labelbottom=True)
+            last.set_xlabel(literal(unit), fontsize="small")
     return figure
 
 

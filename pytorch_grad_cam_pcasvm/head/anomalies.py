@@ -47,8 +47,11 @@ def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tens
     """Return PatchCore's score of each image, shape (N,): see :meth:`.PCASVMNet.anomaly_score`.
 
     Raises:
-        ValueError: features are not dense, or the head's value is no distance to training patches.
+        ValueError: features are not dense, or the head's value is no distance to training patches; or there are too few
+            neighbours.
     """
+    if neighbours < 2:
+        raise ValueError(f"neighbours must be 2 or more, as 9 in PatchCore, got {neighbours!r}")
     stage = head.stages[max(0, len(head.stages) - 2)]  # before the decision, which is its value
     if grid is None or not isinstance(stage, NearestDistance):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -154,7 +155,7 @@ def _run_over(
     labels: list[Any] = []
     count = images_before = 0
     with evaluating(backbone), torch.no_grad(), _loading():
-        for output, images, label in _outputs(backbone, loader, source, progress, name):
+        for images, label, features in _batches(backbone, loader, source, progress, name):
             if label is not None:
                 labels.append(_column(label))
             fits = not labels or (len(labels) == count + 1 and labels[-1].shape[:1] == (len(images),))
@@ -163,7 +164,7 @@ def _run_over(
                     "the loader must yield one label for every image, or no labels at all; a data set of single images "
                     "is not a loader: use DataLoader(data_set, batch_size=32)"
                 )
-            where = None
+            output, where = features(), None
             if patches is not None:
                 output, own, where = patches.of(output, labels[-1] if labels else None, images_before)
                 labels[-1:] = [] if own is None else [own]
@@ -181,22 +182,29 @@ def _run_over(
     return labels
 
 
-def _outputs(
+def _batches(
     backbone: nn.Module, loader: Any, source: "FeatureSource", progress: bool, name: str
-) -> Iterator[tuple[Tensor, Any, Any]]:
-    """Yield the features of every batch of a loader, the images, and their labels; stored features are only read."""
+) -> Iterator[tuple[Any, Any, Callable[[], Tensor]]]:
+    """Yield the images of every batch of a loader, their labels, and what computes their features.
+
+    Features that are stored are only read, and stand in the place of images.
+    """
     device, stored = device_of(backbone), hasattr(loader, "stored_batches")
     batches = loader.stored_batches(backbone, source) if stored else loader
     for batch in tqdm(batches, desc=name, unit="batch") if progress else batches:
         if stored:
             features, label = batch
-            yield features.to(device), features, label
+            yield features, label, partial(features.to, device)
             continue
         images, label = image_and_label(batch)
         images = inputs_of(images)
         check_tensor(images, "images")
         images = images.to(device)
-        yield features_of(backbone, source.at(backbone, images), images), images, label
+        yield images, label, partial(_features, backbone, source, images)
+
+
+def _features(backbone: nn.Module, source: "FeatureSource", images: Any) -> Tensor:
+    return features_of(backbone, source.at(backbone, images), images)
 
 
 def check_loader(loader: Any) -> None:

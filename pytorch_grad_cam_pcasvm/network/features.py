@@ -296,7 +296,7 @@ def flatten(output: Any) -> Tensor:
 def checked_images(x: Any, network: nn.Module | None = None) -> Any:
     """Return the input if it is a batch of images: finite floating-point values, (N, ...); several as Inputs.
 
-    The network, if it is known, tells 1-D signals (N, C, L) from one image (C, H, W): by its convolutions, if any.
+    The network, if it is known, tells 1-D signals (N, C, L) from one image (C, H, W): by its layers.
 
     Raises:
         TypeError: the input is not a floating-point tensor.
@@ -309,8 +309,6 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
     if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network):
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
-    if not isinstance(x, Inputs) and x.dim() == 2 and network is not None and _first_convolution(network) is not None:
-        raise ValueError(f"input_tensor must be a batch of signals (N, C, L), got {tuple(x.shape)}: use x.unsqueeze(0)")
     if floats[0].dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
@@ -320,8 +318,10 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
 
 
 def _takes_signals(network: nn.Module | None) -> bool:
-    """Return whether the first convolution of a network, if it has any, is of signals."""
-    return network is not None and isinstance(_first_convolution(network), nn.Conv1d | None)
+    """Return whether a network has layers for signals, and no convolution of pictures."""
+    modules = () if network is None else [*network.modules()]
+    of_signals = any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
+    return of_signals and not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules)
 
 
 def one_input(x: Any, caller: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:

@@ -75,8 +75,12 @@ def blurred(maps: Tensor, sigma: float) -> Tensor:
         ValueError: the maps are not of pictures, or smaller than the Gaussian.
     """
     reach = int(4.0 * sigma + 0.5)
-    if maps.dim() != 4 or min(maps.shape[2:]) <= reach:
+    if maps.dim() != 4 or not sigma > 0:
+        raise ValueError(f"blur= smooths maps of pictures, (N, H, W), by a positive number of pixels, got {sigma!r}")
+    if min(maps.shape[2:]) <= reach:
         raise ValueError(
             f"blur={sigma:g} reaches {reach} pixels, and maps are {tuple(maps.shape[2:])}: upsample them, size=(H, W)"
         )
-    return gaussian_blur(maps, [2 * reach + 1] * 2, [sigma] * 2)
+    for size in ([2 * reach + 1, 1], [1, 2 * reach + 1]):  # one axis after the other, which is the same and much less
+        maps = gaussian_blur(maps, size, [sigma] * 2)
+    return maps

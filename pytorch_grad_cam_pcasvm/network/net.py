@@ -170,6 +170,8 @@ class PCASVMNet(Named, nn.Module):
             raise ValueError("anomaly_map needs a head on positions, pool='dense': use anomaly_score")
         output = self._output(x)
         assert output.grid is not None
+        if size is not None and (not isinstance(size, list | tuple) or len(size) != len(output.grid.shape)):
+            raise ValueError(f"size must have {len(output.grid.shape)} numbers, those of the pictures, got {size!r}")
         maps = anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
         maps = maps if size is None else upsampled(maps, size)
         maps = maps if blur is None else blurred(maps, blur)
@@ -193,7 +195,8 @@ class PCASVMNet(Named, nn.Module):
         Raises:
             TypeError: the input is not a floating-point tensor.
             ValueError: the head's value does not tell what is normal, or it is none of distances to training patches,
-                for ``neighbours``; or the input is not a batch, or has NaN or infinite values.
+                for ``neighbours``, which are fewer than 2, or given with ``k``; or the input is not a batch, or has NaN
+                or infinite values.
 
         Example:
             >>> good, _ = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
@@ -202,6 +205,8 @@ class PCASVMNet(Named, nn.Module):
             >>> parts.anomaly_map(output).shape, parts.anomaly_score(output, k=5).shape
             ((2, 8, 8), (2,))
         """
+        if neighbours is not None and k != 1:
+            raise ValueError("k= and neighbours= are different scores of an image: give one of them")
         output = self._output(x)
         if neighbours is not None:
             values = reweighted(self.head, output.head_trace, output.grid, neighbours)

@@ -82,11 +82,10 @@ class Patches:
 
 def majority(masks: Any, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return the most frequent label of every patch of masks (N, *picture), and its share, both (N, positions)."""
-    masks = torch.as_tensor(np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks))
-    values = masks.unique()
-    shares = torch.stack([share_of(masks == value, grid).flatten(1) for value in values])
-    share, most = shares.max(0)
-    return values[most].numpy(), share.numpy()
+    values, numbers = np.unique(masks.cpu() if isinstance(masks, Tensor) else masks, return_inverse=True)
+    index = torch.from_numpy(numbers.reshape(masks.shape))
+    share, most = torch.stack([share_of(index == number, grid).flatten(1) for number in range(len(values))]).max(0)
+    return values[most.numpy()], share.numpy()
 
 
 def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = False) -> np.ndarray:

@@ -46,6 +46,8 @@ def layout_by(
                 f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last",
                 Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
             )
+        if activations.dim() == 3 and images_of(x)[0].dim() == 3:
+            _refuse_tokens(layout, name, activations)
         return MapLayout()
     if once((name, x.shape[1:], activations.shape[1:])):
         _hint_at_other_tokens(transform, name, activations, layout)
@@ -61,6 +63,17 @@ def layout_by(
             ) from error
 
     return UserLayout(guarded)
+
+
+def _refuse_tokens(layout: Callable[[], GridLayout], name: str, activations: Tensor) -> None:
+    """Refuse activations of signals that are tokens, (N, L, T), and not (N, T, L)."""
+    if _tokens(layout) is not None:
+        refuse(
+            ValueError,
+            f"the activations of {name!r}, {tuple(activations.shape)}, are tokens of the signals, whose channels come "
+            "last",
+            Way("pass reshape_transform='tokens'", "reshape_transform"),
+        )
 
 
 def _tokens(layout: Callable[[], GridLayout]) -> GridLayout | None:

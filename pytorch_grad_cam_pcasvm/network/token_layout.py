@@ -19,6 +19,8 @@ from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HALVES = (torch.float16, torch.bfloat16)
+_NOISES, _WINDOWS = 6, 8  # signals, and places at which they are changed
+_SPAN, _IN_ORDER = 0.3, 0.9  # of the centres of what changes: how far they move, and their correlation with the place
 
 
 _TRANSFORM = (
@@ -191,7 +193,7 @@ class _Probe:
         self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
         self._seen: list[_Tokens] = []
         self._positions: dict[nn.Module, bool] = {}  # whether a module's output has any, in order
-        self._backbone = backbone
+        self._backbone, self._place, self._x = backbone, place, x
         with hooked() as hooks:
             for module in modules_of(backbone):
                 if isinstance(module, torch.jit.ScriptModule):
@@ -237,19 +239,13 @@ class _Probe:
 
     def _of_signal(self, output: Tensor, count: int) -> GridLayout:
         """Return the layout of what may be channels first, (N, T, L), or tokens, (N, L, T)."""
-        first = GridLayout(tuple(output.shape[2:]), 3, 0, 1)
-        grids = [*self._shapes, *self._sizes]
-        is_first = len(output) == count and any(_merged(grid, output.shape[2]) for grid in grids)
-        is_first = is_first and _in_corners(_largest((output - output[:1]).abs().double().amax(1)), first.grid)
-        try:
-            tokens = self._of_tokens(output, count)
-        except _UnknownError:
-            if is_first:
-                return first
-            raise
-        if is_first:
-            raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
-        return tokens
+        follow = _axes_that_follow(self._backbone, self._place, self._x)
+        if len(follow) != 1:
+            reading = "with channels first or last" if follow else "in no way: no position follows the signal"
+            raise _UnknownError(f"its shape {tuple(output.shape)} can be read {reading}")
+        if follow == [2] and len(output) == count:
+            return GridLayout(tuple(output.shape[2:]), 3, 0, 1)
+        return self._of_tokens(output, count)
 
     def _of_tokens(self, output: Tensor, count: int) -> GridLayout:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
@@ -274,7 +270,8 @@ class _Probe:
         for tokens in matching:
             of_grid = tokens.change[:, before : length - after].unflatten(1, grid)
             changed, margin = (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_largest(of_grid), 0)
-            if (tokens is first or tokens.few_changed) and not _in_corners(changed, grid, margin):
+            ordered = self._axes == 1 or _in_corners(changed, grid, margin)  # of signals, that has been seen
+            if (tokens is first or tokens.few_changed) and not ordered:
                 raise _UnknownError("its tokens do not lie row by row, or every token looks at the whole image")
         return GridLayout(grid, 3, batch[0], 2, before, after)
 
@@ -308,6 +305,52 @@ class _Probe:
             if has and names[module] and not without.intersection(parents):
                 return names[module]
         return None
+
+
+def _axes_that_follow(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Any) -> list[int]:
+    """Return which axes of an output of signals, 1 and 2 where images come first, follow a change along them.
+
+    Some signals of noise are changed at one place after the other. Where the output changes most moves along with it,
+    on the axis of positions; on that of channels it stays, but for chance, which many signals leave little of.
+    """
+    generator = torch.Generator().manual_seed(0)
+    length = images_of(x)[0].shape[2]
+    windows = [
+        (k * length // _WINDOWS, max((k + 1) * length // _WINDOWS, k * length // _WINDOWS + 1)) for k in range(_WINDOWS)
+    ]
+
+    def changed(part: Tensor) -> Tensor:
+        if not part.is_floating_point() or part.dim() != 3:
+            return part[:1].expand(_NOISES * (1 + _WINDOWS), *part.shape[1:])
+        noise, other = torch.randn((2, _NOISES, *part.shape[1:]), generator=generator).to(part)
+        signals = noise.unsqueeze(1).repeat(1, 1 + _WINDOWS, 1, 1)
+        for number, (first, last) in enumerate(windows, 1):
+            signals[:, number, :, first:last] = 2 * other[:, :, first:last]
+        return signals.flatten(0, 1)
+
+    output = place(backbone, each(changed, x))
+    rows = _NOISES * (1 + _WINDOWS)
+    if not isinstance(output, Tensor) or output.dim() != 3 or rows not in output.shape[:2]:
+        return []
+    output = output if len(output) == rows else output.transpose(0, 1)
+    output = output.double().unflatten(0, (_NOISES, 1 + _WINDOWS))
+    change = (output[:, 1:] - output[:, :1]).abs()
+    following, perhaps = list[int](), list[int]()
+    for axis, profile in ((1, change.sum(3)), (2, change.sum(2))):  # each (noises, windows, size)
+        size = profile.shape[2]
+        if size < 2:
+            continue
+        # What changes wherever the signal does, such as a class token, is no position.
+        profile = profile - profile.amin(1, keepdim=True)
+        total = profile.sum(2)
+        places = torch.arange(size, dtype=torch.float64, device=profile.device) / (size - 1)
+        centres = ((profile * places).sum(2) / torch.where(total > 0, total, 1.0)).mean(0)
+        expected = torch.linspace(0, 1, _WINDOWS, dtype=torch.float64, device=profile.device)
+        span = float(centres[-1] - centres[0])
+        order = float(torch.corrcoef(torch.stack([centres, expected]))[0, 1])
+        following += [axis] if span > _SPAN and order > _IN_ORDER else []
+        perhaps += [axis] if span > _SPAN / 3 and order > _IN_ORDER - 0.3 else []
+    return perhaps if following else []  # what only one axis follows
 
 
 def _changed_in_corners(rows: list[int], axes: int, x: Tensor) -> Tensor:

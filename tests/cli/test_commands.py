@@ -161,7 +161,7 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
         (
             "evaluate",
             {"--pool": "none"},
-            "the layer that the features came from, and their pool, with --features and --pool",
+            "--pool none, but the head was fitted with mean: leave it out, or fit again",
         ),
         ("evaluate", {"--head": "nowhere.safetensors", "--weights": "nowhere.pth"}, "there is no head nowhere"),
         ("evaluate", {"--batch-size": "0"}, "--batch-size must be at least 1, got 0"),

@@ -202,6 +202,16 @@ def test_what_does_not_fit_is_refused(parts, options, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
+    command = ["explain", "--images", str(parts / "test"), *NETWORK[:6], "--head", str(bank)]
+    assert main([*command, "--out", str(tmp_path / "maps")]) == 0
+    with (tmp_path / "maps" / "values.csv").open() as file:
+        assert next(csv.reader(file))[2:] == ["anomaly where strongest"]
+    for options in (["--pool", "mean"], ["--pool", "dense"], ["--features", "1"]):
+        assert main([*command, *options, "--out", str(tmp_path / "none")]) == 2
+        assert f"{' '.join(options)}, but the head was fitted with" in capsys.readouterr().err
+
+
 def test_a_place_needs_positions(parts, tmp_path, capsys):
     head, network = tmp_path / "head.safetensors", ["--images", str(parts / "test"), *NETWORK[:6]]
     assert main(["fit", *network, "--components", "2", "--out", str(head)]) == 0
@@ -248,7 +258,7 @@ def test_masks_of_several_classes_keep_their_numbers(tmp_path):
     numbers[0], numbers[1], numbers[2] = 1, 3, 255
     masks_in(tmp_path / "masks" / "x", a=numbers)
     masks = MaskFolder(tmp_path / "masks", ["x/a.jpg", "x/b.jpg"], paths)
-    assert masks.values == [1, 3, 255]
+    assert masks.values == [1, 3, 255]  # 255: not labelled
     assert masks.of(0, (6, 8), None).tolist() == numbers.tolist()
 
 
@@ -258,6 +268,32 @@ def test_a_mask_that_was_saved_as_a_photo_has_an_edge_in_the_middle(tmp_path):
     masks_in(tmp_path / "masks", a=shades)
     masks = MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
     assert masks.of(0, (4, 64), None).tolist() == (shades > 127).astype(int).tolist()
+
+
+@pytest.mark.parametrize("numbers", [(128, 255), (127, 255), (3, 252), (64, 128, 192)])
+def test_numbers_that_may_be_classes_or_a_soft_edge_are_refused(numbers, tmp_path):
+    paths = pictures_in(tmp_path / "photos", "a")
+    mask = np.zeros((6, 8), np.uint8)
+    mask[: len(numbers)] = np.array(numbers).reshape(-1, 1)
+    masks_in(tmp_path / "masks", a=mask)
+    with pytest.raises(ValueError, match=f"have the numbers {', '.join(map(str, numbers))} besides 0"):
+        MaskFolder(tmp_path / "masks", ["a.jpg"], paths).of(0, (6, 8), None)
+
+
+def test_each_picture_has_a_mask_of_its_own(tmp_path):
+    paths = pictures_in(tmp_path / "crack", "000") + pictures_in(tmp_path / "good", "000")
+    square = np.zeros((6, 8))
+    square[:2] = 255
+    masks_in(tmp_path / "flat", **{"000": square})
+    with pytest.raises(ValueError, match=r"crack/000\.jpg and good/000\.jpg would have the same mask"):
+        MaskFolder(tmp_path / "flat", ["crack/000.jpg", "good/000.jpg"], paths)
+    paths = pictures_in(tmp_path / "photos", "000", "000_mask")
+    masks_in(tmp_path / "masks", **{"000_mask": square})
+    masks = MaskFolder(tmp_path / "masks", ["000.jpg", "000_mask.jpg"], paths)
+    assert [masks.of(row, (6, 8), None).sum() for row in range(2)] == [0, 16]
+    masks_in(tmp_path / "black", **{"000": 0 * square})
+    with pytest.raises(ValueError, match="are black"):
+        MaskFolder(tmp_path / "black", ["000.jpg", "000_mask.jpg"], paths).of(0, (6, 8), None)
 
 
 def test_masks_that_belong_to_nothing_are_refused(tmp_path):

@@ -254,6 +254,80 @@ def test_one_signal_or_one_picture_is_no_batch():
     net = PCASVMNet(picture, make_pipeline(PCA(2), SVC()).fit(rows, np.arange(9) % 2)).eval()
     with pytest.raises(ValueError, match=r"use x.unsqueeze\(0\)"):
         ClosedFormGradCAM(net, ["0"]).explain(torch.randn(3, 8, 8))
-    (line, _), _, _ = nets(SVC())
-    with pytest.raises(ValueError, match="batch"):
-        ClosedFormGradCAM(line, ["block"]).explain(torch.randn(2, 48, dtype=torch.float64))
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Tanh()).eval()
+    rows, _ = extract_features(flat, [torch.randn(9, 1, 8, 8)], progress=False)
+    net = PCASVMNet(flat, make_pipeline(PCA(2), SVC()).fit(rows, np.arange(9) % 2)).eval()
+    with pytest.raises(ValueError, match=r"use x.unsqueeze\(0\)"):
+        net.predict(torch.randn(3, 8, 8))
+
+
+class Waves(nn.Module):
+    """Takes raw waves (N, L), as networks of sound do."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 5, 5, 2)
+
+    def forward(self, x):
+        return self.conv(x.unsqueeze(1)).tanh().mean(2)
+
+
+def test_waves_without_a_channel_axis():
+    net, x = Waves().eval(), torch.randn(20, 40)
+    rows, _ = extract_features(net, [x], progress=False)
+    net = PCASVMNet(net, make_pipeline(PCA(2), SVC()).fit(rows, np.arange(20) % 2)).eval()
+    assert net.predict(x).shape == (20,)
+    maps = ClosedFormGradCAM(net, ["conv"], lambda t: t.unsqueeze(2)).explain(x[:3])
+    assert maps.maps.shape == (3, 3, 1, 18)
+
+
+@pytest.mark.parametrize("layers", ["convolutions", "transformer", "LSTM"])
+@pytest.mark.parametrize("width", [8, 16])
+def test_as_many_channels_as_positions_are_not_mixed_up(layers, width):
+    """(N, T, T) says nothing of which axis is which: where the signal changes does."""
+    refused = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = torch.randn(6, 2, 4 * width)
+        if layers == "convolutions":
+            net = nn.Sequential(nn.Conv1d(2, 4, 3, 2, 1), nn.ReLU(), nn.Conv1d(4, width, 3, 2, 1), nn.ReLU()).eval()
+            expected = net(x).mT
+        else:
+            net = Tokens(width, layers == "LSTM").eval()
+            expected = net(x)
+        try:
+            rows, _ = extract_features(net, [x], pool="dense", progress=False)
+        except ValueError:  # refused rather than guessed
+            refused += 1
+            continue
+        assert np.abs(rows - expected.detach().flatten(0, 1).numpy()).max() < 1e-6
+    assert refused <= 2
+
+
+class Tokens(nn.Module):
+    """Patches of a signal as tokens, (N, T, T)."""
+
+    def __init__(self, width, recurrent):
+        super().__init__()
+        self.embed = nn.Conv1d(2, width, 4, 4)
+        self.mix = (
+            nn.LSTM(width, width, batch_first=True)
+            if recurrent
+            else nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True)
+        )
+
+    def forward(self, x):
+        x = self.mix(self.embed(x).mT)
+        return x[0] if isinstance(x, tuple) else x
+
+
+def test_tokens_without_a_transform_are_refused():
+    torch.manual_seed(0)
+    net = Transformer().double().eval().requires_grad_(False)
+    x = torch.randn(40, 2, 48, dtype=torch.float64)
+    rows, _ = extract_features(net, [x], progress=False)
+    whole = PCASVMNet(
+        net, make_pipeline(PCA(3), SVC()).fit(rows, (rows[:, 0] > np.median(rows[:, 0])).astype(int))
+    ).eval()
+    with pytest.raises(ValueError, match="pass reshape_transform='tokens'"):
+        ClosedFormGradCAM(whole, ["blocks.0"]).explain(X)
