@@ -289,7 +289,8 @@ def _masked(subject: Subject, masks: Any) -> Any:
     """Yield images, their predicted classes, masks, and rows."""
     regions, boxes = regions_of(len(subject.source), masks)
     for x, _, rows in subject.batches("localisation"):
-        yield x, subject.net.predict(x).tolist(), masks_of(regions, boxes, rows, tuple(x.shape[2:])), rows
+        where = masks_of(regions, boxes, rows, tuple(x.shape[2:]))  # which refuses other sizes
+        yield x, subject.net.predict(x).tolist(), where, rows
 
 
 def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:
