@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
-from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, of_positions, rows_of_pixels
+from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, PixelValues, of_positions
 from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RIVALS, Rivals
@@ -90,16 +90,12 @@ def localisation(  # noqa: D417 - of the study its class tells
         raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
     subject = study.fresh(SVMTarget())
     on_nothing = [] if masks is None else _without_masks(subject, masks)
-    pixels = defaultdict[Any, list[Any]](list)  # of all images, by method
+    pixels = PixelValues()
     against = Rivals(subject, rivals)
     measured = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
     chances = []
     scenes = _tiled(subject, 0 if pasted else tiles) if masks is None else _masked(subject, masks)
     for x, labels, where, rows_of in scenes:
-        if masks is not None:
-            pixels["masks"].append(where)
-            pixels["rows"] += rows_of
-            pixels[BLIND].append(heat(subject.blind(x), x.shape[2:]).astype(np.float32))
         targets = [SVMTarget(label) for label in labels]
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
@@ -111,9 +107,10 @@ def localisation(  # noqa: D417 - of the study its class tells
             ).items():
                 measured[method, SHARE, source].append(_shares(values, where))
                 measured[method, POINT, source].append(_points(values, where))
-            if masks is not None:
-                pixels[method].append(heat(maps[""], size).astype(np.float32))
             subject.add(method, -measured[method, SHARE, ""][-1], rows_of, x, maps[""])
+        if masks is not None:
+            own_maps = {method: against.of(method)[""] for method in subject.named}
+            pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
     if not chances:
         raise ValueError("there is nothing to find: every mask is empty")
     chance = np.concatenate(chances)
@@ -135,12 +132,9 @@ def localisation(  # noqa: D417 - of the study its class tells
         for part in subject.parts(on_nothing, "images on which there is nothing", "image") if on_nothing else ():
             x, _ = subject.read(part)
             targets = subject.targets(x)
-            pixels["masks"].append(np.zeros((len(x), *x.shape[2:]), bool))
-            pixels["rows"] += part
-            pixels[BLIND].append(heat(subject.blind(x), x.shape[2:]).astype(np.float32))
-            for method in subject.named:
-                pixels[method].append(heat(subject.explained(method, x, targets), x.shape[2:]).astype(np.float32))
-        rows += rows_of_pixels(subject, pixels, [*subject.named, BLIND], tolerance)
+            own_maps = {method: subject.explained(method, x, targets) for method in subject.named}
+            pixels.add(np.zeros((len(x), *x.shape[2:]), bool), part, own_maps | {BLIND: subject.blind(x)})
+        rows += pixels.rows(subject, tolerance)
     return subject.result(
         "localisation",
         "does the positive evidence for a class lie on the image of that class"

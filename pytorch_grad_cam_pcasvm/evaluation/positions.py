@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,38 +23,56 @@ POSITIONS = "every position"  # of a head that decides there
 BACKGROUNDS = (0, "0", "background")  # names of the class outside of masks
 
 
-def rows_of_pixels(subject: Subject, pixels: dict[Any, list[Any]], names: Sequence[str], tolerance: float) -> list[Row]:
-    """Return how well the values of every pixel tell masks, of all images and of each class.
+class PixelValues:
+    """What is known of the pixels of images, as these come: the values of maps, and true masks."""
 
-    Args:
-        subject: what is measured.
-        pixels: by name, the values of the images' pixels; ``masks``; and ``rows``, the images' numbers.
-        names: of the values.
-        tolerance: of the second pointing game.
-    """
-    where, labels = np.concatenate(pixels["masks"]), subject.source.labels(pixels["rows"])
-    if where.all():
-        subject.missing["pixels"] = "all lie inside of masks"
-        return []
-    rows = []
-    for name in names:
-        values = np.concatenate(pixels[name])
-        scores = {"": pixel_scores(values, where, tolerance=tolerance, seed=subject.seed)}
-        if labels is not None and labels[0] is not None:
-            of_names = subject.source.names
-            classes = [of_names[label] if of_names and isinstance(label, int) else label for label in labels]
-            scores |= by_class(values, where, classes, tolerance=tolerance, seed=subject.seed)
-        for label, of_class in scores.items():
-            measures = {AUROC: of_class.auroc, AUPRO: of_class.aupro, F1: of_class.f1}
-            measures |= {f"{POINT}, within {tolerance:g} pixels": of_class.near}
-            if name == POSITIONS:
-                measures |= {POINT: of_class.pointing, IMAGE_AUROC: of_class.image_auroc}
-            rows += [
-                Row(name, f"{measure}, {label}" if label else measure, "", estimate)
-                for measure, estimate in measures.items()
-                if estimate.n
-            ]
-    return rows
+    def __init__(self) -> None:
+        self._masks, self._numbers = list[np.ndarray](), list[int]()
+        self._values = defaultdict[str, list[np.ndarray]](list)
+
+    def add(self, masks: np.ndarray, numbers: Sequence[int], maps: Mapping[str, Any]) -> None:
+        """Add some images.
+
+        Args:
+            masks: shape (N, H, W).
+            numbers: their numbers in the data set.
+            maps: by name, tensors (N, h, w), or maps of one target each.
+        """
+        self._masks.append(masks)
+        self._numbers += numbers
+        for name, values in maps.items():
+            self._values[name].append(heat(values, masks.shape[1:]).astype(np.float32))
+
+    def rows(self, subject: Subject, tolerance: float) -> list[Row]:
+        """Return how well the values of every pixel tell masks, of all images and of each class.
+
+        Args:
+            subject: what is measured.
+            tolerance: of the second pointing game.
+        """
+        masks, labels = np.concatenate(self._masks), subject.source.labels(self._numbers)
+        if masks.all():
+            subject.missing["pixels"] = "all lie inside of masks"
+            return []
+        rows = []
+        for name, parts in self._values.items():
+            values = np.concatenate(parts)
+            scores = {"": pixel_scores(values, masks, tolerance=tolerance, seed=subject.seed)}
+            if labels is not None and labels[0] is not None:
+                of_names = subject.source.names
+                classes = [of_names[label] if of_names and isinstance(label, int) else label for label in labels]
+                scores |= by_class(values, masks, classes, tolerance=tolerance, seed=subject.seed)
+            for label, of_class in scores.items():
+                measures = {AUROC: of_class.auroc, AUPRO: of_class.aupro, F1: of_class.f1}
+                measures |= {f"{POINT}, within {tolerance:g} pixels": of_class.near}
+                if name == POSITIONS:
+                    measures |= {POINT: of_class.pointing, IMAGE_AUROC: of_class.image_auroc}
+                rows += [
+                    Row(name, f"{measure}, {label}" if label else measure, "", estimate)
+                    for measure, estimate in measures.items()
+                    if estimate.n
+                ]
+        return rows
 
 
 def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) -> Result:
@@ -67,14 +85,11 @@ def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) ->
     subject = copy.copy(study)
     subject._forget()
     regions, boxes = regions_of(len(subject.source), masks)
-    pixels = defaultdict[Any, list[Any]](list)
+    pixels = PixelValues()
     for x, _, rows in subject.batches("localisation"):
-        size = tuple(x.shape[2:])
-        values = torch.from_numpy(values_of_positions(subject.net, x, category))
-        pixels[POSITIONS].append(heat(values, size).astype(np.float32))
-        pixels["masks"].append(masks_of(regions, boxes, rows, size))
-        pixels["rows"] += rows
-    measured = rows_of_pixels(subject, pixels, [POSITIONS], tolerance)
+        where = masks_of(regions, boxes, rows, tuple(x.shape[2:]))
+        pixels.add(where, rows, {POSITIONS: torch.from_numpy(values_of_positions(subject.net, x, category))})
+    measured = pixels.rows(subject, tolerance)
     return subject.result("localisation", "do the values of every position tell what lies inside of masks?", measured)
 
 
