@@ -12,7 +12,7 @@ from torchvision.datasets.folder import is_image_file
 from pytorch_grad_cam_pcasvm.export.explainer import framed
 
 _ENDINGS = ("_mask", "_gt", "_label")  # of names, after that of the picture
-_SHADES = 20  # a mask of more values has been saved as a photo
+_SHADES = 20  # a mask of more numbers, beyond those of classes, has been saved as a photo
 _MOST_CLASSES = 100
 UNLABELLED = 255  # beside the numbers of classes
 _ASPECT = 0.01  # relative difference of a mask's shape from its picture's that is rounding
@@ -38,6 +38,8 @@ class MaskFolder:
         files: the mask of each picture, or None.
         unlabelled: the number of what nobody has labelled, beside those of classes.
     """
+
+    unlabelled = UNLABELLED
 
     def __init__(self, root: str | Path, names: Sequence[str], paths: Sequence[Path]) -> None:
         self.root, self.names, self._paths = Path(root), list(names), list(paths)
@@ -76,8 +78,6 @@ class MaskFolder:
         self._values: list[int] | None = None
         self._inside = 0  # what is larger is inside of masks that only tell that
 
-    unlabelled = UNLABELLED
-
     def __len__(self) -> int:
         return len(self.names)
 
@@ -106,16 +106,18 @@ class MaskFolder:
         """Return the numbers of classes, of those in all masks but 0."""
         if not numbers:
             raise ValueError(f"all masks in {self.root} are black: what is inside must be white, or have a number")
-        classes = [number for number in numbers if number != UNLABELLED]
-        if len(numbers) > 1 and len(numbers) <= _SHADES and max(classes) > _MOST_CLASSES:
+        if len(numbers) == 1:
+            return [1]
+        if max(number for number in numbers if number != UNLABELLED) <= _MOST_CLASSES:
+            return numbers
+        if len(numbers) <= _SHADES:
             raise ValueError(
                 f"the masks in {self.root} have the numbers {', '.join(map(str, numbers))} besides 0, which may be "
                 "classes, or the soft edge of one: write black and white, or classes as 1, 2, 3 and so on "
                 f"({UNLABELLED}: not labelled)"
             )
-        if len(numbers) > _SHADES:  # saved as photos
-            self._inside = 127
-        return numbers if 1 < len(numbers) <= _SHADES else [1]
+        self._inside = 127
+        return [1]
 
     def of(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
         """Return the mask of a picture as the network sees it: of every pixel the number of the nearest.

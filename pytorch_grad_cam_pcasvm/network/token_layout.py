@@ -315,9 +315,8 @@ def _axes_that_follow(backbone: nn.Module, place: Callable[[nn.Module, Tensor], 
     """
     generator = torch.Generator().manual_seed(0)
     length = images_of(x)[0].shape[2]
-    windows = [
-        (k * length // _WINDOWS, max((k + 1) * length // _WINDOWS, k * length // _WINDOWS + 1)) for k in range(_WINDOWS)
-    ]
+    starts = [number * length // _WINDOWS for number in range(_WINDOWS)]
+    windows = [(start, start + max(1, length // _WINDOWS)) for start in starts]
 
     def changed(part: Tensor) -> Tensor:
         if not part.is_floating_point() or part.dim() != 3:

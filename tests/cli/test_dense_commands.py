@@ -259,6 +259,9 @@ def test_masks_of_several_classes_keep_their_numbers(tmp_path):
     masks_in(tmp_path / "masks" / "x", a=numbers)
     masks = MaskFolder(tmp_path / "masks", ["x/a.jpg", "x/b.jpg"], paths)
     assert masks.values == [1, 3, 255]  # 255: not labelled
+    many = np.arange(48).reshape(6, 8)
+    masks_in(tmp_path / "many" / "x", a=np.where(many > 20, 255, many))  # 20 classes, as in VOC
+    assert MaskFolder(tmp_path / "many", ["x/a.jpg", "x/b.jpg"], paths).values == [*range(1, 21), 255]
     assert masks.of(0, (6, 8), None).tolist() == numbers.tolist()
 
 
