@@ -247,4 +247,5 @@ class Features:
                 for group in range(file.num_row_groups):
                     columns = shards.read(path, file, names, [group])
                     labels = columns.get("label")
-                    yield torch.from_numpy(columns["features"]), None if labels is None else self._named(labels)
+                    features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
+                    yield features, None if labels is None else self._named(labels)

@@ -166,6 +166,7 @@ def test_cross_validation_leaves_out_whole_images(parts, capsys):
     assert "choose --C and --gamma for patches" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
