@@ -1,7 +1,7 @@
 """Localisation: does the evidence for a class lie where the class is?"""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,20 +114,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     if not chances:
         raise ValueError("there is nothing to find: every mask is empty")
     chance = np.concatenate(chances)
-    numbers_of = {key: np.concatenate(parts) for key, parts in measured.items()}
-    rows = []
-    for method in subject.named:
-        for measure, without in ((SHARE, NONE), (POINT, NOWHERE)):
-            own = numbers_of[method, measure, ""]
-            rows.append(Row(method, measure, "", Estimate.of(own)))
-            rows.append(Row(method, measure, CHANCE, Estimate.of(own - chance), 0.0))
-            theirs = {rival: numbers_of[method, measure, rival] for rival in against.names}
-            theirs |= {rival: numbers_of[rival, measure, ""] for rival in against.methods if rival != method}
-            rows += [
-                Row(method, measure, rival, Estimate.of(own - of_rival), 0.0) for rival, of_rival in theirs.items()
-            ]
-            rows.append(Row(method, without, "", Estimate.of(np.isnan(own))))
-    rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
+    rows = _rows(subject, against, {key: np.concatenate(parts) for key, parts in measured.items()}, chance)
     if masks is not None:
         for part in subject.parts(on_nothing, "images on which there is nothing", "image") if on_nothing else ():
             x, _ = subject.read(part)
@@ -145,6 +132,31 @@ def localisation(  # noqa: D417 - of the study its class tells
         pasted=pasted,
         chance=float(chance.mean()),
     )
+
+
+def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray], chance: np.ndarray) -> list[Row]:
+    """Return the rows of both measures.
+
+    Args:
+        subject: what is measured.
+        against: the controls.
+        numbers_of: by method, measure and source, of each scene.
+        chance: of each scene.
+    """
+    rows = []
+    for method in subject.named:
+        for measure, without in ((SHARE, NONE), (POINT, NOWHERE)):
+            own = numbers_of[method, measure, ""]
+            rows.append(Row(method, measure, "", Estimate.of(own)))
+            rows.append(Row(method, measure, CHANCE, Estimate.of(own - chance), 0.0))
+            theirs = {rival: numbers_of[method, measure, rival] for rival in against.names}
+            theirs |= {rival: numbers_of[rival, measure, ""] for rival in against.methods if rival != method}
+            rows += [
+                Row(method, measure, rival, Estimate.of(own - of_rival), 0.0) for rival, of_rival in theirs.items()
+            ]
+            rows.append(Row(method, without, "", Estimate.of(np.isnan(own))))
+    rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
+    return rows
 
 
 def _tiled(subject: Subject, tiles: int) -> Any:
