@@ -38,7 +38,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     } | ({"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()} if dense else {})
 
 
-def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool) -> str:
+def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = False) -> str:
     """Return what a target is, in a few words; of a head that tells anomalies, which its value is minus."""
     if anomalies and isinstance(target, SVMTarget) and target.category is None:
         return ("anomaly" if target.sign == "-" else "normality") + place_in_words(target)

@@ -228,6 +228,8 @@ def test_titles_say_what_a_map_is_of():
     }
     assert {target: titles._title(target, ["cat", "dog", "elk"]) for target in named} == named
     assert titles._title(SVMTarget(), None) == "value"
+    assert titles._title(SVMTarget(sign="-"), None, anomalies=True) == "anomaly"
+    assert titles._title(SVMTarget(), None, anomalies=True) == "normality"
 
 
 def test_checking_a_file_raises_no_doubts_about_noise(tmp_path):
