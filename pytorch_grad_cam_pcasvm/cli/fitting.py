@@ -161,8 +161,8 @@ def _with_labels(
     ((largest, count),) = counts.most_common(1)
     if count > _IMBALANCED * len(labels) and options.class_weight is None:
         print(
-            f"hint: calling every one of the {unit} {largest!r} would be {count / len(labels):.0%} correct, too. Look "
-            "at the balanced accuracy, and try --class-weight balanced"
+            f"hint: calling every {'image' if unit == 'images' else 'patch'} {largest!r} would be "
+            f"{count / len(labels):.0%} correct, too. Look at the balanced accuracy, and try --class-weight balanced"
         )
     return pipeline, fitted
 

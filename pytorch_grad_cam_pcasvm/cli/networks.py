@@ -18,7 +18,8 @@ RUN = "python -m pytorch_grad_cam_pcasvm"
 def network(options: Any) -> tuple[Any, Preparation]:
     """Return a backbone with its head, and the preparation of pictures that the head was fitted with."""
     head = head_of(options.head, options.trust)  # before weights are downloaded
-    as_fitted(options, head.training_set.preparation or {})
+    if isinstance(head, package.Head):  # and not of skops, which says nothing
+        as_fitted(options, head.training_set.preparation or {})
     backbone, transform, own = backbone_of(options)
     net = package.PCASVMNet(backbone, head, source(options), pool=pool(options))
     return net, preparation_of(transform, own, options, net.head.training_set.preparation)

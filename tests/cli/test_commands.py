@@ -362,9 +362,7 @@ def test_the_layer_is_found_among_several_and_contributions_start_near_the_train
 
     monkeypatch.setattr(evaluation, "layers", recorded)
     options = [*network[:-1], "auto", "--head", str(head), "--out", str(tmp_path / "atlas")]
-    assert main(["atlas", *options]) == 2
-    assert "name that of the features with --features" in capsys.readouterr().err
-    assert main(["atlas", *options, "--features", "features"]) == 0
+    assert main(["atlas", *options]) == 0  # the head knows its layer
     ((candidates, images),) = asked
     assert candidates[-1] == "features"
     assert images == 50
