@@ -1,7 +1,6 @@
 """Building an atlas: plan, reject what does not fit, compute the missing shards."""
 
 import inspect
-import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     kind_of,
     make,
     missing_of,
+    refuse_child,
     refuse_other,
 )
 from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
@@ -160,8 +160,7 @@ def build(
         kinds,
         skip_bad_images,
     )
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it would wait for its parent, that for it
-        raise RuntimeError("a script that starts processes must do so under if __name__ == '__main__'")
+    refuse_child()
     net.head.tell_of_fit(always=True)
     refuse_other(folder, entries)  # at once, before waiting for another build
     with lock.alone(folder):

@@ -68,10 +68,7 @@ class Explainer:
 
     def explain(self, images: Tensor) -> SignedMaps:
         """Return the maps of all components and targets of at most ``block`` images."""
-        count = len(images)
-        missing = self.block - count
-        if missing > 0:  # with all of them in turn: one that is unlike the others must not become most
-            images = torch.cat([images, images[torch.arange(missing, device=images.device) % count]])
+        count, images = len(images), filled(images, self.block)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the atlas tells by nu
             maps = self.cam.explain(images, self.targets)
@@ -97,6 +94,12 @@ class Explainer:
             columns |= {OF_TARGETS + name: array for name, array in _kept(maps[:, components:]).items()}
             columns[OF_TARGETS + "values"] = _array(maps.values[:, components:], np.float64)
         return columns
+
+
+def filled(images: Tensor, block: int) -> Tensor:
+    """Return a block of images, filled up with copies of all in turn: one that is unlike must not become most."""
+    missing = max(0, block - len(images))
+    return torch.cat([images, images[torch.arange(missing, device=images.device) % len(images)]]) if missing else images
 
 
 def _kept(maps: SignedMaps) -> dict[str, np.ndarray]:

@@ -11,7 +11,19 @@ from torch import Tensor, nn
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
 from pytorch_grad_cam_pcasvm.atlas.compare import compare
-from pytorch_grad_cam_pcasvm.atlas.run import BLOCK, SHARD_BYTES, begin, finish, first_of, kind_of, make, missing_of
+from pytorch_grad_cam_pcasvm.atlas.explainer import filled
+from pytorch_grad_cam_pcasvm.atlas.run import (
+    BLOCK,
+    SHARD_BYTES,
+    begin,
+    finish,
+    first_of,
+    kind_of,
+    make,
+    missing_of,
+    refuse_child,
+    refuse_other,
+)
 from pytorch_grad_cam_pcasvm.atlas.table import Table
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
@@ -33,7 +45,6 @@ class Extractor:
 
     def __init__(self, backbone: nn.Module, layer: Any, pool: Any, block: int) -> None:
         self.net, self.layer, self.pool, self.block = backbone, layer, pool, block
-        self.warnings = WarnOnce()
 
     def source(self) -> FeatureSource:
         """Return where the features come from."""
@@ -41,9 +52,7 @@ class Extractor:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
-        count, images = len(batch.images), batch.images
-        copies = torch.arange(max(0, self.block - count), device=images.device) % count
-        images = torch.cat([images, images[copies]])
+        count, images = len(batch.images), filled(batch.images, self.block)
         with evaluating(self.net), torch.no_grad():
             features = features_of(self.net, self.source().at(self.net, images), images)[:count]
         features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
@@ -147,12 +156,14 @@ def extract(
         images, extractor, folder.absolute(), manifest.digest_of(entries), shard_size, batch_size,  # type: ignore[arg-type]
         tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
+    refuse_child()
+    refuse_other(folder, entries)  # at once, before waiting for another run
     with lock.alone(folder):
         begin(folder, entries)
         missing = missing_of(job)
         compare(job, missing, verify, workers, progress)
         if missing:
-            make(job, missing, engine, processes, workers, progress, extractor.warnings, "features")
+            make(job, missing, engine, processes, workers, progress, WarnOnce(), "features")
         finish(job, entries)
     return Features(folder)
 

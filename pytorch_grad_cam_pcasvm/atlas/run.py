@@ -1,5 +1,6 @@
 """Runs: what building an atlas and extracting features share, from the first image to the finished manifest."""
 
+import multiprocessing
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,16 @@ def kind_of(value: Any, name: str) -> str:
     if type_name not in ("bool", "int", "float", "str"):
         raise TypeError(f"a {name} must be a number or a string, got a {type_name}")
     return type_name
+
+
+def refuse_child() -> None:
+    """Refuse a run in a process that is being started by one: it would wait for its parent, and that for it.
+
+    Raises:
+        RuntimeError: it is such a process.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError("a script that starts processes must do so under if __name__ == '__main__'")
 
 
 def refuse_other(folder: Path, entries: Mapping[str, Any]) -> None:

@@ -1007,9 +1007,9 @@ def main():
 """
 
 
-def started(tmp_path, last):
+def started(tmp_path, last, text=SCRIPT):
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT + last)
+    script.write_text(text + last)
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     return subprocess.Popen(
         [sys.executable, script, tmp_path / "atlas"],
@@ -1022,8 +1022,13 @@ def started(tmp_path, last):
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_is_told(tmp_path):
-    _, told = started(tmp_path, "main()").communicate(timeout=120)
+@pytest.mark.parametrize(
+    "run",
+    ["atlas.build(net, data, [layer(net)], sys.argv[1]", "atlas.extract(net.backbone, data, '0', out=sys.argv[1]"],
+)
+def test_a_script_without_a_guard_is_told(tmp_path, run):
+    text = SCRIPT.replace("atlas.build(net, data, [layer(net)], sys.argv[1]", run)
+    _, told = started(tmp_path, "main()", text).communicate(timeout=120)
     assert "a script that starts processes must do so under if __name__ == '__main__'" in told
 
 
