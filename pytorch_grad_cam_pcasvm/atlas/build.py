@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.compare import compare
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.atlas.patches import PatchExplainer
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
@@ -33,7 +35,8 @@ from pytorch_grad_cam_pcasvm.head.storage import own_types
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
@@ -47,6 +50,7 @@ def build(
     *,
     method: type[ClosedFormCAM] = ContributionCAM,
     targets: Sequence[Target] | None = None,
+    patches: int = 4,
     transform: Callable[[Any], Tensor] | None = None,
     picture: Callable[[Tensor], Tensor] | None = None,
     thumbnails: bool = True,
@@ -68,7 +72,7 @@ def build(
     The numbers do not depend on the engine, ``batch_size`` or ``shard_size``.
 
     Args:
-        net: a :class:`PCASVMNet` whose head has a reduction.
+        net: a :class:`PCASVMNet` whose head has a reduction. Where it acts on every position, rows are patches.
         dataset: a map-style data set of ``(image, label)`` pairs, of images, or of dicts with ``image`` and ``label``;
             a Hugging Face ``Dataset`` with an image column; or a folder of images or with one subfolder per class.
         target_layers: a list with the one layer, or its dotted name, whose activations become maps.
@@ -76,6 +80,9 @@ def build(
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
         targets: targets to store besides the components; None: the predicted class if the method's maps of decisions
             are not sums of component maps, otherwise none (see :meth:`Atlas.explain`).
+        patches: of a head for every position, ``pool="dense"``, how many patches of each image become rows: of each
+            predicted class the one with the largest margin, or the least normal one, and others at random. Maps are
+            those of targets at the patch.
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
         picture: turns a tensor for the network, (C, H, W), into a picture in [0, 1], for thumbnails; None: undo the
             transform's Normalize, or if it has none, stretch each image from its smallest to its largest value.
@@ -115,7 +122,9 @@ def build(
     """
     if torch.is_autocast_enabled(device_of(net).type):
         raise ValueError("build an atlas outside autocast, which would not apply to other processes")
-    numbers = {"batch_size": batch_size, "shard_size": shard_size, "block": block, "processes": processes}
+    numbers = {
+        "batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block, "processes": processes,
+    }  # fmt: skip
     _check(net, target_layers, method, engine, numbers, options)
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0)
@@ -133,15 +142,18 @@ def build(
             raise TypeError(
                 f"an atlas keeps maps of the package's own targets only, such as SVMTarget, got {target!r:.80}"
             )
-    count = output.components.shape[-1]
-    explainer = Explainer(net, method, layer, options, targets or [], count, block)
+        if is_dense(net.pool) and getattr(target, "at", None) is not None:
+            raise ValueError(f"an atlas chooses the patches itself, patches={patches}: leave at= out of {target!r:.80}")
+    of_rows = partial(PatchExplainer, patches) if is_dense(net.pool) else Explainer
+    arguments = (net, method, layer, options), (output.components.shape[1], block)
+    explainer = of_rows(*arguments[0], targets or [], *arguments[1])
     probe = explainer(first)
     if targets is None and not explainer.linear and output.decision is not None:
-        explainer = Explainer(net, method, layer, options, [SVMTarget()], count, block)
+        explainer = of_rows(*arguments[0], [SVMTarget()], *arguments[1])
         probe = explainer(first)
     if shard_size is None:
-        of_row = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
-        shard_size = max(1, min(2048, SHARD_BYTES // of_row, -(-len(images) // 16)))  # a stop loses a 16th at most
+        of_image = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
+        shard_size = max(1, min(2048, SHARD_BYTES // of_image, -(-len(images) // 16)))  # a stop loses a 16th at most
     shard_size = -(-shard_size // block) * block
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):
@@ -185,7 +197,6 @@ def _check(
 ) -> None:
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"an atlas is made of a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
-    refuse_dense(net, "an atlas")
     if net.head.decision_position is not None and isinstance(net.head.voting, Outputs):
         raise ValueError(
             "an atlas keeps one prediction for each image, but the head has several outputs: fit a head for each of "
@@ -205,7 +216,9 @@ def _check(
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     for name, number in numbers.items():
-        if not (number is None and name != "batch_size") and (not isinstance(number, int) or number < 1):
+        if not (number is None and name not in ("batch_size", "patches")) and (
+            not isinstance(number, int) or number < 1
+        ):
             raise ValueError(f"{name} must be a positive integer, got {number!r}")
 
 
@@ -259,7 +272,7 @@ def _entries(
         "preparation": training_set.preparation,
         "first": {name: probe[name][0].tolist() for name in ("components", "scores", "nu")},
         "complete": False,
-    }
+    } | ({"patches": explainer.patches} if isinstance(explainer, PatchExplainer) else {})
 
 
 def _options(method: type[ClosedFormCAM], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,8 +87,16 @@ class Columns:
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """The path of each image in its folder, or its number in the data set, shape (R,), strings."""
+        """The path of each image in its folder, or its number in the data set, shape (R,), strings.
+
+        Of dense features with the position of the patch, such as ``"hole/1.png (3, 4)"``.
+        """
         return self.table.column("id")
+
+    @cached_property
+    def places(self) -> np.ndarray | None:
+        """Of dense features, the position of each row's patch, (row, column), shape (R, 2); else None."""
+        return self.table.column("place") if "place" in self.manifest["columns"] else None
 
     @cached_property
     def nu(self) -> np.ndarray:
@@ -141,6 +149,8 @@ class Columns:
         """Whether the prediction equals the label, shape (R,); always False for a label that is not a class."""
         if self.labels is None or self.predictions is None:
             raise ValueError("nothing to compare: the data set has no labels, or the head no predictions")
+        if self.places is not None:
+            raise ValueError("nothing to compare: labels are those of images, and predictions those of patches")
         present, classes = set(self.labels.tolist()), self.manifest["classes"]
         if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or present & set(classes)):
             shown = sorted(present)[:5]

@@ -66,7 +66,7 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
         first = shards.marks_of(file).get("first")
         names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
         columns = {name: values.tolist() for name, values in shards.read(path, file, names).items()}
-    rows = columns["row"]
+    rows = columns["row"]  # those of an image's patches are the same
     labels = columns.get("label", [None] * len(rows))
     for row, stored, current in zip(rows, labels, job.images.labels(rows) or labels, strict=True):
         if _differ(stored, current):
@@ -86,7 +86,10 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
         row for row, size in zip(rows, columns.get("file_size", []), strict=False) if size != job.images.file_size(row)
     }
     images = zip(rows, columns.get("digest", []), labels, strict=False)
-    return [_Image(shard, *image) for image in images if verify or image[0] in chosen]
+    return [
+        _Image(shard, *image)
+        for image in {image[0]: image for image in images if verify or image[0] in chosen}.values()
+    ]
 
 
 def _differ(stored: Any, current: Any) -> bool:

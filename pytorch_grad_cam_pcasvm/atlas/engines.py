@@ -92,7 +92,9 @@ class Job:
             bad |= batch.bad
             if batch.rows:
                 batch.images = batch.images.to(device)
-                columns.append(self.explainer(batch) | {"digest": digests})
+                made = self.explainer(batch)
+                rows_of_image = len(made["row"]) // len(digests)
+                columns.append(made | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
             yield len(rows)
             if rows[-1] == self.rows_of(shard)[-1]:
                 self._write(shard, columns, bad)
@@ -134,6 +136,10 @@ class Job:
         if parts:
             rows = columns["row"].tolist()
             columns["id"] = [self.images.id(row) for row in rows]
+            if "place" in columns:
+                columns["id"] = [
+                    f"{name} {tuple(at)}" for name, at in zip(columns["id"], columns["place"].tolist(), strict=True)
+                ]
             sizes = [self.images.file_size(row) for row in rows]
             columns |= {"file_size": sizes} if sizes[0] is not None else {}
             self._check_labels(columns["id"], columns["label"])

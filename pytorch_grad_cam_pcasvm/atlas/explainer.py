@@ -66,18 +66,21 @@ class Explainer:
             self._cam = self.method(self.net, [self.target_layer], **self.options)
         return self._cam
 
-    def explain(self, images: Tensor) -> SignedMaps:
-        """Return the maps of all components and targets of at most ``block`` images."""
+    def explain(self, images: Tensor, targets: Sequence[Any]) -> SignedMaps:
+        """Return the maps of targets of at most ``block`` images."""
         count, images = len(images), filled(images, self.block)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the atlas tells by nu
-            maps = self.cam.explain(images, self.targets)
+            maps = self.cam.explain(images, targets)
         self.linear, self.neutral = maps.linear, maps.neutral
         return maps[:count]
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
-        maps = self.explain(batch.images)
+        return self.columns(batch, self.explain(batch.images, self.targets))
+
+    def columns(self, batch: Batch, maps: SignedMaps) -> dict[str, Any]:
+        """Return the columns of a batch by its maps."""
         output: HeadOutput = maps.output
         components = self.components
         columns: dict[str, Any] = {

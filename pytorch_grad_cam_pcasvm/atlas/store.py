@@ -68,6 +68,8 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> "Atlas":
 class Atlas(Columns):
     """An explained data set: R rows of B components each. Opened by :func:`load`.
 
+    A row is an image, or of a head for every position a patch, whose place is in :attr:`places`.
+
     Rows are counted from 0 in the order of the data set, without images that could not be read. Maps are read from the
     files on demand, so memory use does not grow with R; columns with one number per row stay in memory once read.
 
@@ -86,8 +88,9 @@ class Atlas(Columns):
 
     def __repr__(self) -> str:
         columns = self.manifest["columns"]
+        rows = "images" if self.places is None else "patches"
         return (
-            f"Atlas({str(self.folder)!r}: {len(self)} images, {columns['components'][1]} components, "
+            f"Atlas({str(self.folder)!r}: {len(self)} {rows}, {columns['components'][1]} components, "
             f"{self.manifest['method']} at {self.manifest['target_layer']!r}, maps {tuple(columns['maps'][2:])})"
         )
 

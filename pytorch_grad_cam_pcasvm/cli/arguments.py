@@ -95,6 +95,8 @@ def _add_atlas(places: Any) -> None:
     of_maps(command)
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the atlas")
     of_method(command)
+    command.add_argument("--patches", type=int, default=4, metavar="NUMBER",
+                         help="--pool dense: patches to keep of each image (default: 4)")  # fmt: skip
     command.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
     command.add_argument(
         "--processes", type=int, help="number of processes, each with its share of the threads or a GPU"

@@ -28,6 +28,7 @@ def atlas(options: Any) -> None:
         [layer],
         options.out,
         method=method,
+        patches=options.patches,
         batch_size=options.batch_size,
         workers=options.workers,
         engine=options.engine,
@@ -37,7 +38,7 @@ def atlas(options: Any) -> None:
         **options_of(options, [method], net, layer, preparation)[method],
     )
     print(store)
-    if store.labels is not None and store.head.classes_ is not None:
+    if store.labels is not None and store.head.classes_ is not None and store.places is None:
         try:
             print(f"{len(store)} images: {accuracy(store.names(store.labels), store.correct)}")
         except ValueError as error:  # the atlas is complete

@@ -51,7 +51,18 @@ class Region:
         return f"<{int(self.mask.sum())} positions of {'x'.join(map(str, self.shape))}>"
 
 
-Place = None | str | Region | tuple[int, ...]
+@dataclass(frozen=True)
+class OfImages:
+    """A position of each image of one batch.
+
+    Attributes:
+        positions: in reading order.
+    """
+
+    positions: tuple[int, ...]
+
+
+Place = None | str | Region | OfImages | tuple[int, ...]
 
 
 def place_of(at: Any) -> Place:
@@ -61,7 +72,7 @@ def place_of(at: Any) -> Place:
         TypeError: it is neither a position, a boolean mask nor ``"max"``.
         ValueError: it is another word, a position with negative numbers, or an empty mask.
     """
-    if at is None or isinstance(at, Region):
+    if at is None or isinstance(at, Region | OfImages):
         return at
     if isinstance(at, str):
         if at != "max":
@@ -235,6 +246,8 @@ class RegionRun(HeadRun):
 def selection_of(target: Any, output: OfHead) -> Spans | Chosen:
     """Return the positions that a target is about."""
     assert output.grid is not None
+    if isinstance(target.at, OfImages):
+        return Chosen(torch.tensor(target.at.positions, device=output.head_trace.values[0].device), output.grid.count)
     if target.at != "max":
         return positions_of(target.at, output.grid)
     values = target.unplaced.value(HeadRun(output.head, output.head_trace))

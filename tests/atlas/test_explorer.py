@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atlases import layer, problem
+from atlases import backbone, images, layer, problem
 from browser import Page, complaints, expect, launched, needs_chromium, sync_playwright, visit
 from PIL import Image
 from sklearn.calibration import CalibratedClassifierCV
@@ -26,7 +26,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 pytest.importorskip("pyarrow")
 
@@ -150,6 +150,7 @@ class FakeStore:
         self.manifest |= {"target_layer": "features.2", "backbone": "CNN"}
         self.baseline_values, self.remainder = np.zeros((rows, components)), None
         self.log_scale = np.zeros((rows, components))
+        self.places = None
         self.count, self.shape = components, shape
         noise = rng.integers(0, 255, size=(64, 12, 12, 3), dtype=np.uint8)
         self.pictures = [self._webp(pixels) for pixels in noise]
@@ -601,11 +602,12 @@ def explained_mistake(page: Page, number: int, row: int) -> dict[str, Any]:
             await new Promise(requestAnimationFrame);
         const here = atlas.mistake.classes(), found = await atlas.mistake.explained(here);
         const maps = await atlas.data.mapsOf({row}), {{ labels }} = atlas.data.about;
+        const near = (label) => atlas.neighbours.nearest({row}, (other) => atlas.data.labels[other] === label, 5);
         const part = (b) => [...atlas.explanation.partMap(found, {row}, maps, [b])];
         return {{...found, ...here, head: null, map: null, parts: found.parts && [...found.parts],
                  maps: found.parts && [...found.parts.keys()].map(part),
                  tipped: found.parts && atlas.mistake.tipping(found),
-                 near: [here.predicted, here.truth].map((each) => atlas.mistake.nearest({row}, labels.indexOf(each)))}};
+                 near: [here.predicted, here.truth].map((name) => near(labels.indexOf(name)))}};
     }})()""")
 
 
@@ -679,6 +681,27 @@ def test_the_parts_of_a_mistake_lead_from_where_both_classes_are_even(page: Page
 
 
 @needs_chromium
+def test_the_nearest_patches_of_other_images_are_shown(page: Page, tmp_path: Path) -> None:
+    x, labels = images(30)
+    net = backbone()
+    rows, _ = extract_features(net, [x], net[0], pool="dense", progress=False)
+    head = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(rows, rows[:, 0] > np.median(rows[:, 0]))
+    dense = PCASVMNet(net, head, net[0], pool="dense").eval()
+    store = atlas.build(dense, TensorDataset(x, labels), [net[0]], tmp_path / "atlas", progress=False)
+    distances = np.linalg.norm(store.components - store.components[5], axis=1)
+    distances[store.rows == store.rows[5]] = np.inf
+    visit(page, store.to_html(tmp_path / "page").as_uri() + "#row=5")
+    page.locator("#near .tile").nth(9).wait_for()
+    expect(page.locator("#near .tile")).to_have_count(10)
+    expect(page.locator("#title")).to_have_text("Atlas of 120 patches")
+    expect(page.locator("#near-title")).to_have_text("Nearest patches of other images")
+    expect(page.locator("#image-id")).to_contain_text(f"1 {tuple(store.places[5].tolist())}")
+    page.locator("#near button").first.click()
+    expect(page.locator("#image-id")).to_contain_text(f"(row {distances.argmin()})")
+    assert not complaints(page)
+
+
+@needs_chromium
 @pytest.mark.parametrize("single_file", [False, True], ids=["folder", "one file"])
 def test_the_view_of_a_mistake_is_offered_where_there_is_one(
     single_file: bool, page: Page, tmp_path_factory: pytest.TempPathFactory
@@ -716,7 +739,8 @@ def test_the_view_of_a_mistake_is_offered_where_there_is_one(
                for line in (each.replace("\N{MINUS SIGN}", "-") for each in lines))  # fmt: skip
     expect(page.locator("#near-note")).to_contain_text("not necessarily training images")
     # A neighbour can be gone to; where nothing is wrong, nothing is offered.
-    near = page.evaluate(f"atlas.mistake.nearest({row}, {int(store.labels[row])})[0][0]")
+    label = int(store.labels[row])
+    near = page.evaluate(f"atlas.neighbours.nearest({row}, (other) => atlas.data.labels[other] === {label}, 1)[0][0]")
     page.locator("#near-truth button").first.click()
     expect(page.locator("#image-id")).to_contain_text(f"(row {near})")
     page.evaluate(f"atlas.view.set({{row: {right}}})")

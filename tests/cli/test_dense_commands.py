@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 from torchvision.transforms import v2
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, export
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, export
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
@@ -131,6 +131,17 @@ def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
     assert measured["pixel AUROC"] == pytest.approx(expected, abs=1e-4)
     assert measured["image AUROC"] == 1.0
     assert (tmp_path / "evaluation" / "positions.png").exists()
+
+
+def test_an_atlas_of_patches(parts, bank, tmp_path, capsys):
+    folder = tmp_path / "atlas"
+    options = ["--head", str(bank), "--patches", "3", "--out", str(folder)]
+    assert main(["atlas", "--images", str(parts / "test"), *NETWORK, *options]) == 0
+    assert "33 patches, 6 components" in capsys.readouterr().out
+    store = atlas.load(folder)
+    assert store.ids[0].startswith("good/0.png (")
+    assert store.places.shape == (33, 2)
+    assert main(["explore", str(folder), "--out", str(tmp_path / "page")]) == 0
 
 
 def test_classes_of_patches(parts, classifier, tmp_path, capsys):

@@ -55,7 +55,8 @@ class Contents:
         self.groupings: dict[str, list[str]] = {}
         if self.label_names is not None and len(self.label_names) <= _MOST_GROUPS:
             self.groupings["label"] = [self.label_names[i] for i in self.labels]
-        has_classes = store.predictions is not None and store.head.classes_ is not None
+        of_images = store.places is None  # means over patches at many places say little
+        has_classes = of_images and store.predictions is not None and store.head.classes_ is not None
         if has_classes and len(store.head.classes_) <= _MOST_GROUPS:
             self.groupings["prediction"] = store.names(store.predictions)
 
@@ -71,6 +72,7 @@ class Contents:
                 "addsUp": bool(store.manifest["adds_up"]),
                 "linear": bool(store.manifest["linear"]),
                 "rows": len(store),
+                "unit": "image" if store.places is None else "patch",
                 "components": self.count,
                 "height": self.height,
                 "width": self.width,
@@ -93,6 +95,7 @@ class Contents:
                 "components": packed(np.asarray(store.components, np.float64)),
                 "labels": None if self.labels is None else packed(self.labels),
                 "numbers": None if self.numbers is None else packed(self.numbers),
+                "images": None if store.places is None else packed(store.rows.astype(np.int32)),
                 "baseline": None if baseline is None else packed(np.asarray(baseline, np.float64)),
                 "remainder": packed(np.asarray(remainder, np.float64)) if np.any(remainder) else None,
                 "logScale": packed(log_scale.astype(np.float64)) if np.any(log_scale) else None,
@@ -160,7 +163,7 @@ class Contents:
         """
         labels = self.store.labels
         self.numbers = None
-        if labels is None:
+        if labels is None or self.store.places is not None:  # those of patches are of their images
             return None, None
         dtype_kind = np.asarray(labels).dtype.kind
         if dtype_kind == "f" or (dtype_kind in "iu" and len(np.unique(labels)) > _MOST_NUMBERED):

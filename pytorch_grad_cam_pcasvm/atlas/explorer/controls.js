@@ -68,7 +68,7 @@
     of("reset").addEventListener("click", () => set({ class: null, judged: "all", low: null, high: null }));
     atlas.view.on(["class", "judged", "low", "high", "headData"], () => {
       const { about } = atlas.data;
-      of("count").textContent = atlas.view.selected().length + " of " + about.rows + " images";
+      of("count").textContent = atlas.view.selected().length + " of " + atlas.data.units(about.rows);
       if (!current.headData) return;
       const all = current.headData.margins.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)],
         [Infinity, -Infinity]);
@@ -79,12 +79,14 @@
 
   function texts() {
     const { about } = atlas.data, count = about.components;
-    const title = "Atlas of " + (about.dataset || about.rows + " images");
+    const title = "Atlas of " + (about.dataset || atlas.data.units(about.rows));
+    of("scatter-title").textContent = "All " + atlas.data.units();
+    of("filters-title").textContent = "Show only these " + atlas.data.units();
     document.title = title;
     of("title").textContent = title;
     const classes = about.labels ? about.labels.length + " classes, " : "";
     const from = about.backbone ? " of " + about.backbone : "";
-    const images = about.dataset ? about.rows + " images, " : "";
+    const images = about.dataset ? atlas.data.units(about.rows) + ", " : "";
     of("summary").textContent = images + classes + count + (count === 1 ? " component" : " components")
       + ", explained by " + about.method + " at layer " + about.target_layer + from
       + ", maps " + about.height + " × " + about.width;

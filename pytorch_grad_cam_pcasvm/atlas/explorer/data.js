@@ -165,6 +165,7 @@
       components: valuesOf(rows.components),
       labels: valuesOf(rows.labels),
       numbers: valuesOf(rows.numbers),
+      images: valuesOf(rows.images), // of patches
       baseline: unpacked(rows.baseline),
       remainder: valuesOf(rows.remainder),
       logScale: valuesOf(rows.logScale),
@@ -180,5 +181,11 @@
     return { p: of(components, row), p0: from };
   }
 
-  atlas.data = { decoded, open, head, means, mapsOf, pictureOf, pointOf, unpacked };
+  /** Returns what the rows are, in words: images, or patches of them; so many, if a number is given. */
+  function units(count) {
+    const plural = atlas.data.about.unit === "patch" ? "patches" : "images";
+    return count === undefined ? plural : count + " " + (count === 1 ? atlas.data.about.unit : plural);
+  }
+
+  atlas.data = { decoded, open, head, means, mapsOf, pictureOf, pointOf, units, unpacked };
 })((window.atlas = window.atlas || {}));

@@ -26,6 +26,7 @@
     atlas.scatter.setUp();
     atlas.decision.setUp();
     atlas.panels.setUp();
+    atlas.neighbours.setUp();
     atlas.mistake.setUp();
     view.start();
     // The address as it was given: a change of the view may have overwritten it meanwhile.

@@ -99,28 +99,12 @@
     return [plain, ...tiles];
   }
 
-  /** Returns the images of a class that are nearest to a row, [row, distance], by all components. */
-  function nearest(row, label) {
-    const { about, labels, pointOf } = atlas.data, { p } = pointOf(row), found = [];
-    labels.forEach((each, other) => {
-      if (each !== label || other === row) return;
-      found.push([other, Math.hypot(...pointOf(other).p.map((value, b) => value - p[b]))]);
-    });
-    return found.sort((a, b) => a[1] - b[1] || a[0] - b[0]).slice(0, NEAREST);
-  }
-
   async function neighbours(which) {
     const here = classes();
     if (of("mistake-panel").hidden) return [];
     of("near-" + which + "-title").textContent = "Nearest images labelled " + here[which];
-    const near = nearest(here.row, atlas.data.about.labels.indexOf(here[which]));
-    if (!near.length) return ["There is no other in this atlas."];
-    const pictures = await Promise.all(near.map(([row]) => atlas.data.pictureOf(row)));
-    return near.map(([row, distance], k) => {
-      const name = atlas.panels.nameOf(row), text = "distance " + number(distance);
-      const canvases = atlas.maps.canvases(pictures[k], { map: null }, 96, "");
-      return tile(canvases, [text, name], "Image " + name + ", " + text + ": show this image", () => atlas.view.set({ row }));
-    });
+    const { labels, about } = atlas.data, label = about.labels.indexOf(here[which]);
+    return atlas.neighbours.tiles(atlas.neighbours.nearest(here.row, (other) => labels[other] === label, NEAREST));
   }
 
   function offer() {
@@ -131,9 +115,7 @@
     button.textContent = "Why not " + here.truth + "?";
     button.setAttribute("aria-expanded", String(open));
     of("mistake-title").textContent = "Why " + here.predicted + ", and not " + here.truth + "?";
-    const { components } = atlas.data.about;
-    of("near-note").textContent = "These are images of this atlas, not necessarily training images; distances are Euclidean, in the "
-      + "space of " + (components === 1 ? "its component." : "all " + components + " components.");
+    of("near-note").textContent = atlas.neighbours.note();
   }
 
   /** Makes the view of a mistake follow the image. */
@@ -148,5 +130,5 @@
     });
   }
 
-  atlas.mistake = { classes, explained, nearest, setUp, tipping };
+  atlas.mistake = { classes, explained, setUp, tipping };
 })((window.atlas = window.atlas || {}));

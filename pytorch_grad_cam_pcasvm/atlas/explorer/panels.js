@@ -126,7 +126,7 @@
     const pictures = await Promise.all(rows.map(atlas.data.pictureOf));
     const strengths = maps.map((each, k) => strengthOf(rows[k], component, each.nu[component]));
     const largest = largestOf(strengths);
-    if (!rows.length) return ["No image passes the filters."];
+    if (!rows.length) return ["None passes the filters."];
     return rows.map((row, k) => {
       const nu = maps[k].nu[component], value = number(values[row * about.components + component]);
       const shown = shownOf(maps[k], component, strengths[k], scale === "one" ? largest : strengths[k]);

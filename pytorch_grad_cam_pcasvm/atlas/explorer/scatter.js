@@ -48,7 +48,7 @@
   function ofNames(names, of) {
     const { palette } = atlas;
     const glyphs = names.map((_, k) => palette.ofClass(k)), none = { colour: "#555555", shape: "circle" };
-    const legend = names.length ? names.map((name, k) => [glyphs[k], name]) : [[none, "images"]];
+    const legend = names.length ? names.map((name, k) => [glyphs[k], name]) : [[none, atlas.data.units()]];
     return { of: (row) => glyphs[of(row)] || none, legend };
   }
 
@@ -287,7 +287,7 @@
     const { on, current } = atlas.view;
     on(["x", "y"], () => {
       whole();
-      canvas.setAttribute("aria-label", atlas.data.about.rows + " images, component " + (current.x + 1) + " across, component "
+      canvas.setAttribute("aria-label", atlas.data.units(atlas.data.about.rows) + ", component " + (current.x + 1) + " across, component "
         + (current.y + 1) + " up");
     });
     on(["colour", "category", "versus", "headData"], () => {
