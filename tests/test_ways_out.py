@@ -2329,11 +2329,11 @@ FILES = [
         ANOTHER | {"leave out verify=True": lambda: build(of_version_0_2_0())},
     ),
     Row(
-        BUILT + "engines.py: cannot be explained",
+        BUILT + "engines.py: cannot be read",
         missing_row,
-        "image 3 (3) cannot be explained",
+        "image 3 (3) cannot be read",
         {
-            "fix the image and run the same build again": lambda: build(fresh("mended")),
+            "mend the image and run the same again": lambda: build(fresh("mended")),
             "pass skip_bad_images=True": partial(missing_row, skip_bad_images=True),
         },
     ),

@@ -118,8 +118,8 @@ class Job:
             row, reason = next(iter(batch.bad.items()))
             refuse(
                 RuntimeError,
-                f"image {row} ({self.images.id(row)}) cannot be explained: {reason}. All finished shards are kept",
-                "fix the image and run the same build again",
+                f"image {row} ({self.images.id(row)}) cannot be read: {reason}. What is finished is kept",
+                "mend the image and run the same again",
                 Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
             )
         if batch.rows and batch.images.shape[1:] != self.shape:

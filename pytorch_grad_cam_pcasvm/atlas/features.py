@@ -1,6 +1,6 @@
 """Features of a whole data set, extracted once by the atlas's engines, kept in files, and read back in parts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,14 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
 from pytorch_grad_cam_pcasvm.atlas.table import Table
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
+from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+
+
+OF_MEANS = "mean/"  # in front of a layer's name
 
 
 class Extractor:
@@ -41,10 +45,14 @@ class Extractor:
         layer: where the features come from.
         pool: how positions become features.
         block: number of images.
+        means: layers whose channel means are kept, too.
+        x: images of the kind to come.
     """
 
-    def __init__(self, backbone: nn.Module, layer: Any, pool: Any, block: int) -> None:
+    def __init__(self, backbone: nn.Module, layer: Any, pool: Any, block: int, means: Sequence[str], x: Tensor) -> None:
         self.net, self.layer, self.pool, self.block = backbone, layer, pool, block
+        with evaluating(backbone), torch.no_grad():
+            self.means = ChannelMeans(backbone, means, x)
 
     def source(self) -> FeatureSource:
         """Return where the features come from."""
@@ -53,12 +61,13 @@ class Extractor:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
         count, images = len(batch.images), filled(batch.images, self.block)
-        with evaluating(self.net), torch.no_grad():
+        with evaluating(self.net), torch.no_grad(), self.means.counting():
             features = features_of(self.net, self.source().at(self.net, images), images)[:count]
         features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
         if not bool(features.isfinite().all()):
             raise ValueError("the features are not finite: the network returns NaN or infinite values")
-        return {"row": np.array(batch.rows, np.int64), "features": features.numpy(), "label": batch.labels}
+        means = {OF_MEANS + name: rows[:count].cpu().numpy() for name, rows in self.means.last.items()}
+        return {"row": np.array(batch.rows, np.int64), "features": features.numpy(), **means, "label": batch.labels}
 
 
 def extract(
@@ -68,6 +77,7 @@ def extract(
     *,
     out: str | Path,
     pool: Any = None,
+    means: Sequence[str] = (),
     transform: Callable[[Any], Tensor] | None = None,
     batch_size: int = 64,
     block: int | None = None,
@@ -91,6 +101,7 @@ def extract(
         layer: as for :func:`extract_features`.
         out: the folder; every machine must have access to it.
         pool: as for :func:`extract_features`; with ``"dense"``, all positions are kept.
+        means: dotted names of layers whose means over images and positions are wanted, see :attr:`Features.means`.
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
         batch_size: number of images that a process reads ahead.
         block: number of images that the network gets at once. None: 16, on CUDA 64.
@@ -126,12 +137,13 @@ def extract(
     images = Images(dataset, transform, thumbnails=0)
     block = block or BLOCK.get(device_of(network).type, BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
-    extractor = Extractor(network, source.where, pool, block)
     first = first_of(images)
+    extractor = Extractor(network, source.where, pool, block, means, first.images.to(device_of(network)))
     probe = extractor(Batch(first.rows, first.images.to(device_of(network)), first.labels, [], {}))
     if shard_size is None:
         shard_size = max(1, min(2048, SHARD_BYTES // probe["features"].nbytes, -(-len(images) // 16)))
     shard_size = -(-shard_size // block) * block
+    columns = {name: values for name, values in probe.items() if isinstance(values, np.ndarray)}
     label = probe["label"][0]
     kinds = {} if label is None else {"label": kind_of(label, "label")}
     entries = {
@@ -143,7 +155,7 @@ def extract(
         "ids": images.digest(),
         "first_image": digests.digest_of_tensor(first.images),
         "input": list(first.images.shape[1:]),
-        "columns": {"features": [str(probe["features"].dtype), *probe["features"].shape[1:]], "row": ["int64"]},
+        "columns": {name: [str(values.dtype), *values.shape[1:]] for name, values in columns.items()},
         "kinds": kinds,
         "names": images.names,
         "block": block,
@@ -226,6 +238,17 @@ class Features:
     def rows(self) -> np.ndarray:
         """The number of each image in the data set, shape (N,): those that could not be read are missing."""
         return self._table.column("row")
+
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """The means of layers over images and positions, by name: float32 of shape (channels, 1).
+
+        Of transformers (channels, tokens before + 1 + tokens after): each token that is no patch has its own.
+        """
+        names = [name for name in self.manifest["columns"] if name.startswith(OF_MEANS)]
+        return {
+            name.removeprefix(OF_MEANS): torch.from_numpy(self._table.column(name).mean(0)).float() for name in names
+        }
 
     def _named(self, labels: np.ndarray) -> np.ndarray:
         names = self.manifest["names"]

@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-except ImportError as error:
-    raise ImportError("an atlas is kept in Parquet files: pip install 'pytorch_grad_cam_pcasvm[atlas]'") from error
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 

@@ -83,6 +83,7 @@ def _add_fit(places: Any) -> None:
     command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
     command.add_argument("--no-pictures", action="store_true",
                         help="do not store names and small pictures of the support vectors with the head")  # fmt: skip
+    _of_engine(command)
     _of_bad_images(command)
 
 
@@ -97,10 +98,7 @@ def _add_atlas(places: Any) -> None:
     of_method(command)
     command.add_argument("--patches", type=int, default=4, metavar="NUMBER",
                          help="--pool dense: patches to keep of each image (default: 4)")  # fmt: skip
-    command.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
-    command.add_argument(
-        "--processes", type=int, help="number of processes, each with its share of the threads or a GPU"
-    )
+    _of_engine(command)
     _of_bad_images(command)
     command.add_argument("--verify", action="store_true", help="compare all images with existing shards, not a sample")
 
@@ -248,6 +246,13 @@ def _of_trust(parser: argparse.ArgumentParser) -> None:
 def _of_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="number of images to read at a time (default: 64)")
     parser.add_argument("--workers", type=int, default=0, help="number of processes that read images (default: 0)")
+
+
+def _of_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
+    parser.add_argument(
+        "--processes", type=int, help="number of processes, each with its share of the threads or a GPU"
+    )
 
 
 def _of_bad_images(parser: argparse.ArgumentParser) -> None:

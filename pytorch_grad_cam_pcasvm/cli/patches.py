@@ -68,10 +68,3 @@ class PatchOptions:
             BACKGROUND,
             *map(str, range(1, 1 + max(number for number in self.masks.values if number != self.masks.unlabelled))),
         ]
-
-    @property
-    def decisive(self) -> Any:
-        """What decides which rows there are, and their labels, as JSON."""
-        files = [] if self.masks is None else [file for file in self.masks.files if file is not None]
-        stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        return [stats, self.purity, self.sample, self.coreset]

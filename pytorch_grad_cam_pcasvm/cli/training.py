@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 
 _AMONG = 4  # layers that are compared, the coarsest
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
-_FORMAT = "pytorch_grad_cam_pcasvm features 2"
+_FORMAT = "pytorch_grad_cam_pcasvm features 3"
 
 
 @dataclass
@@ -28,7 +31,6 @@ class TrainingSet:
         places: of dense features the positions, shape (R, 2), a tensor; else (R, 0).
         bad: names of the pictures that cannot be read.
         means: of layers, by name, as :class:`.ChannelMeans` has them.
-        probe: the features of two pictures, the same for every folder but for the first of these.
     """
 
     features: Any
@@ -37,7 +39,6 @@ class TrainingSet:
     places: Any
     bad: list[str]
     means: dict[str, Any]
-    probe: Any
 
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
@@ -56,7 +57,8 @@ def training_set(
     """Return the features of the pictures in a folder, and the means of the layers that maps may be of.
 
     Args:
-        options: ``batch_size``, ``workers``, ``skip_bad_images`` and ``no_cache`` of the command line.
+        options: ``batch_size``, ``workers``, ``skip_bad_images`` and ``no_cache`` of the command line; ``engine`` and
+            ``processes`` if it has them.
         root: the folder.
         backbone: the network.
         preparation: of the pictures.
@@ -69,20 +71,16 @@ def training_set(
         OSError: a picture cannot be read, and is not to be skipped.
         ValueError: none can be read.
     """
+    import numpy as np
+    import torch
+
+    from pytorch_grad_cam_pcasvm import extract_features
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.modules import device_of
 
     images = Images(preparation.folder(root), thumbnails=0)
-    first = None
-    for row in range(len(images)):
-        batch = images.read([row])
-        _refuse_bad(options, batch, images)
-        if batch.rows:
-            first = batch.images
-            break
-    if first is None:
-        raise ValueError(f"none of the {len(images)} images in {root} can be read")
+    first = _first(options, images, root)
     source = FeatureSource.of(backbone, layer, pool)
     x = first.to(device_of(backbone))
     try:
@@ -94,48 +92,109 @@ def training_set(
     patches = (patches or PatchOptions(sample=1)) if source.dense else None
     if patches is not None:
         patches = patches.at(len(images), backbone, source.at(backbone, x), x)
-    file = _file_for(backbone, source, pool, preparation, images, wanted, patches)
     probe = _probe(backbone, source, preparation, first)
-    if not options.no_cache and (cached := _kept(file, probe)) is not None:
-        if cached.bad and not options.skip_bad_images:
-            _refuse_bad(options, images.read(sorted(set(range(len(images))) - set(cached.rows))[:1]), images)
-        print(f"features: taken from {file} (extract them anew with --no-cache)")
-        return cached
-    extracted = _extracted(options, images, backbone, layer, pool, wanted, first, probe, patches)
-    if not options.no_cache:
-        _keep(file, extracted)
-    return extracted
-
-
-def _extracted(
-    options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], first: Any, probe: Any,
-    patches: PatchOptions | None,
-) -> TrainingSet:  # fmt: skip
-    import numpy as np
-    import torch
-
-    from pytorch_grad_cam_pcasvm import extract_features
-    from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
-    from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
-
-    blocks = _Blocks(images, options, patches)
-    with evaluating(backbone), torch.no_grad():
-        means = ChannelMeans(backbone, wanted, first.to(device_of(backbone)))
-    with means.counting():
-        rows = patches.arguments if patches else {}
-        features, numbers, *places = extract_features(backbone, blocks, layer, pool=pool, as_numpy=False, **rows)
+    with _stored(options, images, backbone, layer, source, pool, preparation, wanted, probe) as stored:
+        loader = _Labelled(stored, patches)
+        features, numbers, *places = extract_features(
+            backbone, loader, layer, pool=pool, as_numpy=False, progress=False, **(patches.arguments if patches else {})
+        )
+        bad, rows, means = list(stored.manifest["bad"]), stored.rows, stored.means
     if numbers is None:
         numbers = torch.full((len(features),), -1)
     origins = places[0] if places else np.arange(len(features))[:, None]
-    of_rows = np.array(blocks.rows)[origins[:, 0]].tolist()
     at = torch.from_numpy(np.ascontiguousarray(origins[:, 1:]))
-    return TrainingSet(features.cpu(), numbers.cpu(), of_rows, at, blocks.bad, means.means, probe)
+    return TrainingSet(features.cpu(), numbers.cpu(), rows[origins[:, 0]].tolist(), at, bad, means)
+
+
+def _first(options: Any, images: Any, root: Path) -> Any:
+    """Return the first picture that can be read, (1, C, H, W)."""
+    for row in range(len(images)):
+        batch = images.read([row])
+        for number, reason in batch.bad.items():
+            refuse_bad(options, images.id(number), reason)
+        if batch.rows:
+            return batch.images
+    raise ValueError(f"none of the {len(images)} images in {root} can be read")
+
+
+class _Labelled:
+    """Stored features with the labels that a command wants: numbers of classes, or masks.
+
+    Args:
+        stored: the features.
+        patches: of dense features, what labels them; else None.
+    """
+
+    def __init__(self, stored: Any, patches: PatchOptions | None) -> None:
+        self._stored, self._patches = stored, patches or PatchOptions()
+
+    def stored_batches(self, backbone: Any, source: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield features and labels, as :meth:`.Features.stored_batches` does."""
+        rows, start = self._stored.rows.tolist(), 0
+        numbers = {name: number for number, name in enumerate(self._stored.manifest["names"] or [])}
+        size = tuple(self._stored.manifest["input"][1:])
+        for features, labels in self._stored.stored_batches(backbone, source):
+            of_images = [None] * len(features) if labels is None else [numbers[name] for name in labels.tolist()]
+            yield features, self._patches.labels(rows[start : start + len(features)], of_images, size)
+            start += len(features)
+
+
+@contextmanager
+def _stored(
+    options: Any, images: Any, backbone: Any, layer: Any, source: Any, pool: Any, preparation: Preparation,
+    wanted: Sequence[str], probe: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """Yield the features of the images: those that were kept, or extracted now, and where possible kept."""
+    with tempfile.TemporaryDirectory() as nowhere:
+        folder = cache_folder() / _name_for(backbone, source, pool, preparation, images, wanted)
+        if not options.no_cache:
+            stored = _kept(folder, probe)
+            if stored is not None:
+                for name, reason in stored.manifest["bad"].items():
+                    refuse_bad(options, name, reason)
+                print(f"features: taken from {folder} (extract them anew with --no-cache)")
+                yield stored
+                return
+        if options.no_cache or not _can_keep(folder, probe):
+            folder = Path(nowhere) / "features"
+        yield _extracted(options, images, backbone, layer, pool, wanted, folder)
+
+
+def _extracted(
+    options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], folder: Path
+) -> Any:
+    """Return the features, extracted into a folder; what an interrupted command left there is not extracted again."""
+    from pytorch_grad_cam_pcasvm import atlas
+
+    def extract() -> Any:
+        return atlas.extract(
+            backbone,
+            images.data,
+            layer,
+            out=folder,
+            pool=pool,
+            means=wanted,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            engine=getattr(options, "engine", "local"),
+            processes=getattr(options, "processes", None),
+            skip_bad_images=options.skip_bad_images,
+        )
+
+    begun = folder.exists()
+    try:
+        return extract()
+    except ValueError:
+        if not begun:
+            raise
+    shutil.rmtree(folder)  # it was damaged, or has features of something else
+    return extract()
 
 
 def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> Any:
     """Return the features of a picture of the folder and of noise, (2, D): what the code of a network makes of them.
 
-    A file's name cannot say what hooks, attributes and transforms do.
+    A folder's name cannot say what hooks, attributes and transforms do.
     """
     import numpy as np
     import torch
@@ -151,49 +210,7 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
             x = x.to(device_of(backbone))
             features = features_of(backbone, source.at(backbone, x), x).float().cpu()
             rows.append(features.flatten(2).mean(2) if source.dense else features)
-    return torch.cat(rows)
-
-
-class _Blocks:
-    """A loader of images with their labels, without those that cannot be read."""
-
-    def __init__(self, images: Any, options: Any, patches: PatchOptions | None) -> None:
-        self._images, self._options, self._patches = images, options, patches or PatchOptions()
-        self._parts = _Parts(images, options.batch_size)
-        self.rows: list[int] = []
-        self.bad: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        from torch.utils.data import DataLoader
-
-        for batch in DataLoader(self._parts, batch_size=None, num_workers=self._options.workers):  # type: ignore[arg-type]
-            _refuse_bad(self._options, batch, self._images)
-            self.bad += [self._images.id(row) for row in batch.bad]
-            self.rows += batch.rows
-            if batch.rows:
-                labels = self._patches.labels(batch.rows, batch.labels, tuple(batch.images.shape[2:]))
-                yield batch.images if labels is None else (batch.images, labels)
-
-
-class _Parts:
-    """Blocks of a folder's images, as many as the network sees at a time; a data set for workers."""
-
-    def __init__(self, images: Any, size: int) -> None:
-        self._images, self._size = images, size
-
-    def __len__(self) -> int:
-        return -(-len(self._images) // self._size)
-
-    def __getitem__(self, part: int) -> Any:
-        return self._images.read(range(len(self._images))[part * self._size : (part + 1) * self._size])
-
-
-def _refuse_bad(options: Any, batch: Any, images: Any) -> None:
-    for row, reason in batch.bad.items():
-        refuse_bad(options, images.id(row), reason)
+    return torch.cat(rows).numpy()
 
 
 def cache_folder() -> Path:
@@ -203,11 +220,10 @@ def cache_folder() -> Path:
     return Path(torch.hub.get_dir()).parent / "pytorch_grad_cam_pcasvm"
 
 
-def _file_for(
-    backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, wanted: Sequence[str],
-    patches: PatchOptions | None,
-) -> Path:  # fmt: skip
-    """Return the file that is named by everything that decides what the features are, but for code."""
+def _name_for(
+    backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, wanted: Sequence[str]
+) -> str:
+    """Return a name by everything that decides what the features are, but for code."""
     import torch
 
     from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
@@ -227,43 +243,49 @@ def _file_for(
         described(pool),
         preparation.recorded,
         list(wanted),
-        None if patches is None else patches.decisive,
         str(Path(images.data.root).resolve()),
         [(images.id(row), stat.st_size, stat.st_mtime_ns) for row, stat in enumerate(stats)],
     ]
-    return cache_folder() / f"{hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:32]}.safetensors"
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:32]
 
 
-def _keep(file: Path, extracted: TrainingSet) -> None:
-    """Write a training set; where that is not possible, the next command extracts it again."""
-    import torch
+def _file_of_probe(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".npy")
 
-    from pytorch_grad_cam_pcasvm.head.storage import write
 
-    tensors = {"features": extracted.features, "numbers": extracted.numbers, "rows": torch.tensor(extracted.rows)}
-    tensors["places"] = extracted.places
-    tensors |= {"probe": extracted.probe} | {f"means/{name}": means for name, means in extracted.means.items()}
+def _can_keep(folder: Path, probe: Any) -> bool:
+    """Return whether features can be kept in a folder; what another network left there is removed."""
+    import numpy as np
+
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, tensors, {"format": _FORMAT, "bad": json.dumps(extracted.bad)})
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and not _is_of(folder, probe):
+            shutil.rmtree(folder)
+        np.save(_file_of_probe(folder), probe)
     except OSError as error:
         print(f"features are not kept for the next command: {error}", file=sys.stderr)
+        return False
+    return True
 
 
-def _kept(file: Path, probe: Any) -> TrainingSet | None:
-    """Return the training set in a file, if the network still makes the same of two pictures; or None."""
-    from pytorch_grad_cam_pcasvm.head.storage import read
+def _is_of(folder: Path, probe: Any) -> bool:
+    """Return whether the network still makes the same of two pictures as when a folder was begun."""
+    import numpy as np
 
-    if not file.is_file():
+    try:
+        before = np.load(_file_of_probe(folder))
+    except (OSError, ValueError, EOFError):
+        return False
+    return before.shape == probe.shape and bool(np.linalg.norm(before - probe) <= _SAME * np.linalg.norm(probe))
+
+
+def _kept(folder: Path, probe: Any) -> Any:
+    """Return the features in a folder, if all are there and the network still makes the same of pictures; or None."""
+    from pytorch_grad_cam_pcasvm import atlas
+
+    if not _is_of(folder, probe):
         return None
     try:
-        metadata, tensors = read(file, "fit", [_FORMAT])
-    except ValueError:  # damaged: it is written again
+        return atlas.Features(folder)
+    except (FileNotFoundError, ValueError):  # damaged, or not finished
         return None
-    if tensors["probe"].shape != probe.shape or not (tensors["probe"] - probe).norm() <= _SAME * probe.norm():
-        return None
-    means = {name.removeprefix("means/"): value for name, value in tensors.items() if name.startswith("means/")}
-    rows = tensors["rows"].tolist()
-    return TrainingSet(
-        tensors["features"], tensors["numbers"], rows, tensors["places"], json.loads(metadata["bad"]), means, probe
-    )

@@ -32,6 +32,7 @@ class ChannelMeans:
         self._layouts: dict[str, GridLayout | MapLayout] = {}
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
+        self._last: dict[str, Tensor] = {}
         self._repeated: set[str] = set()
         for name in layers:
             output = output_of(backbone, name if called(name)[1] else f"{name}#1", x)
@@ -76,9 +77,14 @@ class ChannelMeans:
     def _add(self, name: str, output: Tensor) -> None:
         parts = self._layouts[name].parts(output.double())
         means = (part.mean(-1, keepdim=True) if place == len(parts) // 2 else part for place, part in enumerate(parts))
-        rows = torch.cat(list(means), -1)
+        rows = self._last[name] = torch.cat(list(means), -1)
         self._sums[name] = self._sums.get(name, 0) + rows.sum(0)
         self._counts[name] = self._counts.get(name, 0) + len(output)
+
+    @property
+    def last(self) -> dict[str, Tensor]:
+        """The means of each image of the last pass, (N, ...), float64, of each layer that ran once."""
+        return {name: rows for name, rows in self._last.items() if name not in self._repeated}
 
     @property
     def means(self) -> dict[str, Tensor]:

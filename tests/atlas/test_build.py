@@ -780,7 +780,7 @@ def test_another_version_is_told(tmp_path):
 
 def test_bad_images(tmp_path):
     data = Pictures(problem()[1], (3, 40, *range(64, 90)))
-    with pytest.raises(RuntimeError, match=r"image 3 \(3\) cannot be explained: FileNotFoundError: no file for 3"):
+    with pytest.raises(RuntimeError, match=r"image 3 \(3\) cannot be read: FileNotFoundError: no file for 3"):
         build(tmp_path / "stopped", data=data)
     store = build(tmp_path / "atlas", data=data, skip_bad_images=True)
     assert store.rows.tolist() == [row for row in range(64) if row not in (3, 40)]

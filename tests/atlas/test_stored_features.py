@@ -13,7 +13,7 @@ from sklearn.svm import SVC
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
-from pytorch_grad_cam_pcasvm import PCASVMNet, atlas, extract_features
+from pytorch_grad_cam_pcasvm import PCASVMNet, atlas, extract_features, mean_activations
 
 pytest.importorskip("pyarrow")
 
@@ -59,6 +59,17 @@ def test_samples_coresets_and_places_are_those_of_a_loader(tmp_path):
     assert np.array_equal(places, expected[2])
     head = make_pipeline(PCA(3), SVC()).fit(rows, labels)
     assert PCASVMNet(net, head, "0", pool="dense").eval()(images(2)[0]).shape == (2, 3, 6, 6)
+
+
+@pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_means_of_layers_are_kept(tmp_path, processes):
+    net = backbone()
+    stored = extracted(tmp_path / "features", net, means=["0", "0.0", "2"], processes=processes)
+    assert list(stored.means) == ["0", "0.0"]  # the last one has no positions
+    for name, means in stored.means.items():
+        expected = mean_activations(net, [images(COUNT)[0]], name, progress=False).mean((1, 2))
+        assert means.shape == (len(expected), 1)
+        torch.testing.assert_close(means[:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_is_resumed(tmp_path):

@@ -199,8 +199,8 @@ def test_fit_says_what_it_learned_and_which_photo_is_broken(fit, capsys):
     broken.write_bytes(broken.read_bytes()[:40])
     assert main(options) == 2
     told = capsys.readouterr().err
-    assert f"error: {broken.relative_to(own).as_posix()} cannot be read (" in told
-    assert "mend or delete it, or add --skip-bad-images\n" in told
+    assert f"({broken.relative_to(own).as_posix()}) cannot be read: " in told
+    assert "mend the image and run the same again, or add --skip-bad-images\n" in told
     assert main([*options, "--skip-bad-images"]) == 0
     printed = capsys.readouterr().out
     assert "2 classes: cat 4 (57%), dog 3 (43%)\n" in printed

@@ -17,6 +17,7 @@ from torchvision.transforms.functional import normalize, resize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
+from pytorch_grad_cam_pcasvm.atlas import engines
 from pytorch_grad_cam_pcasvm.cli import main, training
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 
@@ -293,7 +294,7 @@ def test_bad_pictures_are_named_and_skipped_whatever_is_wrong_with_them(fitted, 
     (photos / "dog" / "9.jpg").write_bytes(b"no picture")
     done = run("fit", photos, "--out", tmp_path / "head.safetensors")
     assert (
-        "cat/3.png cannot be read (it has more pixels than Pillow takes: make it smaller, or cut it up): " in done.err
+        "(cat/3.png) cannot be read: it has more pixels than Pillow takes: make it smaller, or cut it up. " in done.err
     )
     assert "or add --skip-bad-images" in done.err
     _, printed = fitted("--skip-bad-images", photos=photos)
@@ -361,13 +362,40 @@ def test_means_of_another_network_are_refused(fitted, long_photos):
 def test_a_second_head_does_not_run_the_network(fitted, long_photos, tmp_path, monkeypatch):
     first, printed = fitted()
     assert "features: taken from" not in printed
-    monkeypatch.setattr(package, "extract_features", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(atlas, "extract", lambda *_, **__: pytest.fail("ran"))
     second, printed = fitted("--kernel", "linear", name="linear.safetensors")
     assert "features: taken from" in printed
     assert Head.load(second).digest() != Head.load(first).digest()
     again, _ = fitted(name="again.safetensors")
     assert again.read_bytes() == first.read_bytes()
     monkeypatch.undo()
+
+
+@pytest.mark.slow
+def test_an_interrupted_fit_goes_on_where_it_stopped(fitted, run, tmp_path, monkeypatch):
+    for number in range(20):
+        save(tmp_path / "p" / "ab"[number % 2] / f"{number:02}.png", noise(number) // (1 + number % 2))
+    write, written = engines.Job._write, []
+
+    def stopping(job, shard, columns, bad):
+        if written == [0]:
+            raise OSError("the disk is full")
+        write(job, shard, columns, bad)
+        written.append(shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines.Job, "_write", stopping)
+        assert run("fit", tmp_path / "p", "--components", "3", "--out", tmp_path / "no.safetensors").code == 2
+    monkeypatch.setattr(engines.Job, "_write", lambda *args: (write(*args), written.append(args[1]))[0])
+    again, _ = fitted(photos=tmp_path / "p", name="again.safetensors")
+    assert written == [0, 1]
+    assert again.read_bytes() == fitted("--no-cache", photos=tmp_path / "p")[0].read_bytes()
+
+
+@pytest.mark.slow
+def test_processes_extract_the_same(fitted):
+    one, two = fitted("--no-cache")[0], fitted("--no-cache", "--processes", "2", name="two.safetensors")[0]
+    assert one.read_bytes() == two.read_bytes()
 
 
 @pytest.mark.slow
@@ -388,7 +416,7 @@ def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos,
         case "another":
             save(photos / "good" / "99.png", noise(78))
         case "damage":
-            (file,) = (tmp_path / "cache").iterdir()
+            file = next((tmp_path / "cache").glob("*/part-00000.parquet"))
             file.write_bytes(file.read_bytes()[:-9])
         case "weights":
             state = torch.load(weights, weights_only=True)
