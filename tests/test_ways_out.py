@@ -2344,7 +2344,7 @@ FILES = [
         {"make one with atlas.build(": lambda: atlas.load(built("made"))},
     ),
     Row(
-        BUILT + "manifest.py: has an atlas of something else ({differences})",
+        BUILT + "manifest.py: has {what} of something else ({differences})",
         lambda: build(built("head"), net=atlas_problem("linear")[0]),
         "has an atlas of something else",
         ANOTHER | {"delete it": lambda: rebuilt(built("head"), net=atlas_problem("linear")[0])},

@@ -33,7 +33,6 @@ from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, netwo
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
-
 OF_MEANS = "mean/"  # in front of a layer's name
 
 

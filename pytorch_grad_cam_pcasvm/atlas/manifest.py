@@ -99,6 +99,7 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
     Raises:
         ValueError: something differs; the message says what.
     """
+    what = "features" if wanted["format"] == OF_FEATURES else "an atlas"
     keys = [key for key in sorted({*saved, *wanted}) if key not in _OF_THE_RUN and saved.get(key) != wanted.get(key)]
     if keys:
         # What follows from another difference is told only where there is none.
@@ -106,14 +107,14 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
         differences = "; ".join(
             _DIGESTS.get(key, f"{key}: {_difference(saved.get(key), wanted.get(key))}") for key in keys
         )
-        refuse(ValueError, f"{folder} has an atlas of something else ({differences})", ANOTHER_FOLDER, "delete it")
+        refuse(ValueError, f"{folder} has {what} of something else ({differences})", ANOTHER_FOLDER, "delete it")
     for name, numbers in wanted["first"].items():
         # Relative to the largest: what is nearly 0 beside it may be all rounding, which is another one elsewhere.
         size = np.abs(numbers).max(initial=0.0)
         if not np.allclose(saved["first"][name], numbers, rtol=1e-3, atol=1e-5 * max(1.0, size)):
             refuse(
                 ValueError,
-                f"{folder} has an atlas of something else (the first image's {name}: {_short(saved['first'][name])} "
+                f"{folder} has {what} of something else (the first image's {name}: {_short(saved['first'][name])} "
                 f"there, {_short(numbers)} now: have hooks, attributes or functions of the network changed?)",
                 ANOTHER_FOLDER,
                 "delete it",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,11 +49,14 @@ def explain(options: Any) -> None:
     _check(options)
     bad: list[str] = []
     count, drawn = _with_network(options, bad) if options.model is None else _with_file(options, bad)
+    first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, numbers, sheet in tqdm(drawn, total=count, unit="image", leave=False, delay=_PATIENCE):
+        for name, label, numbers, sheet in tqdm(
+            chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
+        ):
             if not file.tell():
                 table.writerow(["image", "predicted", *numbers])
             table.writerow([name, "" if label is None else label, *(f"{number:.9g}" for number in numbers.values())])

@@ -94,7 +94,7 @@ def training_set(
         patches = patches.at(len(images), backbone, source.at(backbone, x), x)
     probe = _probe(backbone, source, preparation, first)
     with _stored(options, images, backbone, layer, source, pool, preparation, wanted, probe) as stored:
-        loader = _Labelled(stored, patches)
+        loader: Any = _Labelled(stored, patches)
         features, numbers, *places = extract_features(
             backbone, loader, layer, pool=pool, as_numpy=False, progress=False, **(patches.arguments if patches else {})
         )

@@ -1,9 +1,6 @@
 """What can be asked of an atlas: held against numpy on all rows at once, and against the network."""
 
-import importlib
 import json
-import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -394,15 +391,6 @@ def test_export_to_virelay(store, tmp_path):
         assert file["label"][...].tolist() == store.labels.tolist()
     with h5py.File(path / project["analyses"][0]["sources"][0]) as file:
         np.testing.assert_allclose(file["components/embedding/pca"], store.components, rtol=1e-6)
-
-
-def test_without_pyarrow(monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("pytorch_grad_cam_pcasvm", "pyarrow")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert importlib.import_module("pytorch_grad_cam_pcasvm").PCASVMNet is not PCASVMNet  # imported anew
-    with pytest.raises(ImportError, match=re.escape("pip install 'pytorch_grad_cam_pcasvm[atlas]'")):
-        importlib.import_module("pytorch_grad_cam_pcasvm.atlas")
 
 
 @pytest.mark.document

@@ -116,7 +116,7 @@ def test_features_of_something_else_are_refused(tmp_path):
         rows_of(net, stored, "mean")
     with pytest.raises(ValueError, match="another features"):
         extract_features(net, stored, "0.1", pool="dense", progress=False)
-    with pytest.raises(ValueError, match="has an atlas of something else"):
+    with pytest.raises(ValueError, match="has features of something else"):
         extracted(tmp_path / "features", backbone(seed=1))
     with pytest.raises(ValueError, match="has features, and not an atlas"):
         atlas.load(tmp_path / "features")

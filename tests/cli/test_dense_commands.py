@@ -222,6 +222,9 @@ def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
     for options in (["--pool", "mean"], ["--pool", "dense"], ["--features", "1"]):
         assert main([*command, *options, "--out", str(tmp_path / "none")]) == 2
         assert f"{' '.join(options)}, but the head was fitted with" in capsys.readouterr().err
+    assert main([*command, "--at", "99,0", "--out", str(tmp_path / "none")]) == 2
+    assert "there is no position (99, 0)" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_place_needs_positions(parts, tmp_path, capsys):
