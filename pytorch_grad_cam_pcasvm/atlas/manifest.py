@@ -99,7 +99,7 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
     Raises:
         ValueError: something differs; the message says what.
     """
-    what = "features" if wanted["format"] == OF_FEATURES else "an atlas"
+    what = "features" if wanted.get("format") == OF_FEATURES else "an atlas"
     keys = [key for key in sorted({*saved, *wanted}) if key not in _OF_THE_RUN and saved.get(key) != wanted.get(key)]
     if keys:
         # What follows from another difference is told only where there is none.

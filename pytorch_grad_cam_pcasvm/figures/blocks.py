@@ -203,11 +203,16 @@ def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -
 
 
 def _predicted(target: Any, output: HeadOutput, row: int) -> Any:
-    """Return the class that is predicted for an image, or for most of the positions that a target is about."""
-    if output.grid is None:
+    """Return the class that a target without a category is about in an image, or at most of its positions."""
+    against_one = isinstance(target, SVMTarget | LogRatioTarget) and target.versus is not None
+    if output.grid is None and not against_one:
         return output.labels()[row]
-    region = region_of(output, selection_of(target, output))
-    return output.head.classes_[int(region.predicted()[row * region.size])]  # type: ignore[index]
+    region, size = output, 1  # type: Any, int
+    if output.grid is not None:
+        region = region_of(output, selection_of(target, output))
+        size = region.size
+    categories = target.unplaced.categories(region) if against_one else region.predicted()
+    return output.head.classes_[int(categories[row * size])]  # type: ignore[index]
 
 
 def labels_of(output: Any) -> list[Any] | None:

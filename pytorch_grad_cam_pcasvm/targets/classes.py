@@ -35,7 +35,7 @@ def fixed(target: Any, output: Any) -> Any:
         output: the network's output for the image, a batch of one.
 
     Returns:
-        The target with the class that is predicted for this image, and its runner-up, by name.
+        The target with the class that it is about in this image, and its runner-up, by name.
     """
     if isinstance(target, ScoreTarget) and target.category is None:
         return ScoreTarget(int(output.reshape(-1).argmax()))
@@ -57,7 +57,7 @@ def fixed(target: Any, output: Any) -> Any:
     labels = output.head.classes_.tolist()
     category, versus = target.category, target.versus
     if category is None:
-        category = labels[int(output.predicted()[0])]
+        category = labels[int(target.categories(output)[0])]
     if isinstance(versus, str) and versus == "runner-up" and "runner-up" not in labels:
         order = output.ranking()[0].argsort(descending=True).tolist()
         versus = next(labels[index] for index in order if labels[index] != category)

@@ -23,7 +23,10 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
     Args:
         category: a label from ``classes_``; None: the class predicted for each image (for regressors and one-class
             estimators, their only value); of dense features for most of the place.
-        versus: another label: the pairwise decision of ``category`` against it; ``"runner-up"``: against the class that
+        versus: another label: the pairwise decision of ``category`` against it; without a category, of the predicted
+            class, or where ``versus`` is predicted itself, of the strongest other class. So ``versus="good"`` asks for
+            the evidence for a defect, also in images that were taken for good, where the value is negative;
+            ``"runner-up"``: against the class that
             came second for each image; a list of labels, or ``"others"`` for all other classes: the margin minus
             ``strength`` times the mean of theirs, so that evidence common to all of them cancels (Zhang et al.,
             Finer-CAM, arXiv 2501.11309).
@@ -110,11 +113,13 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
         if output.grid is not None:
             return None
-        if self.category is None and not isinstance(self.versus, tuple | None) and self.versus == output.labels():
-            return f"the predicted class is {self.versus!r} itself"
         if output.head.enumerated is not None:
             return "none of its components changes the decision between the start and the image"
         return output.head.why_blank(output.head_trace, self._seed(output, self.decision(output)))
+
+    def categories(self, output: Any) -> Tensor:
+        """Return the index of the class that it is about, of each row, (N,)."""
+        return self._classes(output, self.decision(output))[0]
 
     def decision(self, output: Any) -> Tensor:
         """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""
@@ -155,10 +160,20 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         if self.versus is None or isinstance(self.versus, tuple) or self._means("others", head):
             return category, None
         if self._means("runner-up", head):
-            if not head.voting.ranks:
-                raise ValueError(f"{self}: hard votes do not tell which class came second: name it, or use 'others'")
-            return category, output.ranking().scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
-        return category, indices(self.versus)
+            return category, self._strongest_but(category, output)
+        versus = indices(self.versus)
+        if self.category is None:
+            category = torch.where(category == versus, self._strongest_but(versus, output), category)
+        return category, versus
+
+    def _strongest_but(self, category: Tensor, output: Any) -> Tensor:
+        """Return the index of the class that comes first without another, of each row."""
+        if output.head.voting.n_classes == 2:
+            return 1 - category
+        if not output.head.voting.ranks:
+            raise ValueError(f"{self}: hard votes do not tell which class came second: name it, or use 'others'")
+        second: Tensor = output.ranking().scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
+        return second
 
     def _against_several(self, head: Any, category: Tensor) -> Tensor:
         """Return the rows of classes minus ``strength`` times the mean of those of their rivals."""
@@ -246,6 +261,10 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
         """Return the target with its classes named."""
         named = self._margin.at_boundary(head, number)
         return LogRatioTarget(named.category, named.versus)
+
+    def categories(self, output: Any) -> Tensor:
+        """Return the index of the class that it is about, of each row, (N,)."""
+        return self._margin.categories(output)
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return the reason why the map of an output row is blank, or None if it is unknown."""

@@ -1153,8 +1153,7 @@ def test_a_target_that_asks_for_the_predicted_class_is_that_of_the_whole_image(c
     likely = PCASVMNet(net.backbone, make_pipeline(PCA(2), LogisticRegression()).fit(features, labels)).eval()
     assert targets(ProbabilityTarget(), likely) == [ProbabilityTarget(label) for label in likely.predict(x).tolist()]
     assert targets(PCATarget(1)) == [PCATarget(1)] * len(x)
-    with pytest.raises(ValueError, match="name the category as well"):
-        targets(SVMTarget(versus=0))
+    assert targets(SVMTarget(versus=0)) == [SVMTarget(1, versus=0)] * len(x)
     many = np.random.default_rng(0).permutation(np.arange(60) % 6)
     net = PCASVMNet(net.backbone, make_pipeline(PCA(3), SVC()).fit(features, many)).eval()
     output = net(x)

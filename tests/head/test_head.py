@@ -211,15 +211,21 @@ def test_runner_up_is_the_second_best_class():
     assert relative(SVMTarget(versus="runner-up")(output), expected) < 1e-12
 
 
-@pytest.mark.parametrize("machine", [SVC(), LinearSVC()], ids=str)
-@pytest.mark.parametrize("classes", [2, 3])
-def test_a_class_against_itself_is_nothing(machine, classes):
-    output = read(Head.of(fitted([PCA(4)], machine, classes)), QUERY)
-    predicted = output.head.voting.predicted(output.decision)
+@pytest.mark.parametrize("machine", [SVC(), LinearSVC(), SVC(break_ties=True, decision_function_shape="ovr")], ids=str)
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_against_a_class_that_is_predicted_stands_the_strongest_other_one(machine, classes):
+    pipeline = fitted([PCA(4)], machine, classes)
+    output = read(Head.of(pipeline), QUERY)
+    predicted, scores = pipeline.predict(QUERY), pipeline.decision_function(QUERY)
+    scores = np.stack([-scores, scores], 1) if classes == 2 else scores
     for label in range(classes):
-        values = SVMTarget(versus=label)(output)  # the predicted class against a label that it may be itself
-        assert values[predicted == label].eq(0).all()
-        assert values[predicted != label].ne(0).all()
+        others = np.where(np.arange(classes) == label, -np.inf, scores).argmax(1)
+        about = np.where(predicted == label, others, predicted)
+        named = torch.stack([SVMTarget(int(other), versus=label)(output[n]) for n, other in enumerate(about)])
+        values = SVMTarget(versus=label)(output)
+        assert relative(values, named) < 1e-12
+        assert SVMTarget(versus=label).categories(output).tolist() == about.tolist()
+        assert classes > 2 or (values[predicted == label] < 0).all()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import copy
 import inspect
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -387,14 +386,18 @@ def test_eigen_smoothing_of_a_single_position_is_refused():
         cam(problem.x, PCATarget(0), eigen_smooth=True)
 
 
-def test_a_class_against_itself_is_said():
+def test_evidence_against_a_class_is_explained_where_it_is_predicted_too():
     problem = Problem(seed=3)
     label = problem.net.predict(problem.x)[0]
-    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
-    with pytest.warns(BlankMapWarning, match=rf"image 0, .*: the predicted class is {re.escape(repr(label))} itself"):
-        cam.explain(problem.x, [SVMTarget(versus=label)])
-    with pytest.warns(BlankMapWarning, match=rf"image 0, .*: the predicted class is {re.escape(repr(label))} itself"):
-        cam(problem.x, [SVMTarget(versus=label)] * 5)
+    cam = ContributionCAM(problem.net, [problem.target_layer])
+    maps = cam.explain(problem.x, [SVMTarget(versus=label)])
+    for image, output in enumerate(problem.net(problem.x)):
+        order = output.argsort(descending=True).tolist()
+        names = [problem.net.head.classes_[index] for index in order]
+        strongest = next(name for name in names if name != label)
+        named = cam.explain(problem.x[image : image + 1], [SVMTarget(strongest, versus=label)])
+        torch.testing.assert_close(maps.maps[image], named.maps[0], rtol=1e-4, atol=1e-6)
+        assert (float(maps.values[image, 0]) < 0) == (problem.net.predict(problem.x)[image] == label)
 
 
 def test_hooks_on_the_net_itself_are_refused_whenever_they_came():

@@ -18,7 +18,6 @@ from sklearn.svm import SVC, SVR, LinearSVC, NuSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
-    BlankMapWarning,
     ClosedFormAblationCAM,
     ClosedFormGradCAM,
     ClosedFormShapleyCAM,
@@ -510,8 +509,12 @@ def test_figures_say_what_it_is():
     assert caption(maps, 0, 0, None).startswith("bee / ant: ")
 
 
-def test_a_class_against_itself_is_blank_and_says_why():
+def test_against_the_predicted_class_stands_the_strongest_other_one():
     p = explained("gelu", "rbf")
     label = p.net.predict(p.x)[0]
-    with pytest.warns(BlankMapWarning, match=f"the predicted class is '{label}' itself"):
-        ContributionCAM(p.net, [p.layer]).explain(p.x[:1], [LogRatioTarget(versus=str(label))]).positive()
+    cam, scores = ContributionCAM(p.net, [p.layer]), p.net(p.x[:1])[0]
+    strongest = max((name for name in p.labels if name != label), key=lambda name: scores[p.labels.index(name)])
+    one, other = (cam.explain(p.x[:1], [target]) for target in (
+        LogRatioTarget(versus=str(label)), LogRatioTarget(strongest, versus=str(label))))  # fmt: skip
+    torch.testing.assert_close(one.maps, other.maps)
+    assert caption(one, 0, 0, None).startswith(f"{strongest} / {label}: ")

@@ -5,9 +5,10 @@
   /** Returns which decision of a row is meant, as positions of classes. */
   function targetOf(head, row, category, versus) {
     if (!head.classes) return { category: 0, versus: null };
-    const first = category === null ? head.predictions[row] : category;
-    const best = head.first[row] === first ? head.second[row] : head.first[row]; // of all others
-    return { category: first, versus: versus === "second" ? best : versus };
+    const bestBut = (one) => (head.first[row] === one ? head.second[row] : head.first[row]);
+    let first = category === null ? head.predictions[row] : category;
+    if (category === null && versus === first) first = bestBut(versus); // as SVMTarget(versus=...)
+    return { category: first, versus: versus === "second" ? bestBut(first) : versus };
   }
 
   /** Returns a class by its name or position; null: the predicted one, or none. */
