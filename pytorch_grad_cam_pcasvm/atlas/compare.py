@@ -66,7 +66,7 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
         first = shards.marks_of(file).get("first")
         names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
         columns = {name: values.tolist() for name, values in shards.read(path, file, names).items()}
-    rows = columns["row"]  # those of an image's patches are the same
+    rows = columns["row"]
     labels = columns.get("label", [None] * len(rows))
     for row, stored, current in zip(rows, labels, job.images.labels(rows) or labels, strict=True):
         if _differ(stored, current):
@@ -81,7 +81,8 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
             )
         return [_Image(shard, *first)]
     # The same images every time: what was refused once is not accepted by chance.
-    chosen = {*rows[:1], *Random(f"{job.atlas} {number}").sample(rows[1:], min(3, len(rows[1:])))}
+    of_images = list(dict.fromkeys(rows))  # those of an image's patches are the same
+    chosen = {*of_images[:1], *Random(f"{job.atlas} {number}").sample(of_images[1:], min(3, len(of_images[1:])))}
     chosen |= {
         row for row, size in zip(rows, columns.get("file_size", []), strict=False) if size != job.images.file_size(row)
     }

@@ -50,8 +50,11 @@ class Extractor:
 
     def __init__(self, backbone: nn.Module, layer: Any, pool: Any, block: int, means: Sequence[str], x: Tensor) -> None:
         self.net, self.layer, self.pool, self.block = backbone, layer, pool, block
+        if isinstance(means, str) or not all(isinstance(name, str) for name in means):
+            raise TypeError(f"means must be a list of layers' names, got {means!r:.80}")
         with evaluating(backbone), torch.no_grad():
             self.means = ChannelMeans(backbone, means, x)
+        self.kept = list(means)
 
     def source(self) -> FeatureSource:
         """Return where the features come from."""
@@ -65,7 +68,9 @@ class Extractor:
         features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
         if not bool(features.isfinite().all()):
             raise ValueError("the features are not finite: the network returns NaN or infinite values")
-        means = {OF_MEANS + name: rows[:count].cpu().numpy() for name, rows in self.means.last.items()}
+        means = {
+            OF_MEANS + name: rows[:count].cpu().numpy() for name, rows in self.means.last.items() if name in self.kept
+        }
         return {"row": np.array(batch.rows, np.int64), "features": features.numpy(), **means, "label": batch.labels}
 
 
@@ -138,7 +143,9 @@ def extract(
     source = FeatureSource.of(network, layer, pool)
     first = first_of(images)
     extractor = Extractor(network, source.where, pool, block, means, first.images.to(device_of(network)))
-    probe = extractor(Batch(first.rows, first.images.to(device_of(network)), first.labels, [], {}))
+    for _ in range(2):  # only the first pass runs what is behind the features, whose means would be those of one image
+        probe = extractor(Batch(first.rows, first.images.to(device_of(network)), first.labels, [], {}))
+    extractor.kept = [name.removeprefix(OF_MEANS) for name in probe if name.startswith(OF_MEANS)]
     if shard_size is None:
         shard_size = max(1, min(2048, SHARD_BYTES // probe["features"].nbytes, -(-len(images) // 16)))
     shard_size = -(-shard_size // block) * block
@@ -253,6 +260,15 @@ class Features:
         names = self.manifest["names"]
         return np.array(names)[labels] if names and labels.dtype.kind in "iu" else labels
 
+    def blocks(self) -> Iterator[dict[str, Any]]:
+        """Yield the columns of all images, a file at a time.
+
+        Raises:
+            ValueError: a file was changed since it was written.
+        """
+        names = [*self.manifest["columns"], *self.manifest["kinds"], "id"]
+        yield from (columns for _, columns in self._table.blocks(names))
+
     def stored_batches(self, backbone: nn.Module, source: FeatureSource) -> Iterator[tuple[Tensor, Any]]:
         """Yield the features of some images after the other, (n, D) or (n, D, h, w), with their labels or None.
 
@@ -277,6 +293,8 @@ class Features:
         for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
             path = self.folder / shards.name_of(number)
             with shards.open_shard(path) as file:
+                if not file.metadata.num_rows:  # none of its images can be read
+                    continue
                 for group in range(file.num_row_groups):
                     columns = shards.read(path, file, names, [group])
                     labels = columns.get("label")

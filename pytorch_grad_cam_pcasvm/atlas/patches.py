@@ -41,10 +41,10 @@ class PatchExplainer(Explainer):
             output: HeadOutput = self.net(filled(batch.images, self.block))
         assert output.grid is not None
         places = chosen_patches(output, batch.rows, self.patches)
-        of_block = places[torch.arange(self.block) % len(places)]  # as it is filled up
-        at = [OfImages(tuple(positions)) for positions in of_block.T.tolist()]
-        maps = self.explain(batch.images, [target.at_place(place) for place in at for target in self.targets])
         corners = np.stack(np.unravel_index(places.numpy(), output.grid.shape), -1)
+        of_block = corners[np.arange(self.block) % len(places)]  # as it is filled up
+        at = [OfImages(tuple(map(tuple, of_block[:, k].tolist()))) for k in range(of_block.shape[1])]
+        maps = self.explain(batch.images, [target.at_place(place) for place in at for target in self.targets])
         images = np.repeat(np.arange(len(batch.rows)), places.shape[1])
         rows = Batch(
             [batch.rows[image] for image in images],

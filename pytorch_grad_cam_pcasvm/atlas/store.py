@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import recombined
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target, decoded
+from pytorch_grad_cam_pcasvm.targets import PCATarget, ResidualTarget, SVMTarget, Target, decoded
 
 _OF_MAPS = ("maps", "opposite", "scale", "nu", "log_scale", "baseline_values", "remainder")
 
@@ -131,7 +131,7 @@ class Atlas(Columns):
             listed = list(targets)
         if not listed:
             raise ValueError("targets is empty: pass None for the predicted class, or at least one target")
-        if not self.manifest["linear"]:
+        if not self.manifest["linear"] or any(isinstance(target, ResidualTarget) for target in listed):
             return self._as_kept(positions, listed, head)
         fitted = self.head if head is None else Head.of(head)
         size = self.manifest["shard_size"]  # what is read at a time

@@ -61,6 +61,9 @@ def _add_fit(places: Any) -> None:
     command.add_argument("--components", type=int,
                          help="number of principal components (default: 16; 8 for forest and boosting, 64 for "
                          "neighbours)")  # fmt: skip
+    command.add_argument("--normal", metavar="CLASS",
+                         help="the class that is an absence, such as good: maps then show the evidence for any other "
+                         "class against it, also where it is predicted")  # fmt: skip
     command.add_argument("--masks", type=Path, metavar="DIR",
                          help="--pool dense: pictures of where classes are, to label patches")  # fmt: skip
     command.add_argument("--purity", type=float, default=0.0, metavar="SHARE",
@@ -141,7 +144,9 @@ def _add_export(places: Any) -> None:
     of_maps(command)
     of_method(command)
     command.set_defaults(batch_size=16)
-    _of_targets(command)
+    _of_targets(
+        command, "number of components to map, from the first on (default: all; none of heads at every position)"
+    )
     command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
     command.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
     command.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
@@ -157,7 +162,8 @@ def _add_explain(places: Any) -> None:
     of_network(command, needs_backbone=False)
     of_maps(command, needs_head=False)
     of_method(command)
-    _of_targets(command)
+    _of_targets(command, "number of components to draw, those that carry most of the decision; 0: none (default: 3; of "
+                "heads at every position none)")  # fmt: skip
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
     command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     _of_bad_images(command)
@@ -229,9 +235,12 @@ def of_network(
     parser.set_defaults(skip_bad_images=False, workers=0)
 
 
-def _of_targets(parser: argparse.ArgumentParser) -> None:
-    help_text = "number of components to map, from the first on (default: all; none of heads at every position)"
-    parser.add_argument("--components", type=int, metavar="NUMBER", help=help_text)
+def _of_targets(parser: argparse.ArgumentParser, components: str) -> None:
+    parser.add_argument("--class", dest="category", metavar="CLASS",
+                        help="the class to explain (default: the predicted one; of heads fitted with --normal any "
+                        "other against the normal one; at every position each but the background)")  # fmt: skip
+    parser.add_argument("--versus", metavar="CLASS", help="explain the evidence for a class against this one")
+    parser.add_argument("--components", type=int, metavar="NUMBER", help=components)
     parser.add_argument("--at", type=_place, metavar="PLACE",
                         help="--pool dense: which position to explain, ROW,COLUMN or max, the strongest of each image "
                         "(default: max)")  # fmt: skip

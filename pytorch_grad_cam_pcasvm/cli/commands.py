@@ -128,7 +128,7 @@ def _measure_positions(study: Any, masks: Any, out: Path) -> None:
     pictures = torch.stack([study.source.picture(image.cpu().float()).clamp(0, 1) for image in x])
     anomalies = tells_anomalies(study.net.head)
     figure = plot_positions(
-        pictures, values_of_positions(study.net, x), masks=masks[rows], anomaly=anomalies,
+        pictures, values_of_positions(study.net, x, normal=study.normal), masks=masks[rows], anomaly=anomalies,
         titles=[study.source.id(row) for row in rows], label="anomaly" if anomalies else "margin",
     )  # fmt: skip
     figure.savefig(out / "positions.png")

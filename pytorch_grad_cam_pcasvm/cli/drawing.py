@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad, tell_bad
+from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
 from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of, targets_of
 from pytorch_grad_cam_pcasvm.cli.networks import network
 from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
+_COMPONENTS = 3  # that are drawn, those that carry most of the decision
 _OF_HEADS = ("backbone", "layer", "head")
 
 
@@ -22,7 +24,8 @@ class Drawn(NamedTuple):
 
     Attributes:
         name: its name in the folder.
-        label: its class, or None.
+        label: its predicted class, or None.
+        truth: the class of its folder, or None.
         numbers: the values of the targets by their titles; of heads that decide at every position also the share of
             each class, or the highest anomaly.
         sheet: the picture to write.
@@ -30,16 +33,20 @@ class Drawn(NamedTuple):
 
     name: str
     label: Any
+    truth: str | None
     numbers: dict[str, float]
     sheet: Any
 
 
-def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any) -> Drawn:
+def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None) -> Drawn:
     numbers = dict(zip(sheets.about["titles"], outputs["values"][row].tolist(), strict=True))
+    if "components" in outputs and outputs["components"].ndim == 2:  # all, whichever are drawn
+        numbers = {title: number for title, number in numbers.items() if not title.startswith("component ")}
+        numbers |= {f"component {b + 1}": number for b, number in enumerate(outputs["components"][row].tolist())}
     if "anomaly" in outputs and not any(title.startswith("anomaly") for title in numbers):
         numbers = {"anomaly": float(outputs["anomaly"][row].max())} | numbers
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
-    return Drawn(name, None if shares else sheets.predicted(outputs, row), shares | numbers, sheet)
+    return Drawn(name, None if shares else sheets.predicted(outputs, row), truth, shares | numbers, sheet)
 
 
 def explain(options: Any) -> None:
@@ -52,24 +59,33 @@ def explain(options: Any) -> None:
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
+    gallery, written = Gallery(options.images.name), set[Path]()
     with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, numbers, sheet in tqdm(
+        for name, label, truth, numbers, sheet in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
         ):
             if not file.tell():
-                table.writerow(["image", "predicted", *numbers])
-            table.writerow([name, "" if label is None else label, *(f"{number:.9g}" for number in numbers.values())])
-            path = out / f"{name}.png"
+                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *numbers])
+            words = ["" if label is None else label, *[truth][: truth is not None]]
+            table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values())])
+            path = out / Path(name).with_suffix(".png")
+            if path in written:  # of a picture of the same name, but for its ending
+                path = out / f"{name}.png"
+            written.add(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
+            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth))
     tell_bad(bad)
+    gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {out / 'values.csv'}")
+    print(f"open {(out / 'index.html').resolve().as_uri()}")
 
 
 def _check(options: Any) -> None:
     """Refuse options before anything takes long."""
-    typed = [f"--{name}" for name in (*_OF_HEADS, "components") if getattr(options, name) is not None]
+    names = {name: name for name in (*_OF_HEADS, "components", "versus")} | {"category": "class"}
+    typed = [f"--{name}" for option, name in names.items() if getattr(options, option) is not None]
     if options.model is not None and typed:
         raise ValueError(f"--model says what is explained, and how: leave out {', '.join(typed)}")
     missing = [f"--{name}" for name in _OF_HEADS if getattr(options, name) is None]
@@ -109,7 +125,8 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             bad.append(name)
             return
         outputs = explainer(explainer.prepared(picture)[None])
-        yield _drawn(name, explainer, outputs, 0, explainer.sheet(picture, outputs))
+        truth = name.split("/")[0] if "/" in name else None
+        yield _drawn(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
 
     return len(paths), (one for path in paths for one in drawn(path))
 
@@ -124,8 +141,10 @@ def _ends(net: Any, images: Any, parts: Any) -> dict[str, list[float]]:
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     """Return the number of pictures, and what a network makes of them; unreadable ones go to ``bad``."""
+    import torch
+
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
-    from pytorch_grad_cam_pcasvm.export.explainer import Sheets
+    from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, frame_of
     from pytorch_grad_cam_pcasvm.export.outputs import outputs_of
     from pytorch_grad_cam_pcasvm.export.titles import about
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
@@ -138,6 +157,9 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     cam = method(net, [layer], **options_of(options, [method], net, layer, preparation)[method])
     images = Images(preparation.folder(options.images), thumbnails=0)
     tell_whites(preparation.white_level, images.data.paths)
+    steps, drawn_components = preparation.steps, _COMPONENTS if options.components is None else options.components
+    decisions = [target for target in targets if not isinstance(target, package.PCATarget)]
+    ranked = bool(decisions) and net.head.component_position is not None and not is_dense(net.pool)
 
     def drawn(rows: range) -> Iterator[Drawn]:
         batch = images.read(rows)
@@ -146,14 +168,57 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             bad.append(images.id(row))
         if not batch.rows:
             return
-        maps = cam.explain(batch.images.to(device_of(net)), targets)
+        x = batch.images.to(device_of(net))
+        chosen, parts = targets, [[]] * len(x)  # type: list[Any], list[list[int]]
+        if ranked:
+            with torch.no_grad():
+                parts = strongest(net(x), decisions[0], drawn_components)
+            carrying = sorted({b for of_image in parts for b in of_image})
+            chosen = [*decisions, *map(package.PCATarget, carrying)]
+        maps = cam.explain(x, chosen)
         sheets = Sheets(about(maps.targets, net) | ends)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
         for place, row in enumerate(batch.rows):
-            picture = as_picture(images.picture(batch.images[place].float()))
-            yield _drawn(images.id(row), sheets, outputs, place, sheets.drawn(picture, outputs, place))
+            picture: Any = as_picture(images.picture(batch.images[place].float()))
+            frame: Any = WHOLE
+            if steps is not None:  # the picture itself, in its own shape
+                picture = images.data.loader(images.data.paths[row])
+                height, width = batch.images.shape[2:]
+                frame = frame_of(picture.size, (height, width), steps["resize"])
+            truth = None if images.names is None else images.names[batch.labels[place]]
+            shown = None
+            if ranked:
+                shown = [*range(len(decisions)), *(chosen.index(package.PCATarget(b)) for b in parts[place])]
+            sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown)
+            yield _drawn(images.id(row), sheets, outputs, place, sheet, truth)
 
     every = range(len(images))
     parts = [every[first : first + options.batch_size] for first in every[:: options.batch_size]]
     ends = {} if not (is_dense(net.pool) and tells_anomalies(net.head)) else _ends(net, images, parts)
     return len(images), (one for rows in parts for one in drawn(rows))
+
+
+def strongest(output: Any, decision: Any, count: int) -> list[list[int]]:
+    """Return the components that carry most of a decision, of each image, the strongest first.
+
+    What component b carries is ``g_b p_b``, with the secant g of the decision from the mean, where components are 0.
+
+    Args:
+        output: the network's.
+        decision: the target.
+        count: how many, at most.
+    """
+    import torch
+
+    from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+    from pytorch_grad_cam_pcasvm.targets.output_gradients import gradients_of
+
+    components, head = output.components, output.head
+    behind = package.Head(list(head.stages)[head.component_position :])
+    with torch.no_grad():
+        here, mean = (
+            HeadOutput.of(behind, behind.resume(0, p)) for p in (components, torch.zeros_like(components[:1]))
+        )
+        slopes = gradients_of(here, [decision], components.dtype, mean).by_image[:, 0]
+    parts = (slopes * components).abs()
+    return parts.argsort(descending=True, stable=True)[:, :count].tolist()  # type: ignore[no-any-return]

@@ -30,6 +30,7 @@ _CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
 _HARDLY = 1 / 3  # of the images of a class that is hardly found
 _UNEQUAL = 1.2  # classes differ by more than that factor
+_NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
 
 
@@ -42,6 +43,7 @@ def fit(options: Any) -> None:
         _one_class(options, classes)
     elif options.masks is None:
         classes = two_classes(options.images, classes)
+    _check_normal(options, classes, of_good_parts)
     backbone, transform, own = backbone_of(options)
     preparation = preparation_of(transform, own, options, None, fits=True)
     folder = preparation.folder(options.images)
@@ -67,8 +69,9 @@ def fit(options: Any) -> None:
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
         pipeline, fitted = _with_labels(options, training, names, unit, preparation)
-    of_features = {"features": options.features or [options.layer], "pool": options.pool or "mean"}
-    fitted.training_set.preparation = preparation.recorded | of_features
+    more = {"features": options.features or [options.layer], "pool": options.pool or "mean"}
+    more |= {} if options.normal is None else {"normal": options.normal}
+    fitted.training_set.preparation = preparation.recorded | more
     fitted.training_set.means = training.means
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
@@ -105,6 +108,22 @@ def _one_class(options: Any, classes: Sequence[str] | None) -> None:
             f"--classifier {options.classifier} learns from good parts alone, but {options.images} has folders of "
             f"{', '.join(classes)}: name that of the good ones, such as --images {options.images / classes[0]}"
         )
+
+
+def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bool) -> None:
+    """Refuse a normal class that there is not; say that one may be it."""
+    if options.normal is None:
+        likely = [name for name in classes or () if name.lower() in _NORMAL]
+        if likely and not of_good_parts:
+            print(
+                f"hint: if {likely[0]!r} means that nothing is there, add --normal {likely[0]}: no map shows an absence"
+            )
+        return
+    if of_good_parts:
+        raise ValueError(f"--classifier {options.classifier} learns from good parts alone: leave out --normal")
+    if options.normal not in (classes or ()):
+        folders = f"the folders are {', '.join(classes)}" if classes else "there are no folders of classes"
+        raise ValueError(f"--normal {options.normal} is no class: {folders}")
 
 
 def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:

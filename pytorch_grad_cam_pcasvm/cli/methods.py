@@ -60,36 +60,57 @@ def options_of(
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
 
 
-def targets_of(options: Any, net: Any) -> list[Any] | None:
-    """Return what is explained: components, as many as are wanted, and the decision; None: all of them.
+def targets_of(options: Any, net: Any) -> list[Any]:
+    """Return what is explained: components, as many as are wanted, and the decision.
 
-    The decision is the predicted class; of a head that decides at every position each class but the background; of
-    one that was fitted on good parts alone, how anomalous an image is. Of these, components are only explained if they
-    are asked for.
+    The decision is the predicted class, or what speaks for any other than the normal one; of a head that decides at
+    every position each class but the background; of one that was fitted on good parts alone, how anomalous an image
+    is. Of these, components are only explained if they are asked for.
 
     Raises:
-        ValueError: an option is out of range, or only for heads that decide at every position.
+        ValueError: an option is out of range, names no class, or is only for heads that decide at every position.
     """
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
+    from pytorch_grad_cam_pcasvm.targets import default_decision
 
     dense, anomalies = is_dense(net.pool), tells_anomalies(net.head)
     if options.at is not None and not dense:
         raise ValueError("--at names a position, but this head decides once for each image: leave it out")
+    if options.components is not None and options.components < 0:
+        raise ValueError(f"--components must be at least 0, got {options.components}")
+    position = net.head.component_position
+    most = 0 if position is None else net.head.stages[position - 1].n_outputs
+    if options.components is not None and options.components > most:
+        raise ValueError(f"--components {options.components}, but the head has {most} components")
+    count, at = options.components or 0, "max" if options.at is None and dense else options.at
     if options.components is None and not dense and not anomalies:
-        return None
-    count = options.components or 0
-    if count < 0:
-        raise ValueError(f"--components must be at least 0, got {count}")
-    at = "max" if options.at is None and dense else options.at
-    decisions: list[Any] = [package.SVMTarget()]
-    if anomalies and net.head.decision_position is None:
+        count = most
+    category, versus = (_label(getattr(options, name), name, net.head) for name in ("category", "versus"))
+    decisions: list[Any] = [] if net.head.decision_position is None else [default_decision(net.head)]
+    if category is not None or versus is not None:
+        decisions = [package.SVMTarget(category, versus=versus, at=at)]
+    elif anomalies and net.head.decision_position is None:
         decisions = [package.ResidualTarget(at=at)]
     elif anomalies:
         decisions = [package.SVMTarget(sign="-", at=at)]
     elif dense and net.head.classes_ is not None:
-        decisions = [package.SVMTarget(name, at=at) for name in net.head.classes_.tolist() if name != BACKGROUND]
+        absent = (BACKGROUND, net.head.normal)
+        decisions = [package.SVMTarget(name, at=at) for name in net.head.classes_.tolist() if name not in absent]
     return [*(package.PCATarget(b, at=options.at) for b in range(count)), *decisions]
+
+
+def _label(typed: str | None, name: str, head: Any) -> Any:
+    """Return the class of a head that was typed; None: none was."""
+    if typed is None:
+        return None
+    names = [] if head.classes_ is None else head.classes_.tolist()
+    for label in names:
+        if str(label) == typed:
+            return label
+    option = "--class" if name == "category" else f"--{name}"
+    classes = f"its classes are {', '.join(map(str, names))}" if names else "it has no classes"
+    raise ValueError(f"{option} {typed} is no class of this head: {classes}")
 
 
 def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Preparation) -> None:

@@ -149,15 +149,32 @@ def _stored(
         folder = cache_folder() / _name_for(backbone, source, pool, preparation, images, wanted)
         if not options.no_cache:
             stored = _kept(folder, probe)
-            if stored is not None:
+            if stored is not None and _are_bad(stored, images):
                 for name, reason in stored.manifest["bad"].items():
                     refuse_bad(options, name, reason)
                 print(f"features: taken from {folder} (extract them anew with --no-cache)")
                 yield stored
                 return
-        if options.no_cache or not _can_keep(folder, probe):
-            folder = Path(nowhere) / "features"
-        yield _extracted(options, images, backbone, layer, pool, wanted, folder)
+        if not options.no_cache and _can_keep(folder, probe):
+            try:
+                stored = _extracted(options, images, backbone, layer, pool, wanted, folder)
+            except OSError as error:  # no room
+                _tell_not_kept(error)
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                yield stored
+                return
+        yield _extracted(options, images, backbone, layer, pool, wanted, Path(nowhere) / "features")
+
+
+def _are_bad(stored: Any, images: Any) -> bool:
+    """Return whether pictures that could not be read cannot be now either."""
+    bad = [row for row in range(len(images)) if images.id(row) in stored.manifest["bad"]]
+    return not (bad and images.read(bad).rows)
+
+
+def _tell_not_kept(error: OSError) -> None:
+    print(f"features are not kept for the next command: {error}", file=sys.stderr)
 
 
 def _extracted(
@@ -192,7 +209,7 @@ def _extracted(
 
 
 def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> Any:
-    """Return the features of a picture of the folder and of noise, (2, D): what the code of a network makes of them.
+    """Return the features of a picture of the folder and of noise, (1, .): what the code of a network makes of them.
 
     A folder's name cannot say what hooks, attributes and transforms do.
     """
@@ -208,9 +225,8 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
     with evaluating(backbone), torch.no_grad():
         for x in (first, preparation.transform(Image.fromarray(noise).resize((480, 320)))[None]):
             x = x.to(device_of(backbone))
-            features = features_of(backbone, source.at(backbone, x), x).float().cpu()
-            rows.append(features.flatten(2).mean(2) if source.dense else features)
-    return torch.cat(rows).numpy()
+            rows.append(features_of(backbone, source.at(backbone, x), x).float().cpu().flatten(1))
+    return torch.cat(rows, 1).numpy()  # the noise may have another size, as of a transform of one's own
 
 
 def cache_folder() -> Path:
@@ -229,7 +245,7 @@ def _name_for(
     from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 
     paths = images.data.paths
-    stats = [path.stat() for path in paths]
+    stats = [path.stat() if path.exists() else path.lstat() for path in paths]
     classes = {type(module) for module in backbone.modules()}
     sources = sorted({
         file for cls in classes if (file := getattr(sys.modules.get(cls.__module__), "__file__", None)) is not None
@@ -259,11 +275,13 @@ def _can_keep(folder: Path, probe: Any) -> bool:
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.is_file():
+            folder.unlink()
         if folder.exists() and not _is_of(folder, probe):
             shutil.rmtree(folder)
         np.save(_file_of_probe(folder), probe)
     except OSError as error:
-        print(f"features are not kept for the next command: {error}", file=sys.stderr)
+        _tell_not_kept(error)
         return False
     return True
 
@@ -286,6 +304,13 @@ def _kept(folder: Path, probe: Any) -> Any:
     if not _is_of(folder, probe):
         return None
     try:
-        return atlas.Features(folder)
-    except (FileNotFoundError, ValueError):  # damaged, or not finished
+        stored = atlas.Features(folder)
+    except (OSError, ValueError):  # damaged, or not finished
         return None
+    try:
+        for _ in stored.blocks():
+            pass
+    except ValueError:  # damaged within, which no one else finds before it is too late
+        shutil.rmtree(folder)
+        return None
+    return stored

@@ -83,14 +83,14 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             ranked |= {(method, name): heat(source_maps, size) for name, source_maps in maps.items()}
         if patches is not None:
             ranked = {source: in_patches(heatmaps, patches) for source, heatmaps in ranked.items()}
-        filled = FILLS[fill](x)
+        filled, left_out = FILLS[fill](x), subject.for_normal(x)[:, None]
         for source, heatmaps in ranked.items():
             order = ranks(heatmaps, shared[RANDOM])
             nonzero = heatmaps.reshape(len(heatmaps), -1).any(1, keepdims=True)
             for measure in KINDS:
                 after = [subject.values(without(filled, order, measure, f), targets) for f in fractions]
                 changed = np.stack(after, 1) - value[:, None]
-                change[source, measure].append(np.where(nonzero, changed, np.nan))
+                change[source, measure].append(np.where(nonzero & ~left_out, changed, np.nan))
         for method, maps in maps_of.items():
             stays, falls = (change[(method, ""), measure][-1].mean(1) for measure in KINDS)
             subject.add(method, stays - falls, rows_of, x, maps[""])
@@ -116,7 +116,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     return subject.result(
         "faithfulness",
         "does the value fall more than with a control when the map's most relevant pixels are removed, and less when "
-        "only they are kept? (in standard deviations of the value)",
+        "only they are kept? (in standard deviations of the value)" + subject.without_normal,
         rows,
         {"fractions": list(fractions), **curves},
         fill=fill,

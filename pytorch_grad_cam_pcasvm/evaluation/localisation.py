@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
-from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
 SHARE = "share of positive evidence"
 CHANCE = "chance"
@@ -88,7 +88,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
     if study.net.head.classes_ is None:
         raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
-    subject = study.fresh(SVMTarget())
+    subject = study.fresh(default_decision(study.net.head, study.normal))
     on_nothing = [] if masks is None else _without_masks(subject, masks)
     pixels = PixelValues()
     against = Rivals(subject, rivals)
@@ -96,7 +96,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     chances = []
     scenes = _tiled(subject, 0 if pasted else tiles) if masks is None else _masked(subject, masks)
     for x, labels, where, rows_of in scenes:
-        targets = [SVMTarget(label) for label in labels]
+        targets = [SVMTarget(label) for label in labels] if masks is None else subject.targets(x)
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
@@ -125,7 +125,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     return subject.result(
         "localisation",
         "does the positive evidence for a class lie on the image of that class"
-        + ("?" if masks is None else ", inside its mask?"),
+        + ("?" + subject.without_normal if masks is None else ", inside its mask?"),
         rows,
         scenes=len(chance),
         tiles=tiles if masks is None and not pasted else None,
@@ -178,7 +178,9 @@ def _tiled(subject: Subject, tiles: int) -> Any:
     random = generator(subject.seed, 2, 0)
     scenes = []
     available = {label: rows for label, rows in waiting.items() if rows}
-    while chosen := _chosen({label: len(rows) for label, rows in available.items()}, tiles or 2, random):
+    while chosen := _chosen(
+        {label: len(rows) for label, rows in available.items()}, tiles or 2, random, subject.normal
+    ):
         places = random.permutation(tiles) if tiles else random.random(2)  # which is in each tile, or where it is
         scenes.append(([available[label].pop() for label in chosen], chosen[0], places))
     if not scenes:
@@ -199,16 +201,18 @@ def _tiled(subject: Subject, tiles: int) -> Any:
         yield stacked, [label for _, label, _ in part], where, [rows[0] for rows, _, _ in part]
 
 
-def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator) -> list[Any]:
+def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator, normal: Any) -> list[Any]:
     """Return the classes of a scene, the explained one first; none where too few images are waiting.
 
     They are those with most images. Which of them is explained is drawn, so that maps that lean to one class do not
-    pass. With fewer classes than tiles the others come again.
+    pass; it is never the normal one. With fewer classes than tiles the others come again.
     """
     order = sorted((label for label in waiting if waiting[label]), key=lambda label: -waiting[label])[:tiles]
     if len(order) < min(tiles, len(waiting)) or len(order) < 2:
         return []
     for first in random.permutation(len(order)).tolist():
+        if order[first] == normal:
+            continue
         others = order[:first] + order[first + 1 :]
         chosen = [order[first], *(others[n % len(others)] for n in range(tiles - 1))]
         if all(waiting[label] >= chosen.count(label) for label in chosen):

@@ -88,18 +88,21 @@ def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) ->
     pixels = PixelValues()
     for x, _, rows in subject.batches("localisation"):
         where = masks_of(regions, boxes, rows, tuple(x.shape[2:]))
-        pixels.add(where, rows, {POSITIONS: torch.from_numpy(values_of_positions(subject.net, x, category))})
+        pixels.add(
+            where, rows, {POSITIONS: torch.from_numpy(values_of_positions(subject.net, x, category, subject.normal))}
+        )
     measured = pixels.rows(subject, tolerance)
     return subject.result("localisation", "do the values of every position tell what lies inside of masks?", measured)
 
 
-def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None) -> np.ndarray:
+def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal: Any = None) -> np.ndarray:
     """Return what tells defects at every position: anomalies, or by how much a class is ahead, shape (N, h, w).
 
     Args:
         net: the network.
         x: images, shape (N, ...).
         category: the class; None: any but the background.
+        normal: what the background is called, if not 0, False or ``"background"``.
 
     Raises:
         ValueError: there is no such class, or none is the background's.
@@ -107,11 +110,13 @@ def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None) -> np.n
     if tells_anomalies(net.head):
         return net.anomaly_map(x)
     classes = [] if net.head.classes_ is None else net.head.classes_.tolist()
-    wanted = [name for name in classes if name not in BACKGROUNDS] if category is None else [category]
+    wanted = (
+        [name for name in classes if name not in BACKGROUNDS and name != normal] if category is None else [category]
+    )
     if not wanted or not set(wanted) <= set(classes) or len(wanted) == len(classes):
         raise ValueError(
-            f"the head's classes are {classes}, none of which is called 0 or 'background': name the class that the "
-            "masks are of, category="
+            f"the head's classes are {classes}, none of which is called 0 or 'background': name the class that is an "
+            "absence, normal=, or the one that the masks are of, category="
             if category is None
             else f"there is no class {category!r}: the head's classes are {classes}"
         )

@@ -35,6 +35,9 @@ class Study(Subject):
         seed: random seed of all draws.
         progress: show progress bars.
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
+        normal: the class that is an absence, such as ``"good"``. Then the default target is the evidence for any other
+            class against it, and faithfulness and localisation leave out decisions for it. None: the one that the head
+            knows, if any.
 
     Raises:
         TypeError: an argument has the wrong type.

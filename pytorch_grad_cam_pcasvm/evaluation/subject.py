@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import (
     OutsideTrainingWarning,
 )
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
-from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, fixed
+from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, default_decision, fixed
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
@@ -54,6 +54,7 @@ class Subject:
     seed: int = 0
     progress: bool = True
     transform: Callable[[Any], Tensor] | None = None
+    normal: Any = None
 
     def __post_init__(self) -> None:
         self.layer = layer_of(self.net, self.target_layers)
@@ -63,7 +64,8 @@ class Subject:
                 raise ValueError(f"{name} must be an integer from {least}, got {number!r}")
         if not (self.target is None or callable(self.target)):
             raise TypeError(f"target must be one target, such as PCATarget(0), got {self.target!r:.80}")
-        self.target = SVMTarget() if self.target is None else self.target
+        self.normal = self.net.head.normal if self.normal is None else self.normal
+        self.target = default_decision(self.net.head, self.normal) if self.target is None else self.target
         self.named = named(self.methods)
         self.source = Images(_data_set(self.data), self.transform, thumbnails=0)
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
@@ -127,6 +129,17 @@ class Subject:
             return [fixed(self.target, output.rows([n])) for n in range(len(x))]
         except ValueError as error:  # the class to compare with is the predicted one of some image
             raise ValueError(f"{error}: name the category as well") from error
+
+    @property
+    def without_normal(self) -> str:
+        """What is left out where a class is an absence, to be said behind a question."""
+        return "" if self.normal is None else f"; decisions for {self.normal!r} are left out"
+
+    def for_normal(self, x: Tensor) -> np.ndarray:
+        """Return which images are taken for the normal class, (N,): no map shows an absence."""
+        if self.normal is None:
+            return np.zeros(len(x), bool)
+        return np.asarray(self.net.predict(x) == self.normal)
 
     def values(self, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
         """Return the value of each image's own target, shape (N,)."""

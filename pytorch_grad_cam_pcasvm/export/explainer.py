@@ -5,6 +5,7 @@ python explainer.py explainer.onnx photo.png --out maps.png
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from PIL import Image, ImageDraw, ImageFont
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
 FORMAT = 2
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
+LARGE = 2 * TILE + GAP  # a tile of two columns
+WHOLE = (0.0, 0.0, 1.0, 1.0)
+RIGHT, WRONG = "#1b7837", "#b2182b"
 
 
 class UnreadableImageError(OSError):
@@ -137,6 +141,22 @@ def framed(
     return picture.crop((left, top, left + width, top + height))
 
 
+def frame_of(picture: tuple[int, int], size: tuple[int, int], resize: int | str | None) -> tuple[float, ...]:
+    """Return the part of a picture that a network sees: left, top, right and bottom, as shares of its sides.
+
+    Args:
+        picture: its width and height.
+        size: (height, width) of the network's images.
+        resize: as in :func:`framed`; a frame around the picture has shares below 0 and above 1.
+    """
+    if resize is None:
+        return WHOLE
+    (width, height), (rows, columns) = picture, size
+    factor = min(columns / width, rows / height) if resize == "pad" else int(resize) / min(picture)
+    across, down = columns / factor / width, rows / factor / height
+    return (1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2
+
+
 def normalised(picture: Image.Image, mean: Any, std: Any) -> np.ndarray:
     """Return ``(pixels / 255 - mean) / std`` of a picture, float32 of shape (C, H, W); None: no mean, no std."""
     pixels = np.atleast_3d(np.asarray(picture, np.float32)) / 255
@@ -163,14 +183,19 @@ class Sheets:
         self.about = about
         self._colours = _rgb(about["colours"])
 
-    def overlay(self, picture: Image.Image, values: np.ndarray) -> Image.Image:
-        """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it."""
-        grey = 255 * 0.35 + 0.65 * np.asarray(picture.convert("RGB"), np.float64).mean(-1, keepdims=True)
-        values = np.asarray(Image.fromarray(values.astype(np.float32)).resize(picture.size, Image.Resampling.BILINEAR))
+    def overlay(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
+        """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it.
+
+        Args:
+            picture: the picture.
+            values: the map.
+            frame: the part of the picture that the map is of, see :func:`frame_of`.
+        """
+        values = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
         count = len(self._colours)
         place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
         opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
-        return _mixed(opacity, self._colours[place], grey)
+        return _mixed(opacity, self._colours[place], _grey(picture))
 
     def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
         """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
@@ -179,7 +204,7 @@ class Sheets:
         return self.about["classes"][int(np.bincount(np.ravel(found["label"][row]).astype(int)).argmax())]
 
     def positions(
-        self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0
+        self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
     ) -> tuple[Any, str, Any] | None:
         """Return what is decided at every position of an image over its picture, its title and what explains it.
 
@@ -189,24 +214,28 @@ class Sheets:
         """
         if "heat" not in self.about or not {"anomaly", "label"} & found.keys():
             return None
-        grey = 255 * 0.35 + 0.65 * np.asarray(picture.convert("RGB"), np.float64).mean(-1, keepdims=True)
         if "anomaly" in found:
             values = found["anomaly"][row].astype(np.float32)
             ends = [*values[np.isfinite(values)].tolist(), *self.about.get("anomaly_range", [])]
             low, high = min(ends), max(ends)
-            large = np.asarray(Image.fromarray(values).resize(picture.size, Image.Resampling.BILINEAR))
+            large = _placed(values, picture.size, frame, Image.Resampling.BILINEAR, np.nan)
             heat = _rgb(self.about["heat"])
-            place = ((large - low) / ((high - low) or 1) * len(heat)).clip(0, len(heat) - 1).astype(int)
-            return _mixed(0.6, heat[place], grey), "anomaly of every position", (f"{low:.3g}", f"{high:.3g}")
+            place = ((np.nan_to_num(large) - low) / ((high - low) or 1) * len(heat)).clip(0, len(heat) - 1).astype(int)
+            opacity = 0.6 * np.isfinite(large)[..., None]
+            return _mixed(opacity, heat[place], _grey(picture)), "anomaly of every position", (
+                f"{low:.3g}", f"{high:.3g}",
+            )  # fmt: skip
         colours = _rgb(self.about["label_colours"])
-        numbers = found["label"][row].astype(np.uint8)
-        large = np.asarray(Image.fromarray(numbers).resize(picture.size, Image.Resampling.NEAREST))
+        numbers = found["label"][row].astype(np.float32)
+        large = _placed(numbers, picture.size, frame, Image.Resampling.NEAREST, np.nan)
         legend = [
             (tuple(colours[number % len(colours)].astype(int).tolist()), f"{name}, {share:.1%}")
             for number, (name, share) in enumerate(self.shares(found, row).items())
             if share
         ]
-        return _mixed(0.55, colours[large % len(colours)], grey), "class of every position", legend
+        place = np.nan_to_num(large).astype(int) % len(colours)
+        opacity = 0.55 * np.isfinite(large)[..., None]
+        return _mixed(opacity, colours[place], _grey(picture)), "class of every position", legend
 
     def shares(self, found: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
         """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
@@ -220,57 +249,162 @@ class Sheets:
         label = self.predicted(found, row)
         return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
 
-    def drawn(self, seen: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
-        """Return what the network saw of a picture with its maps beside it, below their titles and values."""
-        shown = seen.convert("RGB").resize((TILE, TILE), Image.Resampling.BILINEAR)
-        label = None if self.shares(found, row) else self.predicted(found, row)
+    def drawn(
+        self,
+        picture: Image.Image,
+        found: dict[str, np.ndarray],
+        row: int = 0,
+        *,
+        frame: Any = WHOLE,
+        truth: Any = None,
+        shown: Any = None,
+    ) -> Image.Image:
+        """Return a sheet: whether it is right, the picture and the decision, then components, with titles and values.
+
+        Where its large pictures are, left, top, right and bottom, is in ``sheet.info["pictures"]``.
+
+        Args:
+            picture: the picture.
+            found: the outputs.
+            row: which of their images it is.
+            frame: the part of the picture that the network saw, see :func:`frame_of`.
+            truth: the class that the picture is labelled; None: not known.
+            shown: the numbers of the targets to draw, in their order; None: decisions, then components.
+
+        Raises:
+            ValueError: the maps are not finite.
+        """
         if not np.isfinite(found["maps"][row]).all():
             raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
-        tiles = [(shown, "" if label is None else f"predicted: {label}", "", "")]
-        for k, title in enumerate(self.titles(found, row)):
-            numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
-            if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
-                numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
-            start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-            value = f"value {numbers['values']:.4g}"
-            if abs(start) > 1e-6 * max(abs(numbers["values"]), numbers["nu"]):
-                value += f", from {start:.4g}"
-            end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
-            drawn = self.overlay(shown, numbers["maps"] / (numbers["nu"] or 1.0))
-            tiles.append((drawn, title, value, f"raises, to {end}" if numbers["nu"] else "blank: all zero"))
-        if (positions := self.positions(shown, found, row)) is not None:
-            tiles.insert(1, (positions[0], positions[1], "", positions[2]))
-        columns = min(len(tiles), 6)
-        rows = -(-len(tiles) // columns)
-        font = _font()
-        step, height = TILE + GAP, TILE + 4 * TEXT + GAP
-        sheet = Image.new("RGB", (columns * step + GAP, rows * height + 2 * GAP), "white")
+        titles = self.titles(found, row)
+        if shown is None:
+            shown = sorted(range(len(titles)), key=lambda k: titles[k].startswith("component "))
+        large, small = (_fitting(picture.convert("RGB"), size) for size in (LARGE, TILE))
+        parts: list[_Part] = [_Part(large, "", "", None, LARGE)]
+        if (positions := self.positions(large, found, row, frame)) is not None:
+            parts.append(_Part(positions[0], positions[1], "", positions[2], LARGE))
+        for place, k in enumerate(shown):
+            first = not place and not titles[k].startswith("component ")
+            parts.append(
+                self._part(large if first else small, found, row, k, titles[k], frame, LARGE if first else TILE)
+            )
+        return self._arranged(parts, self._verdict(found, row, truth))
+
+    def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
+        """Return in words what is predicted, whether it is right, and the colour of these words."""
+        label = None if self.shares(found, row) else self.predicted(found, row)
+        if label is None:
+            return ("" if truth is None else f"labelled: {truth}"), "black"
+        if truth is None or str(truth) not in map(str, self.about["classes"]):
+            return f"predicted: {label}" + ("" if truth is None else f", labelled: {truth}"), "black"
+        right = str(truth) == str(label)
+        return f"predicted: {label}, {'right' if right else f'wrong: labelled {truth}'}", RIGHT if right else WRONG
+
+    def _part(
+        self, picture: Image.Image, found: dict[str, np.ndarray], row: int, k: int, title: str, frame: Any, size: int
+    ) -> "_Part":
+        """Return the map of a target over the picture."""
+        numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
+        if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
+            numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
+        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
+        least = 1e-4 * max(abs(numbers["values"]), abs(start), numbers["nu"])  # less is rounding
+        value = f"value {numbers['values'] if abs(numbers['values']) > least else 0:.3g}"
+        value += f", starts at {start:.3g}" if abs(start) > least else ""
+        end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
+        drawn = self.overlay(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
+        return _Part(drawn, title, value, f"strongest colour = {end}" if numbers["nu"] else "blank: all zero", size)
+
+    def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
+        """Return parts on a sheet, the large ones first, below what is predicted."""
+        font, bold = _font(TEXT - 1), _font(TEXT + 5)
+        rows: list[list[_Part]] = []
+        for part in parts:
+            width = sum(other.size + GAP for other in rows[-1]) if rows else 0
+            if not rows or rows[-1][0].size != part.size or width + part.size > 3 * (LARGE + GAP):
+                rows.append([])
+            rows[-1].append(part)
+        lines = [max(len(part.lines) for part in row) for row in rows]  # pictures begin side by side
+        heights = [
+            max(part.height for part in row) + count * (TEXT + 3) for row, count in zip(rows, lines, strict=True)
+        ]
+        top = 2 * GAP + (TEXT + 10) * bool(verdict[0])
+        width = max(sum(part.size + GAP for part in row) for row in rows) + GAP
+        width = max(width, int(bold.getlength(verdict[0])) + 2 * GAP)
+        sheet = Image.new("RGB", (width, top + sum(heights) + GAP * len(rows)), "white")
         draw = ImageDraw.Draw(sheet)
-        scale = self.overlay(Image.new("RGB", (TILE, TEXT // 2), "white"), np.linspace(-1, 1, TILE)[None])
-        for place, (drawn, title, value, end) in enumerate(tiles):
-            x, y = GAP + place % columns * step, GAP + place // columns * height
-            for line, text in enumerate((title, value)):
-                draw.text((x, y + line * (TEXT + 3)), _short(text, font), "black", font)
-            y += 2 * TEXT + GAP
-            sheet.paste(drawn, (x, y))
-            y += 0 if isinstance(end, str) else TILE + 4
-            if isinstance(end, list):  # of classes
-                for colour, name in end[:3]:
-                    draw.rectangle((x, y + 2, x + TEXT - 4, y + TEXT - 2), colour)
-                    name = name if len(end) <= 3 or name != end[2][1] else f"{name}, and {len(end) - 3} more"
-                    draw.text((x + TEXT, y), _short(name, font), "black", font)
-                    y += TEXT + 2
-            elif isinstance(end, tuple):  # of anomalies
-                heat = _rgb(self.about["heat"])[np.linspace(0, len(self.about["heat"]) - 1, TILE).astype(int)]
-                sheet.paste(_mixed(1.0, np.tile(heat, (TEXT // 2, 1, 1)), 0.0), (x, y))
-                draw.text((x, y + TEXT // 2 + 2), end[0], "black", font)
-                draw.text((x + TILE, y + TEXT // 2 + 2), f"unlike, to {end[1]}", "black", font, anchor="ra")
-            elif end:
-                sheet.paste(scale, (x, y + TILE + 4))
-                y += TILE + TEXT // 2 + 6
-                draw.text((x, y), "lowers", "#2166ac", font)
-                draw.text((x + TILE, y), end, "#b2182b", font, anchor="ra")
+        draw.text((GAP, GAP), verdict[0], verdict[1], bold)
+        y = top
+        for row, height, count in zip(rows, heights, lines, strict=True):
+            x = GAP
+            for part in row:
+                for line, text in enumerate(part.lines):
+                    draw.text((x, y + line * (TEXT + 3)), _short(text, font, part.size), "black", font)
+                self._picture(sheet, draw, part, x, y + count * (TEXT + 3), font)
+                x += part.size + GAP
+            y += height + GAP
+        first = top + lines[0] * (TEXT + 3)
+        sheet.info["pictures"] = (
+            0,
+            first,
+            GAP + sum(part.size + GAP for part in rows[0]),
+            first + rows[0][0].picture.height,
+        )
         return sheet
+
+    def _picture(self, sheet: Image.Image, draw: Any, part: "_Part", x: int, y: int, font: Any) -> None:
+        """Put the picture of a part on a sheet, and what its colours mean below it."""
+        size, end = part.size, part.end
+        sheet.paste(part.picture, (x, y))
+        y += part.picture.height + 4
+        if isinstance(end, list):  # of classes
+            for colour, name in end[:3]:
+                draw.rectangle((x, y + 2, x + TEXT - 4, y + TEXT - 2), colour)
+                name = name if len(end) <= 3 or name != end[2][1] else f"{name}, and {len(end) - 3} more"
+                draw.text((x + TEXT, y), _short(name, font, size), "black", font)
+                y += TEXT + 2
+        elif isinstance(end, tuple):  # of anomalies
+            heat = _rgb(self.about["heat"])[np.linspace(0, len(self.about["heat"]) - 1, size).astype(int)]
+            sheet.paste(_mixed(1.0, np.tile(heat, (TEXT // 2, 1, 1)), 0.0), (x, y))
+            draw.text((x, y + TEXT // 2 + 2), end[0], "black", font)
+            draw.text((x + size, y + TEXT // 2 + 2), f"unlike, to {end[1]}", "black", font, anchor="ra")
+        elif end:
+            scale = self.overlay(Image.new("RGB", (size, TEXT // 2), "white"), np.linspace(-1, 1, size)[None])
+            sheet.paste(scale, (x, y))
+            y += TEXT // 2 + 2
+            draw.text((x, y), "lowers", "#2166ac", font)
+            draw.text((x + size, y), "raises", WRONG, font, anchor="ra")
+            draw.text((x + size // 2, y + TEXT + 2), end, "black", font, anchor="ma")
+
+
+@dataclass
+class _Part:
+    """A picture on a sheet.
+
+    Attributes:
+        picture: the picture.
+        title: what it is.
+        value: the target's value, in words.
+        end: what its colours mean: the end of their scale, classes, or the ends of anomalies; None: they are its own.
+        size: of its column.
+    """
+
+    picture: Image.Image
+    title: str
+    value: str
+    end: Any
+    size: int
+
+    @property
+    def lines(self) -> list[str]:
+        """What is written above it."""
+        return [self.title, self.value] if self.value else [self.title]
+
+    @property
+    def height(self) -> int:
+        """What its picture needs, and what is below."""
+        below = 3 * (TEXT + 2) if isinstance(self.end, list) else 0 if self.end is None else 3 * TEXT
+        return self.picture.height + 4 + below
 
 
 class Explainer(Sheets):
@@ -345,9 +479,14 @@ class Explainer(Sheets):
         """Return the picture in a file, as :func:`read_picture` with what the metadata say is white."""
         return read_picture(path, *(self.about["input"].get(name) for name in ("white_level", "float_white")))
 
-    def sheet(self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0) -> Image.Image:
-        """Return a picture with its maps beside it, each below its title and value, and above a colour bar."""
-        return self.drawn(self.seen(picture), found, row)
+    def sheet(
+        self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, *, truth: Any = None
+    ) -> Image.Image:
+        """Return a picture with its maps over it, in its own shape; see :meth:`Sheets.drawn`."""
+        self.seen(picture)  # which refuses what is no picture for the network
+        input_format = self.about["input"]
+        frame = frame_of(picture.size, tuple(input_format["shape"][1:]), input_format["resize"])
+        return self.drawn(picture, found, row, frame=frame, truth=truth)
 
 
 def _rgb(colours: list[str]) -> np.ndarray:
@@ -359,19 +498,39 @@ def _mixed(opacity: Any, colours: Any, grey: Any) -> Image.Image:
     return Image.fromarray((opacity * colours + (1 - opacity) * grey).round().astype(np.uint8))
 
 
-def _font() -> Any:
+def _font(size: int) -> Any:
     for name in ("DejaVuSans.ttf", "Arial.ttf"):  # which have the letters of more languages than Pillow's own
         try:
-            return ImageFont.truetype(name, TEXT - 1)
+            return ImageFont.truetype(name, size)
         except OSError:
             continue
-    return ImageFont.load_default(TEXT)
+    return ImageFont.load_default(size + 1)
 
 
-def _short(text: str, font: Any) -> str:
-    while font.getlength(text) > TILE:
+def _short(text: str, font: Any, width: int) -> str:
+    while font.getlength(text) > width:
         text = text[:-2].rstrip("\N{HORIZONTAL ELLIPSIS}") + "\N{HORIZONTAL ELLIPSIS}"
     return text
+
+
+def _fitting(picture: Image.Image, size: int) -> Image.Image:
+    """Return a picture in its own shape, its longer side as long as this."""
+    factor = size / max(picture.size)
+    return picture.resize(tuple(max(1, round(factor * side)) for side in picture.size), Image.Resampling.BILINEAR)  # type: ignore[arg-type]
+
+
+def _grey(picture: Image.Image) -> np.ndarray:
+    """Return a picture in pale grey, (H, W, 1)."""
+    return 255 * 0.35 + 0.65 * np.asarray(picture.convert("RGB"), np.float64).mean(-1, keepdims=True)
+
+
+def _placed(values: np.ndarray, size: tuple[int, int], frame: Any, how: Any, outside: float) -> np.ndarray:
+    """Return numbers (h, w) that are of a frame at the size of its picture, (H, W); and what is outside of it."""
+    left, top, right, bottom = (round(share * size[axis % 2]) for axis, share in enumerate(frame))
+    inner = Image.fromarray(values).resize((max(1, right - left), max(1, bottom - top)), how)
+    canvas = Image.fromarray(np.full(size[::-1], outside, np.float32))
+    canvas.paste(inner, (left, top))
+    return np.asarray(canvas)
 
 
 def main() -> None:

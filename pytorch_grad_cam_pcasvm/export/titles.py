@@ -54,8 +54,16 @@ def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = Fals
         words = "Q"
     elif isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget | ScoreTarget):
         category, versus = target.category, getattr(target, "versus", None)
+        if category is None and _is_class(versus, classes):  # the strongest other one
+            return (
+                ("for " if getattr(target, "sign", "+") == "-" else "against ") + str(versus) + place_in_words(target)
+            )
         predicted = "predicted class" if getattr(target, "at", None) is None else "decided class"
         words += str(category) if category is not None else "value" if classes is None else predicted
         rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
         words += " / " * bool(rivals) + ", ".join(map(str, rivals))
     return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target)) + place_in_words(target)
+
+
+def _is_class(versus: Any, classes: Sequence[Any] | None) -> bool:
+    return isinstance(versus, str | int | float) and versus in (classes or ())

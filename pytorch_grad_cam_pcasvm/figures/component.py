@@ -109,6 +109,7 @@ def plot_component(
     count: int = 4,
     end: int | None = None,
     target: Target | None = None,
+    normal: Any = None,
     batch_size: int = 32,
     size: tuple[float, float] | None = None,
 ) -> Figure:
@@ -135,6 +136,7 @@ def plot_component(
         end: number of images in the mean of each end; None: a tenth of all images, at least ``count``.
         target: the decision; None: the margin of the class predicted for each image. Required if the head has several
             outputs.
+        normal: the class that is an absence, as for :func:`plot_decision`.
         batch_size: number of images to run at once.
         size: width and height of the figure in inches, with a smaller font if needed; None: as large as needed.
 
@@ -151,7 +153,7 @@ def plot_component(
         >>> figure = plot_component(net, 0, images, target_layer="layer2", count=1)
     """
     cam = method_of(net, target_layer, cam)
-    target = decision_of(target, net.head)
+    target = decision_of(target, net.head, normal)
     x = checked_images(images)
     source = as_array(x if pictures is None else pictures)
     p, predicted, output = values_of(net, x, batch_size)

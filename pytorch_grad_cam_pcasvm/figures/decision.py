@@ -26,6 +26,7 @@ def plot_decision(
     head: Any,
     target: Target | None = None,
     *,
+    normal: Any = None,
     row: int = 0,
     count: int = 4,
     classes: Sequence[Any] | None = None,
@@ -43,6 +44,8 @@ def plot_decision(
         components: contributions of every component, from ``ContributionCAM.explain(x)``.
         head: ``net.head``, or a fitted estimator, pipeline or :class:`Head` with the same components.
         target: the decision to draw; None: the margin of the predicted class.
+        normal: the class that is an absence, such as ``"good"``: if there is no target, the evidence for any other
+            class against it is drawn, whatever is predicted. None: the one that the head knows, if any.
         row: which of the N images.
         count: number of components to draw, those with the largest steps; the others are summed.
         classes: names of the classes, in the order of ``classes_``; None: the labels.
@@ -68,7 +71,7 @@ def plot_decision(
     if not 0 <= row < len(components) or count < 1:
         raise ValueError(f"row {row}, count {count}: there are {len(components)} images, counted from 0")
     head = Head.of(head)
-    steps = Steps.of(components[row], head, decision_of(target, head), count, classes)
+    steps = Steps.of(components[row], head, decision_of(target, head, normal), count, classes)
     picture = pictures[row]
     width, height = steps.needed(picture)
     title = filled(steps.title, width - 0.3, "bold")

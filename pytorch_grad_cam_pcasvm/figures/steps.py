@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.recombination import moved, recombined, steps_of
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets import PCATarget, default_decision
 
 GREY = "0.35"
 PICTURE, COLUMN = 1.6, 1.92  # in inches: a picture, and with what is around it
@@ -40,8 +40,8 @@ _BARS, _WORDS = 2.7, 1.9  # heights in inches: of the bars, of the words around 
 _HALO = [withStroke(linewidth=3, foreground="white")]
 
 
-def decision_of(target: Any, head: Head) -> Any:
-    """Return the decision to draw: the one given, or that of the predicted class.
+def decision_of(target: Any, head: Head, normal: Any = None) -> Any:
+    """Return the decision to draw: the one given, or :func:`.default_decision`.
 
     Raises:
         ValueError: no target is given, and the head has several outputs.
@@ -49,7 +49,7 @@ def decision_of(target: Any, head: Head) -> Any:
     if target is None and head.decision_position is not None and isinstance(head.voting, Outputs):
         names = [] if head.classes_ is None else head.classes_.tolist()
         raise ValueError(f"the head has {len(names)} outputs: say which to draw, as in target=SVMTarget({names[0]!r})")
-    return SVMTarget() if target is None else target
+    return default_decision(head, normal) if target is None else target
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ class Head(Stack):
         super().__init__(stages)
         self.training_set = storage.TrainingSet()
 
+    @property
+    def normal(self) -> Any:
+        """The class that is an absence, such as ``"good"``, as ``fit --normal`` stored it; None: not known."""
+        return (self.training_set.preparation or {}).get("normal")
+
     @classmethod
     def of(cls, fitted: Any, *, outputs: Sequence[Any] | None = None) -> "Head":
         """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``).

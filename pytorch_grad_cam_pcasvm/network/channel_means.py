@@ -67,8 +67,12 @@ class ChannelMeans:
             elif call in (None, calls[name]):
                 self._add(name, output)
 
+        def begin() -> None:
+            calls.clear()
+            self._last.clear()
+
         with hooked() as hooks:
-            hooks.before(self._backbone, lambda *_: calls.clear())
+            hooks.before(self._backbone, lambda *_: begin())
             for name in self._layouts:
                 module = self._backbone.get_submodule(called(name)[0])
                 hooks.after(module, lambda module, args, kwargs, output, name=name: add(name, output))

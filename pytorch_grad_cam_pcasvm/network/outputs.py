@@ -190,7 +190,8 @@ class HeadOutput(OfHead, Tensor):
     @staticmethod
     def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
         """Return several outputs of one head as one, without the tensors that were saved for pullbacks."""
-        values = [torch.cat(parts) for parts in zip(*(o.head_trace.values for o in outputs), strict=True)]
+        columns = zip(*(o.head_trace.values for o in outputs), strict=True)
+        values: list[Any] = [None if parts[0] is None else torch.cat(parts) for parts in columns]  # None: not known
         return HeadOutput.of(outputs[0].head, HeadTrace(values, []), outputs[0].grid)
 
     def moved(self, device: Any) -> "HeadOutput":

@@ -1,6 +1,6 @@
 """Targets: the values that maps explain. Each can be called on the network's output and has a closed-form gradient."""
 
-from pytorch_grad_cam_pcasvm.targets.classes import every_class, fixed
+from pytorch_grad_cam_pcasvm.targets.classes import default_decision, every_class, fixed
 from pytorch_grad_cam_pcasvm.targets.coded import decoded, encoded
 from pytorch_grad_cam_pcasvm.targets.components import (
     HotellingTarget,
@@ -26,6 +26,7 @@ __all__ = [
     "ScoreTarget",
     "Target",
     "decoded",
+    "default_decision",
     "encoded",
     "every_class",
     "every_component",

@@ -27,6 +27,26 @@ def every_class(output: Any) -> Sequence[Target]:
     return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
 
 
+def default_decision(head: Any, normal: Any = None) -> SVMTarget:
+    """Return the decision that is explained where none is named.
+
+    Args:
+        head: the head.
+        normal: the class that is an absence, such as ``"good"``; None: the one that the head knows, if any.
+
+    Returns:
+        The margin of the predicted class; with a normal class the evidence for any other one against it.
+
+    Raises:
+        ValueError: there is no such class.
+    """
+    normal = head.normal if normal is None else normal
+    if normal is None:
+        return SVMTarget()
+    head.class_index(normal)
+    return SVMTarget(versus=normal)
+
+
 def fixed(target: Any, output: Any) -> Any:
     """Return a target that means the same class for every copy of an image.
 

@@ -56,10 +56,10 @@ class OfImages:
     """A position of each image of one batch.
 
     Attributes:
-        positions: in reading order.
+        places: those positions, such as (row, column).
     """
 
-    positions: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
 
 
 Place = None | str | Region | OfImages | tuple[int, ...]
@@ -247,7 +247,8 @@ def selection_of(target: Any, output: OfHead) -> Spans | Chosen:
     """Return the positions that a target is about."""
     assert output.grid is not None
     if isinstance(target.at, OfImages):
-        return Chosen(torch.tensor(target.at.positions, device=output.head_trace.values[0].device), output.grid.count)
+        index = np.ravel_multi_index(np.array(target.at.places).T, output.grid.shape)
+        return Chosen(torch.from_numpy(index).to(output.head_trace.values[0].device), output.grid.count)
     if target.at != "max":
         return positions_of(target.at, output.grid)
     values = target.unplaced.value(HeadRun(output.head, output.head_trace))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pytorch_grad_cam_pcasvm.targets.places import OfImages
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target
 
 
@@ -23,7 +24,9 @@ class Rowwise:
 
 def target_at(target: Any, image: int) -> Any:
     """Return the target of one image."""
-    return target.targets[image] if isinstance(target, Rowwise) else target
+    target = target.targets[image] if isinstance(target, Rowwise) else target
+    at = getattr(target, "at", None)
+    return target.at_place(at.places[image]) if isinstance(at, OfImages) else target
 
 
 def is_closed_form(target: Any) -> bool:

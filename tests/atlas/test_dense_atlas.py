@@ -15,7 +15,9 @@ from sklearn.svm import SVC
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm import (
+    ClosedFormAblationCAM,
     ClosedFormLayerCAM,
+    ClosedFormScoreCAM,
     ContributionCAM,
     PCASVMNet,
     PCATarget,
@@ -128,13 +130,12 @@ def test_engines_and_resuming(built, tmp_path):
         )
 
 
-def test_a_method_that_is_not_linear(tmp_path):
+@pytest.mark.parametrize("method", [ClosedFormLayerCAM, ClosedFormAblationCAM, ClosedFormScoreCAM])
+def test_a_method_that_is_not_linear(tmp_path, method):
     net, *_ = network(SVC())
-    store = atlas.build(
-        net, DATA, [net.backbone[0][1]], tmp_path / "atlas", method=ClosedFormLayerCAM, patches=1, progress=False
-    )
+    store = atlas.build(net, DATA, [net.backbone[0][1]], tmp_path / "atlas", method=method, patches=1, progress=False)
     place = tuple(store.places[3].tolist())
-    direct = ClosedFormLayerCAM(net, [net.backbone[0][1]]).explain(X[3:4], SVMTarget(at=place))
+    direct = method(net, [net.backbone[0][1]]).explain(X[3:4], SVMTarget(at=place))
     assert (store.explain([3], SVMTarget()).maps - direct.maps).abs().max() <= 1e-3 * direct.nu.max()
 
 

@@ -72,6 +72,19 @@ def test_means_of_layers_are_kept(tmp_path, processes):
         torch.testing.assert_close(means[:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_means_behind_the_features_are_left_out(tmp_path):
+    stored = atlas.extract(backbone(), data(), "0.0", out=tmp_path / "f", means=["0"], progress=False)
+    assert stored.means == {}
+
+
+def test_a_file_of_which_no_image_can_be_read(tmp_path):
+    pictures = [torch.full((3, 12, 12), torch.nan)] * 16 + [*images(20)[0]]
+    stored = atlas.extract(
+        backbone(), pictures, "0", out=tmp_path / "f", block=8, shard_size=8, skip_bad_images=True, progress=False
+    )
+    assert len(rows_of(backbone(), stored, None)[0]) == 20
+
+
 def test_a_run_is_resumed(tmp_path):
     out, net = tmp_path / "features", backbone()
     extracted(out, net)

@@ -102,12 +102,12 @@ def test_good_parts_alone(parts, bank, tmp_path, capsys):
         assert float(row["anomaly where strongest"]) == pytest.approx(score, rel=1e-4)
     good = [float(row["anomaly where strongest"]) for name, row in rows.items() if name.startswith("good")]
     assert max(good) < scores.min()
-    sheet = Image.open(tmp_path / "maps" / "spot" / f"{files[0].name}.png")
-    assert sheet.width == 3 * 234 + 10  # the photo, what is anomalous, and why
+    sheet = Image.open(tmp_path / "maps" / "spot" / f"{files[0].stem}.png")
+    assert sheet.width == 3 * 468 + 10  # the photo, what is anomalous, and why
     capsys.readouterr()
     assert main([*command, "--at", "3,4", "--components", "1", "--out", str(tmp_path / "place")]) == 0
     with (tmp_path / "place" / "values.csv").open() as file:
-        assert next(csv.reader(file))[2:] == ["component 1 at (3, 4)", "anomaly at (3, 4)"]
+        assert next(csv.reader(file))[3:] == ["component 1 at (3, 4)", "anomaly at (3, 4)"]
 
 
 def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
@@ -218,7 +218,7 @@ def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
     command = ["explain", "--images", str(parts / "test"), *NETWORK[:6], "--head", str(bank)]
     assert main([*command, "--out", str(tmp_path / "maps")]) == 0
     with (tmp_path / "maps" / "values.csv").open() as file:
-        assert next(csv.reader(file))[2:] == ["anomaly where strongest"]
+        assert next(csv.reader(file))[3:] == ["anomaly where strongest"]
     for options in (["--pool", "mean"], ["--pool", "dense"], ["--features", "1"]):
         assert main([*command, *options, "--out", str(tmp_path / "none")]) == 2
         assert f"{' '.join(options)}, but the head was fitted with" in capsys.readouterr().err

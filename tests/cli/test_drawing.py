@@ -63,28 +63,42 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     images = ["--images", str(typed.photos), "--head", str(typed.forest), "--out", str(tmp_path)]
     assert main(["explain", *typed.network, *images, "--batch-size", "5"]) == 0
     head, rows = rows_of(tmp_path / "values.csv")
-    assert head == ["image", "predicted", "component 1", "component 2", "component 3", "predicted class"]
+    assert head == ["image", "predicted", "labelled", "predicted class", "component 1", "component 2", "component 3"]
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     net = PCASVMNet(backbone, Head.load(typed.forest), "features", pool="mean")
     pictures = [Image.open(typed.photos / row[0]).resize((224, 224), Image.Resampling.BILINEAR) for row in rows]
     x = torch.stack([normalize(to_tensor(picture), *IMAGENET) for picture in pictures])
-    maps = ContributionCAM(net, ["features"]).explain(x, [*map(PCATarget, range(3)), SVMTarget()])
+    maps = ContributionCAM(net, ["features"]).explain(x, [SVMTarget(), *map(PCATarget, range(3))])
     values = maps.values.double().numpy()
-    assert np.abs(np.array([row[2:] for row in rows], float) - values).max() <= 1e-4 * np.abs(values).max()
+    assert np.abs(np.array([row[3:] for row in rows], float) - values).max() <= 1e-4 * np.abs(values).max()
     assert [row[1] for row in rows] == net.predict(x).tolist()
-    with Image.open(tmp_path / f"{rows[0][0]}.png") as sheet:
-        assert sheet.width == 5 * 234 + 10
-        shown = np.asarray(sheet.convert("RGB"), float)[50:274, 10:234]
-    assert np.abs(shown - np.asarray(pictures[0].convert("RGB"), float)).max() <= 1.5  # the network saw all of it
+    photo = Image.open(typed.photos / rows[0][0]).convert("RGB")
+    size = (458, round(458 * photo.height / photo.width)) if photo.width >= photo.height else None
+    assert size is not None
+    with Image.open((tmp_path / rows[0][0]).with_suffix(".png")) as sheet:
+        assert sheet.width == 2 * 468 + 10
+        shown = np.asarray(sheet.convert("RGB"), float)
+    expected = np.asarray(photo.resize(size, Image.Resampling.BILINEAR), float)
+    corners = [np.abs(shown[y : y + size[1], 10:468] - expected).max() for y in range(shown.shape[0] - size[1])]
+    assert min(corners) <= 1.5  # the whole picture, in its own shape
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("<figure") == len(rows)
+    assert page.count('class="wrong"') == sum(row[1] != row[2] for row in rows)
+    assert "http" not in page
 
 
 def test_a_few_components_or_none(typed, tmp_path):
     command = ["explain", *typed.network, "--images", str(typed.photos), "--head", str(typed.forest)]
+    heights = []
     for count in (1, 0):
         out = tmp_path / str(count)
         assert main([*command, "--components", str(count), "--out", str(out)]) == 0
-        assert rows_of(out / "values.csv")[0] == ["image", "predicted", *["component 1"] * count, "predicted class"]
+        head, rows = rows_of(out / "values.csv")
+        assert head == ["image", "predicted", "labelled", "predicted class", *(f"component {b}" for b in (1, 2, 3))]
+        with Image.open((out / rows[0][0]).with_suffix(".png")) as sheet:
+            heights.append(sheet.height)
+    assert heights[0] > heights[1]
 
 
 def test_pictures_that_cannot_be_read_are_left_out(typed, tmp_path, capsys):
@@ -104,7 +118,10 @@ def test_what_explain_lacks_or_has_too_much_of(typed, tmp_path, capsys):
         ([], "give --backbone, --layer and --head, or a file from 'export', --model"),
         (["--model", "a.onnx", "--head", "a", "--components", "1"], "leave out --head, --components"),
         ([*typed.network, "--head", str(typed.forest), "--batch-size", "0"], "--batch-size must be at least 1"),
-        ([*typed.network, "--head", str(typed.forest), "--components", "9"], "head has 3 components, numbered from 0"),
+        (
+            [*typed.network, "--head", str(typed.forest), "--components", "9"],
+            "--components 9, but the head has 3 components",
+        ),
         ([*typed.network, "--head", str(typed.forest), "--components", "-1"], "--components must be at least 0"),
         ([*typed.network, "--head", str(typed.forest), "--method", "ClosedFormGradCAM"], "use ContributionCAM"),
     ):
@@ -121,7 +138,7 @@ def test_estimators_of_ones_own_are_read_where_they_are_trusted(typed, tmp_path,
     assert main(["explain", *images, *trust, "--out", str(tmp_path / "maps")]) == 0
     # A vote is 1 or -1: maps start in the other class, and add up to the difference.
     _, rows = rows_of(tmp_path / "maps" / "values.csv")
-    assert {row[-1] for row in rows} == {"1"}
+    assert {row[3] for row in rows} == {"1"}
     assert main(["atlas", *images, *trust, "--out", str(tmp_path / "atlas")]) == 0
     assert main(["explore", str(tmp_path / "atlas"), "--out", str(tmp_path / "page")]) == 2
     assert "add --trust for each" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """What the network sees of the pictures in a folder, what is kept of a training set, and what is said of both."""
 
+import csv
+import errno
 import importlib
 import re
 import shutil
@@ -379,7 +381,7 @@ def test_an_interrupted_fit_goes_on_where_it_stopped(fitted, run, tmp_path, monk
 
     def stopping(job, shard, columns, bad):
         if written == [0]:
-            raise OSError("the disk is full")
+            raise RuntimeError("stopped")
         write(job, shard, columns, bad)
         written.append(shard)
 
@@ -399,7 +401,9 @@ def test_processes_extract_the_same(fitted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["--pool", "--no-cache", "--resize", "a file", "another", "damage", "weights"])
+@pytest.mark.parametrize(
+    "change", ["--pool", "--no-cache", "--resize", "a file", "another", "cut", "damage", "weights"]
+)
 def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos, tmp_path, change, weights):
     photos = shutil.copytree(long_photos, tmp_path / "photos")
     fitted(photos=photos)
@@ -415,9 +419,11 @@ def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos,
             save(photos / "good" / "0.png", noise(77))
         case "another":
             save(photos / "good" / "99.png", noise(78))
-        case "damage":
+        case "cut" | "damage":
             file = next((tmp_path / "cache").glob("*/part-00000.parquet"))
-            file.write_bytes(file.read_bytes()[:-9])
+            written = bytearray(file.read_bytes())
+            written[1000] ^= 1
+            file.write_bytes(written if change == "damage" else written[:-9])
         case "weights":
             state = torch.load(weights, weights_only=True)
             torch.save({name: tensor + 1e-3 for name, tensor in state.items()}, tmp_path / "other.pth")
@@ -475,6 +481,20 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_full_disk_is_no_reason_to_fail(fitted, tmp_path, monkeypatch):
+    write = engines.shards.write
+
+    def full(folder, *rest):
+        if (tmp_path / "cache") in folder.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder, *rest)
+
+    monkeypatch.setattr(engines.shards, "write", full)
+    assert fitted()[1].endswith("(leave out with --no-pictures)\n")
+    assert not list((tmp_path / "cache").glob("*/"))
+
+
+@pytest.mark.slow
 def test_workers_read_the_same(fitted):
     one, two = fitted("--no-cache")[0], fitted("--no-cache", "--workers", "2", name="two.safetensors")[0]
     assert one.read_bytes() == two.read_bytes()
@@ -503,7 +523,26 @@ def test_after_a_poor_score_it_is_said_what_to_try(fitted, tmp_path):
 
 
 def test_a_good_score_needs_no_hint(fitted):
-    assert "hint" not in fitted("--resize", "stretch")[1]
+    assert "hint" not in fitted("--resize", "stretch", "--normal", "good")[1]
+
+
+def test_a_class_can_be_an_absence(fitted, run, long_photos, tmp_path):
+    assert "hint: if 'good' means that nothing is there, add --normal good" in fitted()[1]
+    head, _ = fitted("--normal", "good", name="normal.safetensors")
+    assert Head.load(head).normal == "good"
+    assert run("fit", long_photos, "--normal", "fine", "--out", head).code == 2
+    for options, heading in (
+        ([], "against good"), (["--class", "good"], "good"), (["--class", "hole", "--versus", "good"], "hole / good"),
+    ):  # fmt: skip
+        options = ["--head", head, "--components", "0", "--out", tmp_path / "maps", *options]
+        assert run("explain", long_photos, *options).code == 0
+        with (tmp_path / "maps" / "values.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert heading in rows[0]
+        for row in rows:
+            assert (float(row[heading]) > 0) == (row["predicted"] == ("good" if heading == "good" else "hole"))
+    done = run("explain", long_photos, "--head", head, "--class", "fine", "--out", tmp_path / "maps")
+    assert "--class fine is no class of this head: its classes are good, hole" in done.err
 
 
 def test_cost_and_gamma(fitted, run, long_photos, tmp_path):

@@ -164,7 +164,7 @@ def test_the_reader_is_copied_and_draws_what_the_figures_draw(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "component 1:" in run.stdout
     with Image.open(tmp_path / "maps.png") as sheet:
-        assert sheet.width == 6 * 234 + 10
+        assert sheet.width == 2 * 468 + 10
 
     reader, picture = export.Explainer(tmp_path / "explainer.onnx"), Image.fromarray(pixels)
     x = reader.prepared(picture)[None]

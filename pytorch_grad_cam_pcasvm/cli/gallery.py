@@ -1,0 +1,92 @@
+"""The gallery: one page of all pictures with their maps, wrong ones first, which can be mailed."""
+
+import base64
+import html
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.4 system-ui, sans-serif; margin: 1rem; color: #222; background: #f3f4f6 }}
+h1 {{ font-size: 1.3rem }} h2 {{ font-size: 1.05rem }} p {{ margin: .3rem 0 }}
+main {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)) }}
+figure {{ margin: 0; padding: .6rem; background: white; border: 1px solid #d7dae0; border-radius: .4rem }}
+img {{ width: 100%; display: block }}
+figcaption {{ margin-top: .4rem; overflow-wrap: anywhere }}
+.wrong {{ border-color: #b2182b }} .wrong b {{ color: #b2182b }} .right b {{ color: #1b7837 }}
+small {{ color: #555 }}
+</style></head><body>
+<h1>{title}</h1>
+<p>{summary}</p>
+<p><small>Left: the picture. Right: red raises what is explained, blue lowers it; each picture has its own strongest
+colour. Sheets with values and components lie beside this page.</small></p>
+<main>
+{cards}
+</main></body></html>
+"""
+
+
+@dataclass
+class Card:
+    """A picture of the gallery.
+
+    Attributes:
+        name: the file of its sheet, beside the page.
+        sheet: the sheet, of which the large pictures are shown.
+        label: the predicted class, or None.
+        truth: the class of its folder, or None.
+    """
+
+    name: str
+    sheet: Any
+    label: Any
+    truth: Any
+
+
+class Gallery:
+    """Cards of all pictures.
+
+    Args:
+        name: of the folder of pictures.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._cards: list[tuple[int, str]] = []
+        self._wrong = self._judged = 0
+
+    def add(self, card: Card) -> None:
+        """Add a card; its picture is kept small."""
+        judged = card.label is not None and card.truth is not None
+        wrong = judged and str(card.label) != str(card.truth)
+        self._judged += judged
+        self._wrong += wrong
+        picture = card.sheet.crop(card.sheet.info["pictures"])
+        picture.thumbnail((_WIDTH, _WIDTH))
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=_QUALITY)
+        words = [html.escape(card.name)]
+        if card.label is not None:
+            mark = f", labelled {card.truth}" if wrong else ", right" if judged else ""
+            words.insert(0, f"<b>{html.escape(f'{card.label}{mark}')}</b>")
+        text = base64.b64encode(file.getvalue()).decode()
+        self._cards.append((
+            not wrong,
+            f'<figure class="{"wrong" if wrong else "right" if judged else ""}">'
+            f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map">'
+            f"<figcaption>{'<br>'.join(words)}</figcaption></figure>",
+        ))
+
+    def write(self, path: Path) -> None:
+        """Write the page."""
+        summary = f"{len(self._cards)} pictures"
+        if self._judged:
+            summary += f"; of {self._judged} with a label {self._wrong} are wrong" + ", these first" * bool(self._wrong)
+        cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
+        title = html.escape(f"Maps of {self._name}")
+        path.write_text(_PAGE.format(title=title, summary=summary, cards=cards), encoding="utf-8")
