@@ -251,7 +251,14 @@ class Atlas(Columns):
 
         return export(self, kind, Path(path))
 
-    def to_html(self, out: str | Path, *, heads: Mapping[str, Any] | None = None, single_file: bool = False) -> Path:
+    def to_html(
+        self,
+        out: str | Path,
+        *,
+        heads: Mapping[str, Any] | None = None,
+        single_file: bool = False,
+        normal: Any = None,
+    ) -> Path:
         """Write a page for browsing the atlas: a folder that opens from the file system, offline.
 
         Args:
@@ -259,6 +266,8 @@ class Atlas(Columns):
                 name.
             heads: further heads on the same components, by the name to show.
             single_file: write everything into one file, to send to a colleague.
+            normal: the class that is an absence, such as ``"good"``: the page then first shows the evidence for any
+                other class against it. None: the one that the head knows, if any.
 
         Returns:
             The path of the page.
@@ -268,7 +277,7 @@ class Atlas(Columns):
         """
         from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
 
-        return write_page(self, out, heads=heads, single_file=single_file)
+        return write_page(self, out, heads=heads, single_file=single_file, normal=normal)
 
     def _maps(self, rows: Any, prefix: str, targets: list[Any], values: str) -> SignedMaps:
         names = [name for name in _OF_MAPS if prefix + name in self.manifest["columns"]]

@@ -175,8 +175,8 @@ class Sheets:
 
     Attributes:
         about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
-            also ``label_colours``, ``heat``, the colours of anomalies, and ``anomaly_range``, where these start and
-            end; what a photo has beyond that moves its own.
+            also ``label_colours``, ``absent``, the classes that have none, ``heat``, the colours of anomalies, and
+            ``anomaly_range``, where these start and end; what a photo has beyond that moves its own.
     """
 
     def __init__(self, about: dict[str, Any]) -> None:
@@ -233,8 +233,10 @@ class Sheets:
             for number, (name, share) in enumerate(self.shares(found, row).items())
             if share
         ]
-        place = np.nan_to_num(large).astype(int) % len(colours)
-        opacity = 0.55 * np.isfinite(large)[..., None]
+        place = np.nan_to_num(large).astype(int)
+        absent = [number for number, name in enumerate(self.about["classes"]) if name in self.about.get("absent", [])]
+        opacity = 0.55 * (np.isfinite(large) & ~np.isin(place, absent))[..., None]
+        place = place % len(colours)
         return _mixed(opacity, colours[place], _grey(picture)), "class of every position", legend
 
     def shares(self, found: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:

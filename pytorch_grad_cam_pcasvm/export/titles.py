@@ -21,21 +21,27 @@ from pytorch_grad_cam_pcasvm.targets import (
 )
 from pytorch_grad_cam_pcasvm.targets.places import place_in_words
 
+_BACKGROUND = "background"  # outside of masks
+
 
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     """Return what :class:`.Sheets` need: ``titles`` of targets, ``classes`` of a network, ``colours`` of figures.
 
-    For dense features also ``label_colours`` of classes, and ``heat``, the colours of anomalies.
+    For dense features also ``label_colours`` of classes, ``absent``, those that have none, and ``heat``, the colours of
+    anomalies.
     """
     known = net.head.classes_ if isinstance(net, PCASVMNet) else None
     classes = None if known is None else known.tolist()
     dense = isinstance(net, PCASVMNet) and is_dense(net.pool)
     anomalies = isinstance(net, PCASVMNet) and tells_anomalies(net.head)
+    of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
+    if isinstance(net, PCASVMNet) and dense:
+        of_places["absent"] = [name for name in classes or () if name in (_BACKGROUND, net.head.normal)]
     return {
         "titles": [_title(target, classes, anomalies) for target in targets],
         "classes": classes,
         "colours": colour_table(),
-    } | ({"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()} if dense else {})
+    } | (of_places if dense else {})
 
 
 def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = False) -> str:

@@ -681,6 +681,29 @@ def test_the_parts_of_a_mistake_lead_from_where_both_classes_are_even(page: Page
 
 
 @needs_chromium
+@pytest.mark.parametrize("classes", [2, 3])
+def test_evidence_against_the_normal_class_is_shown_first(page: Page, tmp_path: Path, classes: int) -> None:
+    net, data = problem(classes=classes)
+    store = atlas.build(net, data, [layer(net)], tmp_path / "atlas", progress=False)
+    predicted = [int((store.predictions == label).argmax()) for label in (0, 1)]  # normal, and not
+    visit(page, store.to_html(tmp_path / "page", normal=0).as_uri())
+    for row in predicted:
+        answer = page.evaluate(
+            f"atlas.explain({row}, {{versus: atlas.view.current.versus}}).then(({{value}}) => value)"
+        )
+        assert answer == pytest.approx(float(store.explain([row], SVMTarget(versus=0)).values), rel=1e-4, abs=1e-6)
+        assert (answer < 0) == (store.predictions[row] == 0)
+    expect(page.locator("#category option:checked")).to_have_text("anything but 0")
+    page.select_option("#category", "0")
+    expect(page).to_have_url(re.compile("versus=null"))
+    page.select_option("#category", "null")
+    expect(page).not_to_have_url(re.compile("versus"))
+    with pytest.raises(ValueError, match="is not a class"):
+        store.to_html(tmp_path / "page", normal="good")
+    assert not complaints(page)
+
+
+@needs_chromium
 def test_the_nearest_patches_of_other_images_are_shown(page: Page, tmp_path: Path) -> None:
     x, labels = images(30)
     net = backbone()

@@ -31,12 +31,13 @@ class Contents:
     Args:
         store: the atlas.
         heads: further heads on its components, by their names; None stands for the atlas's own.
+        normal: the class that is an absence; None: the one that the head knows, if any.
 
     Raises:
         ValueError: the maps are of volumes, not images; the atlas has no rows; or a head takes other components.
     """
 
-    def __init__(self, store: Any, heads: Mapping[str, Any] | None) -> None:
+    def __init__(self, store: Any, heads: Mapping[str, Any] | None, normal: Any = None) -> None:
         if not len(store):
             raise ValueError("the atlas has no rows: there is nothing to show")
         first = store.maps([0])
@@ -45,7 +46,9 @@ class Contents:
                 f"the explorer draws maps (H, W), but those of this atlas are volumes {tuple(first.maps.shape[2:])}: "
                 "use store.maps(rows).positive(size) and a volume viewer, or build an atlas of slices"
             )
-        self.store = store
+        self.store, self.normal = store, store.head.normal if normal is None else normal
+        if normal is not None:
+            store.head.class_index(normal)  # which refuses what is no class
         self.count, self.height, self.width = first.maps.shape[1:]
         self.opposite = first.opposite is not None
         row_bytes = (2 if self.opposite else 1) * 2 * self.count * self.height * self.width
@@ -209,7 +212,10 @@ class Contents:
             if set(shown) & set(classes):
                 pairs = zip(shown, values["predictions"].tolist(), strict=True)
                 correct = np.array([label == classes[index] for label, index in pairs], np.uint8)
+        labels = [] if tail.classes_ is None else tail.classes_.tolist()
+        known = self.normal in labels and tail.enumerated is None  # of which only the predicted class is stored
         about = {"name": name, "kind": task, "classes": classes, "judged": correct is not None}
+        about["normal"] = labels.index(self.normal) if known else None
         return about, {
             **{key: None if array is None else packed(array) for key, array in values.items()},
             "correct": None if correct is None else packed(correct),

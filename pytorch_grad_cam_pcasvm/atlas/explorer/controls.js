@@ -22,7 +22,8 @@
   function fillClasses() {
     const { current, groupsOf } = atlas.view, head = current.headData, classes = (head && head.classes) || [];
     const named = classes.map((name, k) => [k, name]);
-    fill(of("category"), [["null", classes.length ? "the predicted class" : "the value"], ...named]);
+    const normal = head && head.normal !== null ? "anything but " + classes[head.normal] : "the predicted class";
+    fill(of("category"), [["null", classes.length ? normal : "the value"], ...named]);
     const others = classes.length > 2 ? [["second", "the runner-up"]] : [];
     fill(of("versus"), [["null", classes.length > 2 ? "all others" : "the other"], ...others, ...named]);
     fill(of("class"), [["null", "all"], ...groupsOf(current).map((name, k) => [k, name])]);
@@ -118,6 +119,13 @@
     tie("head", "head", Number);
     tie("category", "category", position);
     tie("versus", "versus", position);
+    atlas.view.on(["category"], () => {
+      const { current, set } = atlas.view, normal = current.headData ? current.headData.normal : null;
+      if (normal === null) return;
+      // A class is not against itself, and without a class it is any against the normal one.
+      if (current.category === normal && current.versus === normal) set({ versus: null });
+      else if (current.category === null && current.versus === null) set({ versus: normal });
+    });
     tie("class", "class", position);
     tie("means-by", "by");
     for (const id of ["style", "scale", "colour", "judged"]) tie(id);

@@ -26,7 +26,12 @@ _POLICY = re.compile(r'(<meta http-equiv="Content-Security-Policy" content=")[^"
 
 
 def write_page(
-    store: Any, out: str | Path, *, heads: Mapping[str, Any] | None = None, single_file: bool = False
+    store: Any,
+    out: str | Path,
+    *,
+    heads: Mapping[str, Any] | None = None,
+    single_file: bool = False,
+    normal: Any = None,
 ) -> Path:
     """Write the explorer of an atlas: a page that opens offline from the file system and contacts no server.
 
@@ -38,6 +43,7 @@ def write_page(
             that the atlas was built with, or fitted on its components.
         single_file: write one file, which is easy to send. This suits a few thousand images; with more, a folder opens
             faster.
+        normal: the class that is an absence; None: the one that the head knows, if any.
 
     Returns:
         The path of the page.
@@ -46,7 +52,7 @@ def write_page(
         FileExistsError: the folder contains something else, or the file is not an explorer.
         ValueError: the maps are volumes, or a head takes other components.
     """
-    contents = Contents(store, heads)
+    contents = Contents(store, heads, normal)
     target = Path(out)
     page = target if single_file and target.suffix.lower() in (".html", ".htm") else target / "index.html"
     with _one_file(page) if single_file else _folder(target) as text:

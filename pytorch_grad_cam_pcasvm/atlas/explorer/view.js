@@ -48,9 +48,15 @@
 
   const start = () => listeners.forEach(({ fn }) => fn());
 
+  /** Returns the position of the class that is an absence among those of a head; null: there is none. */
+  function normalOf(head) {
+    const { about } = atlas.data;
+    return about.heads[head] ? about.heads[head].normal : null;
+  }
+
   function written() {
-    const words = new URLSearchParams();
-    for (const name of Object.keys(DEFAULTS)) if (view[name] !== DEFAULTS[name]) words.set(name, view[name]);
+    const words = new URLSearchParams(), usual = { ...DEFAULTS, versus: normalOf(view.head) };
+    for (const name of Object.keys(DEFAULTS)) if (view[name] !== usual[name]) words.set(name, view[name]);
     return words.toString();
   }
 
@@ -72,7 +78,8 @@
     found.head = integer(words.get("head"), about.heads.length, 0);
     const classes = (about.heads[found.head] && about.heads[found.head].classes) || [];
     found.category = integer(words.get("category"), classes.length, null);
-    found.versus = words.get("versus") === "second" ? "second" : integer(words.get("versus"), classes.length, null);
+    const versus = words.get("versus"), usual = versus === "null" ? null : normalOf(found.head);
+    found.versus = versus === "second" ? "second" : integer(versus, classes.length, usual);
     found.class = integer(words.get("class"), groupsOf(found).length, null);
     for (const name of ["low", "high"]) {
       const number = parseFloat(words.get(name));
