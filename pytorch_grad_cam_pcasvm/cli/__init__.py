@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import parser
+from pytorch_grad_cam_pcasvm.cli.folders import refuse_missing
 from pytorch_grad_cam_pcasvm.cli.networks import RUN
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, told
 
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _told  # type: ignore[assignment]
         try:
+            refuse_missing(options)
             options.run(options)
         except KeyboardInterrupt:
             print("stopped: finished work is kept; run the same command again to resume", file=sys.stderr)

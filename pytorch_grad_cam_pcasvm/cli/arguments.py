@@ -14,11 +14,14 @@ from pytorch_grad_cam_pcasvm.cli.networks import RUN
 _METHODS = sorted(package._NAMES["methods"].split())
 
 _AT = "--images photos/{} --backbone mobilenet_v2 --layer features"
-_EXAMPLE = f"""example:
-  {RUN} fit --images photos/train --backbone mobilenet_v2 --layer features --out head.safetensors
-  {RUN} atlas --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out atlas
+_NETWORK = "--backbone mobilenet_v2 --layer features"
+_EXAMPLE = f"""example, of photos with one folder per class:
+  {RUN} fit --images photos/train {_NETWORK} --out head.safetensors
+  {RUN} explain --images photos/test {_NETWORK} --head head.safetensors --out maps
+  {RUN} evaluate --images photos/test {_NETWORK} --head head.safetensors --out evaluation
+  {RUN} atlas --images photos/test {_NETWORK} --head head.safetensors --out atlas
   {RUN} explore atlas --out explorer
-  {RUN} evaluate --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors --out evaluation
+  {RUN} export --images photos/test {_NETWORK} --head head.safetensors --out line.onnx
 """
 
 
@@ -31,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     places = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_fit, _add_atlas, _add_evaluate, _add_explore, _add_export, _add_explain):
+    for add in (_add_fit, _add_explain, _add_evaluate, _add_atlas, _add_explore, _add_export):  # as they are used
         add(places)
     return parser
 
@@ -49,7 +52,7 @@ def _command(places: Any, name: str, run: Callable[[Any], None], text: str, exam
 
 
 def _add_fit(places: Any) -> None:
-    text = "fit a scaler, a PCA and a classifier on the features of images, in one folder per class"
+    text = "fit scaler, PCA and classifier on folders of photos: a head"
     example = _AT.format("train") + " --out head.safetensors"
     example += f"\n  {RUN} fit {_AT.format('good')} --pool dense:3 --classifier neighbours --out parts.safetensors"
     command = _command(places, "fit", fit, text, example)
@@ -91,7 +94,7 @@ def _add_fit(places: Any) -> None:
 
 
 def _add_atlas(places: Any) -> None:
-    text = "explain every image in a folder once, and store the maps"
+    text = "explain a whole folder once: files for explore"
     example = _AT.format("test") + " --head head.safetensors --out atlas"
     command = _command(places, "atlas", commands.atlas, text, example)
     of_network(command)
@@ -107,7 +110,7 @@ def _add_atlas(places: Any) -> None:
 
 
 def _add_evaluate(places: Any) -> None:
-    text = "measure whether the maps can be trusted, and write a report page"
+    text = "measure whether maps can be trusted: a report page"
     example = _AT.format("test") + " --head head.safetensors --out evaluation"
     command = _command(places, "evaluate", commands.evaluate, text, example)
     of_network(command)
@@ -124,9 +127,8 @@ def _add_evaluate(places: Any) -> None:
 
 
 def _add_explore(places: Any) -> None:
-    command = _command(
-        places, "explore", commands.explore, "write a page for browsing an atlas", "atlas --out explorer"
-    )
+    text = "browse an atlas: a page that works offline"
+    command = _command(places, "explore", commands.explore, text, "atlas --out explorer")
     command.add_argument("atlas", type=Path, help="folder of the atlas")
     command.add_argument("--out", type=Path, default=Path("explorer"), help="folder or file (default: explorer)")
     _of_trust(command)
@@ -137,7 +139,7 @@ def _add_explore(places: Any) -> None:
 
 
 def _add_export(places: Any) -> None:
-    text = "write a single file that computes scores and maps without PyTorch"
+    text = "make one file that explains photos without PyTorch"
     example = _AT.format("test") + " --head head.safetensors --out explainer.onnx"
     command = _command(places, "export", exporting.export, text, example)
     of_network(command, needs_images=False)
@@ -154,7 +156,7 @@ def _add_export(places: Any) -> None:
 
 
 def _add_explain(places: Any) -> None:
-    text = "draw maps with a head from 'fit', or with a file from 'export' and without PyTorch"
+    text = "draw the maps of photos: pictures, a table and a gallery"
     example = _AT.format("test") + " --head head.safetensors --out maps"
     example += f"\n  {RUN} explain --images photos/test --model explainer.onnx --out maps"
     command = _command(places, "explain", drawing.explain, text, example)

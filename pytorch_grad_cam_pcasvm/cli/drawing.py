@@ -96,10 +96,7 @@ def _check(options: Any) -> None:
         )
     if options.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {options.batch_size}")
-    folder = options.images
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
-    if options.out.resolve().is_relative_to(folder.resolve()):
+    if options.out.resolve().is_relative_to(options.images.resolve()):
         raise ValueError(
             f"--out {options.out} is inside --images, and its maps would be explained next time: name another folder"
         )

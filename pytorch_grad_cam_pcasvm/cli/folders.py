@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pytorch_grad_cam_pcasvm.cli.networks import RUN
+
 # Folders of these names are hardly classes.
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
@@ -27,6 +29,26 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
         are = "folders are" if len(splits) > 1 else "only folder is"
         raise ValueError(f"the {are} named {named}, which {phrase}: did you mean --images {root / meant}?")
     return Images(root, lambda picture: picture, thumbnails=0).names
+
+
+def refuse_missing(options: Any) -> None:
+    """Refuse folders and files that are not there, before anything is imported or downloaded.
+
+    Raises:
+        FileNotFoundError: one is missing; the message says what was expected.
+    """
+    for name in ("images", "train", "masks"):
+        folder = getattr(options, name, None)
+        if folder is not None and not folder.is_dir():
+            if name == "masks":
+                raise FileNotFoundError(f"there is no folder of masks {folder}")
+            arranged = f"as in {folder / 'cat' / '1.jpg'} and {folder / 'dog' / '2.jpg'}"
+            raise FileNotFoundError(
+                f"there is no folder {folder}: give a folder of images, or with one folder for each class, {arranged}"
+            )
+    head = getattr(options, "head", None)
+    if isinstance(head, Path) and getattr(options, "model", None) is None and not head.is_file():
+        raise FileNotFoundError(f"there is no head {head}: make one with '{RUN} fit', or net.head.save(path)")
 
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:

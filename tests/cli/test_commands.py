@@ -312,7 +312,7 @@ def test_ways_out_survive_other_processes():
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([*([command] if command else []), "--help"])
-    assert f"python -m pytorch_grad_cam_pcasvm {command or 'atlas'} " in capsys.readouterr().out.split("example:")[1]
+    assert f"python -m pytorch_grad_cam_pcasvm {command or 'atlas'} " in capsys.readouterr().out.split("example")[1]
 
 
 def test_the_module_is_run(monkeypatch, capsys):
