@@ -20,7 +20,7 @@ from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import of_maps, of_method, of_network
-from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
+from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import network
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 from pytorch_grad_cam_pcasvm.data import Images, in_colour
@@ -134,9 +134,9 @@ def answers_of(options: argparse.Namespace) -> Answers:
     """Return what explains photos with these options."""
     net, preparation = network(options)
     method = getattr(package, options.method)
-    layer = layer_of(options, net, preparation)
-    given = options_of(options, [method], net.eval(), layer, preparation)[method]
-    return Answers(method(net, [layer], **given), preparation)
+    layers = layers_of(options, net, preparation)
+    given = options_of(options, [method], net.eval(), layers, preparation)[method]
+    return Answers(method(net, layers, **given), preparation)
 
 
 def main() -> None:

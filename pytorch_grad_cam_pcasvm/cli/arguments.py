@@ -219,8 +219,12 @@ def of_network(
     parser.add_argument("--backbone", required=needs_backbone, metavar="NAME",
                         help="a torchvision model, timm:NAME, or module:function that returns your own")  # fmt: skip
     parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's weights, downloaded)")
-    layer = "layer that the features come from" if fits else "layer of the maps; auto: compare several on the images"
-    parser.add_argument("--layer", required=needs_backbone, metavar="NAME", help=layer)
+    if fits:
+        parser.add_argument("--layer", required=True, metavar="NAME", help="layer that the features come from")
+    else:
+        parser.add_argument("--layer", required=needs_backbone, action="append", metavar="NAME",
+                            help="layer of the maps; may be repeated: finer ones say where; auto: compare layers on "
+                            "the images")  # fmt: skip
     features = "the same as --layer" if fits else "layer that the features come from (default: as the head was fitted)"
     parser.add_argument("--features", action="append", metavar="NAME", help=features + "; may be repeated")
     parser.add_argument("--pool",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
-from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of
+from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
 
@@ -19,7 +19,9 @@ def atlas(options: Any) -> None:
     classes_in(options.images, ("test", "testing"))
     net, preparation = network(options)
     method = getattr(package, options.method)
-    layer = layer_of(options, net, preparation)
+    *finer, layer = layers_of(options, net, preparation)
+    if finer and options.layer != ["auto"]:
+        raise ValueError("an atlas is made at one layer: name it once")
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)
     store = atlas.build(
@@ -35,7 +37,7 @@ def atlas(options: Any) -> None:
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
         verify=options.verify,
-        **options_of(options, [method], net, layer, preparation)[method],
+        **options_of(options, [method], net, [layer], preparation)[method],
     )
     print(store)
     if store.labels is not None and store.head.classes_ is not None and store.places is None:
@@ -64,8 +66,10 @@ def evaluate(options: Any) -> None:
     usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
     names = options.method or usual
     methods = {name: getattr(package, name) for name in names}
-    layer = layer_of(options, net, preparation)
-    method_options = options_of(options, [*methods.values()], net, layer, preparation) if not dense else {}
+    *finer, layer = layers = layers_of(options, net, preparation)
+    method_options = options_of(options, [*methods.values()], net, layers, preparation) if not dense else {}
+    if finer:
+        method_options = {name: {"target_layers": layers, **more} for name, more in method_options.items()}
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)
     masks = None if options.masks is None else _masks(options, preparation, folder)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
-from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of, targets_of
+from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of, targets_of
 from pytorch_grad_cam_pcasvm.cli.networks import network
 from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
 
@@ -150,8 +150,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
 
     net, preparation = network(options)
     targets = targets_of(options, net)
-    method, layer = getattr(package, options.method), layer_of(options, net, preparation)
-    cam = method(net, [layer], **options_of(options, [method], net, layer, preparation)[method])
+    method, layers = getattr(package, options.method), layers_of(options, net, preparation)
+    cam = method(net, layers, **options_of(options, [method], net, layers, preparation)[method])
     images = Images(preparation.folder(options.images), thumbnails=0)
     tell_whites(preparation.white_level, images.data.paths)
     steps, drawn_components = preparation.steps, _COMPONENTS if options.components is None else options.components

@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.methods import layer_of, options_of, targets_of
+from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of, targets_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, network
 from pytorch_grad_cam_pcasvm.cli.preparation import steps_of
 
@@ -34,8 +34,8 @@ def export(options: Any) -> None:
     if steps is None:
         raise ValueError(_OTHER)
     method = getattr(package, options.method)
-    layer = layer_of(options, net, preparation)
-    cam = method(net, [layer], **options_of(options, [method], net, layer, preparation)[method])
+    layers = layers_of(options, net, preparation)
+    cam = method(net, layers, **options_of(options, [method], net, layers, preparation)[method])
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
     with warnings.catch_warnings():
         if options.images is None:

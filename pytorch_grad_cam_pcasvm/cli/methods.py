@@ -12,17 +12,18 @@ from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
 _COMPARED = 50  # images, for --layer auto
 
 
-def layer_of(options: Any, net: Any, preparation: Preparation) -> str:
-    """Return the target layer: the one named, or the one that is recommended after comparing them on the images.
+def layers_of(options: Any, net: Any, preparation: Preparation) -> list[str]:
+    """Return the target layers: those named, or those that are recommended after comparing them on the images.
 
     Raises:
         ValueError: there is no such layer, or there are no images to compare layers on.
     """
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 
-    if options.layer != "auto":
-        FeatureSource.of(net.feature_source()[0], options.layer)  # which refuses a name that there is not
-        return options.layer
+    if options.layer != ["auto"]:
+        for layer in options.layer:
+            FeatureSource.of(net.feature_source()[0], layer)  # which refuses a name that there is not
+        return list(dict.fromkeys(options.layer))
     if options.images is None:
         raise ValueError("images are needed, --images FOLDER: --layer auto compares layers on them")
     from pytorch_grad_cam_pcasvm import evaluation
@@ -38,25 +39,25 @@ def layer_of(options: Any, net: Any, preparation: Preparation) -> str:
     candidates = layers_for_maps(backbone, features, x)
     if images.names is None:
         print(f"layer: {candidates[-1]}, the last; to compare layers, give one folder of images per class")
-        return candidates[-1]
+        return candidates[-1:]
     with_means(options, net, candidates, preparation)
     reshape = "tokens" if options.tokens else None
     settings = {"images": _COMPARED, "batch_size": min(options.batch_size, 16)}
     compared = evaluation.layers(net, images.data, candidates, reshape_transform=reshape, **settings)
     print(compared.question)
-    return compared.settings["recommended"][0]
+    return list(compared.settings["recommended"])
 
 
 def options_of(
-    options: Any, methods: Sequence[type], net: Any, layer: str, preparation: Preparation
+    options: Any, methods: Sequence[type], net: Any, layers: Sequence[str], preparation: Preparation
 ) -> dict[type, dict[str, Any]]:
-    """Return the options of each method; the head gets the means of the layer if it lacks them."""
+    """Return the options of each method; the head gets the means of the layers if it lacks them."""
     from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 
     common = {"reshape_transform": "tokens"} if options.tokens else {}
     start = {"baseline": options.baseline}
     if options.baseline != "zero" and any(issubclass(method, BaselineCAM) for method in methods):
-        with_means(options, net, [layer], preparation)
+        with_means(options, net, layers, preparation)
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
 
 

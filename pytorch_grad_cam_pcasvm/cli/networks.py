@@ -43,9 +43,12 @@ def as_fitted(options: Any, recorded: Mapping[str, Any]) -> None:
 
 def source(options: Any) -> str | list[str]:
     """Return the name of the layer that the features come from, or the names of several."""
-    if options.layer == "auto" and not options.features:
+    layers = [options.layer] if isinstance(options.layer, str) else options.layer
+    if layers == ["auto"] and not options.features:
         raise ValueError("--layer auto finds the layer of the maps: name that of the features with --features")
-    names = options.features or [options.layer]
+    if len(layers) > 1 and not options.features:
+        raise ValueError("--layer names several layers of the maps: name that of the features with --features")
+    names = options.features or layers
     return names[0] if len(names) == 1 else names
 
 

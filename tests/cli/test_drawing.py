@@ -14,6 +14,8 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.export.explainer import Sheets
+from pytorch_grad_cam_pcasvm.export.titles import about
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 OWN = """
@@ -86,6 +88,31 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     assert page.count("<figure") == len(rows)
     assert page.count('class="wrong"') == sum(row[1] != row[2] for row in rows)
     assert "http" not in page
+
+
+@pytest.mark.slow
+def test_finer_layers_say_where(typed, weights, tmp_path):
+    head = tmp_path / "head.safetensors"
+    fit = ["--images", str(typed.photos), *typed.network, "--components", "3", "--out", str(head)]
+    assert main(["fit", *fit]) == 0
+    network = [*typed.network, "--layer", "features.7", "--features", "features", "--images", str(typed.photos)]
+    options = [*network, "--head", str(head), "--components", "0"]
+    assert main(["explain", *options, "--out", str(tmp_path / "maps")]) == 0
+    _, rows = rows_of(tmp_path / "maps" / "values.csv")
+    assert len(rows) == 12
+    backbone = torchvision.models.squeezenet1_1(weights=None).eval()
+    backbone.load_state_dict(torch.load(weights, weights_only=True))
+    net = PCASVMNet(backbone, Head.load(head), "features", pool="mean").eval()
+    photo = Image.open(typed.photos / rows[0][0]).convert("RGB")
+    x = normalize(to_tensor(photo.resize((224, 224), Image.Resampling.BILINEAR)), *IMAGENET).unsqueeze(0)
+    maps = ContributionCAM(net, ["features", "features.7"]).explain(x, SVMTarget()).maps[0, 0]
+    size = (458, round(458 * photo.height / photo.width))
+    sheets, shown = Sheets(about([SVMTarget()], net)), photo.resize(size, Image.Resampling.BILINEAR)
+    expected = np.asarray(sheets.overlay(shown, (maps / maps.abs().max()).numpy()), float)
+    with Image.open((tmp_path / "maps" / rows[0][0]).with_suffix(".png")) as sheet:
+        drawn = np.asarray(sheet.convert("RGB"), float)[:, 478:936]
+    assert min(np.abs(drawn[y : y + size[1]] - expected).max() for y in range(len(drawn) - size[1])) <= 12
+    assert main(["atlas", *network, "--head", str(head), "--out", str(tmp_path / "atlas")]) == 2
 
 
 def test_a_few_components_or_none(typed, tmp_path):
