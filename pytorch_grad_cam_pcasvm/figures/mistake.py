@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -48,6 +49,7 @@ def plot_mistake(
     count: int = 4,
     neighbours: int = 3,
     batch_size: int = 32,
+    features: Any = None,
     at: tuple[int, ...] | None = None,
     size: tuple[float, float] | None = None,
 ) -> Figure:
@@ -80,6 +82,8 @@ def plot_mistake(
         count: number of components to draw, those with the largest parts; the others are summed.
         neighbours: number of training images of each class.
         batch_size: number of images to run at once.
+        features: what the network made of the training images, so that it need not run on them again: their features,
+            (R, D), as from :func:`extract_features`, with ``at`` a row for each position; or an atlas of them.
         at: of a head that decides at every position, the position (row, column); its true class is ``truth``.
         size: width and height of the figure in inches, with a smaller font if needed; None: as large as needed.
 
@@ -140,8 +144,12 @@ def plot_mistake(
     margins = [(names[predicted], float(SVMTarget(predicted, at=at)(output))), (names[truth], of_truth)]
 
     # Of dense features, there is a row for each patch.
-    rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p))
-    positions, grid = len(rows) // len(x), output.grid or Grid((), ())
+    grid = output.grid or Grid((), ())
+    positions = grid.count if output.grid else 1
+    if features is None:
+        rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p))
+    else:
+        rows = _components(net, features, len(x) * positions)
     row_labels = majority(image_labels, grid.shape)[0].ravel() if masks else image_labels.repeat(positions)
     distances = (rows - p).norm(dim=1).numpy()
     distances[(x == one).flatten(1).all(1).cpu().numpy().repeat(positions)] = np.inf  # no image is its own neighbour
@@ -262,3 +270,24 @@ def _drawn(
         figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize="medium")
     stand_below(*axes)
     return figure
+
+
+def _components(net: PCASVMNet, features: Any, count: int) -> Tensor:
+    """Return the components of training images whose features are known, (R, B), or of an atlas of them.
+
+    Raises:
+        ValueError: there are not as many as images, or they are of another head.
+    """
+    stored, head = getattr(features, "components", None), net.head
+    numbers = torch.as_tensor(as_array(features if stored is None else stored))
+    position = head.component_position or 0
+    width = head.n_features if stored is None else head.stages[position - 1].n_outputs
+    if tuple(numbers.shape) != (count, width):
+        raise ValueError(
+            f"features have the shape {tuple(numbers.shape)}, but {count} training images or patches have ({count}, "
+            f"{width}): give those of the images, in their order"
+        )
+    if stored is not None:
+        return numbers
+    with torch.no_grad():
+        return head(numbers.to(device_of(net))).values[position].cpu()

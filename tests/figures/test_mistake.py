@@ -3,6 +3,7 @@
 import copy
 import itertools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,6 +122,25 @@ def test_an_image_of_the_training_set_is_not_its_own_neighbour(case):
     more = {"images": torch.cat([case.image[None], case.images]), "labels": [case.truth, *case.labels]}
     figure = case.draw(**more, pictures=[case.picture, *case.pictures])
     assert neighbours_of(figure)[1] == neighbours_of(case.draw())[1]
+
+
+@pytest.mark.parametrize("of_atlas", [False, True])
+def test_the_network_need_not_run_on_the_training_images_again(case, of_atlas):
+    with torch.no_grad():
+        output = case.net(case.images)
+    features = SimpleNamespace(components=output.components.numpy()) if of_atlas else output.features.numpy()
+    expected, ran = neighbours_of(case.draw()), []
+    handle = case.net.backbone.register_forward_pre_hook(lambda module, args: ran.append(len(args[0])))
+    try:
+        pictures, distances = neighbours_of(case.draw(features=features))
+    finally:
+        handle.remove()
+    assert set(ran) == {1}
+    assert distances == expected[1]
+    assert all(np.array_equal(*pair) for pair in zip(pictures, expected[0], strict=True))
+    wrong = features.components[:, 1:] if of_atlas else features[1:]
+    with pytest.raises(ValueError, match="give those of the images"):
+        case.draw(features=SimpleNamespace(components=wrong) if of_atlas else wrong)
 
 
 @pytest.mark.slow
