@@ -1105,13 +1105,14 @@ def test_batches_are_no_larger_than_asked(corner):
 
 def test_which_class_of_a_scene_is_explained_is_drawn():
     random = np.random.default_rng(0)
-    first = [_chosen({"a": 9, "b": 4, "c": 0}, 2, random) for _ in range(400)]
+    first = [_chosen({"a": 9, "b": 4, "c": 0}, 2, random, None) for _ in range(400)]
     assert all(sorted(chosen) == ["a", "b"] for chosen in first)
     assert 160 < sum(chosen[0] == "a" for chosen in first) < 240
-    assert {tuple(_chosen({"a": 3, "b": 1}, 4, random)) for _ in range(40)} == {("b", "a", "a", "a")}
-    assert _chosen({"a": 2, "b": 2}, 4, random) == []
-    four = [_chosen(dict(zip("abcd", (5, 4, 3, 2), strict=True)), 4, random) for _ in range(400)]
+    assert {tuple(_chosen({"a": 3, "b": 1}, 4, random, None)) for _ in range(40)} == {("b", "a", "a", "a")}
+    assert _chosen({"a": 2, "b": 2}, 4, random, None) == []
+    four = [_chosen(dict(zip("abcd", (5, 4, 3, 2), strict=True)), 4, random, None) for _ in range(400)]
     assert {chosen[0] for chosen in four} == set("abcd")
+    assert {_chosen({"a": 9, "b": 9}, 2, random, "a")[0] for _ in range(40)} == {"b"}
 
 
 def one_component(net, x, labels):

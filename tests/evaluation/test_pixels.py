@@ -190,7 +190,7 @@ def test_localisation_of_a_head_at_every_position():
         values = heat(decided(x).margins[:, 1].detach(), (16, 24))
         expected = roc_auc_score(masks.ravel(), values.ravel())
         assert result["every position", "pixel AUROC"].mean == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match="name the class that the masks are of, category="):
+    with pytest.raises(ValueError, match="name the class that is an absence, normal=, or the one"):
         evaluation.localisation(decided, (x, labels), ["stem"], masks=masks, images=None, progress=False)
     with pytest.raises(ValueError, match="there is no class 'hole'"):
         evaluation.localisation(
