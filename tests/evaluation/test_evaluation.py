@@ -1115,6 +1115,23 @@ def test_which_class_of_a_scene_is_explained_is_drawn():
     assert {_chosen({"a": 9, "b": 9}, 2, random, "a")[0] for _ in range(40)} == {"b"}
 
 
+def test_decisions_for_the_normal_class_are_left_out(corner):
+    net, x, labels = corner
+    settings = {"images": None, "progress": False}
+    result = evaluation.faithfulness(net, (x, labels), ["features"], [ContributionCAM], normal=0, **settings)
+    assert result.settings["target"] == "SVMTarget(versus=0)"
+    assert result.question.endswith("; decisions for 0 are left out")
+    assert {row.estimate.n for row in result.rows} == {int((net.predict(x) != 0).sum())}
+    usual = evaluation.faithfulness(net, (x, labels), ["features"], [ContributionCAM], **settings)
+    assert {row.estimate.n for row in usual.rows} == {len(x)}
+    study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], normal=0, **settings)
+    batch, _ = study.read(list(range(8)))
+    assert study.targets(batch) == [SVMTarget(1, versus=0)] * 8  # whichever is predicted
+    assert "decisions for 0 are left out" in study.localisation().question
+    with pytest.raises(ValueError, match="is not a class"):
+        evaluation.Study(net, (x, labels), ["features"], normal="good")
+
+
 def one_component(net, x, labels):
     features = net.backbone(x).detach().numpy()
     return PCASVMNet(net.backbone, make_pipeline(PCA(1), SVC()).fit(features, labels)).eval()

@@ -852,6 +852,21 @@ def test_what_cannot_be_taken_apart_is_refused(apart):
         plot_decision(PICTURES, contributions, logistic, ProbabilityTarget(True))
 
 
+def test_the_decision_that_is_drawn_by_default_may_be_against_a_normal_class(apart):
+    problem, contributions = apart
+    head = problem.net.head
+    labels = head.classes_.tolist()
+    for normal in labels:
+        usual, named = (
+            plot_decision(PICTURES, contributions, head, *target, **options)
+            for target, options in (((), {"normal": normal}), ((SVMTarget(versus=normal),), {}))
+        )
+        texts = [[text.get_text() for text in figure.findobj(Text)] for figure in (usual, named)]
+        assert texts[0] == texts[1]
+    with pytest.raises(ValueError, match="is not a class"):
+        plot_decision(PICTURES, contributions, head, normal="good")
+
+
 @pytest.fixture(scope="module")
 def many():
     """A problem with 30 images in [0, 1], and its components."""
